@@ -13,9 +13,12 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.api.uids import uid
 from strandline.core.errors import ConfigurationError
+from strandline.core.ids import Generation
 from strandline.format.manifest import StateInfo
 from strandline.plan.checks import check_process
-from strandline.runtime.program import pickle_process, state_infos
+from strandline.runtime.program import Program, pickle_process, state_infos
+from strandline.spark.tables.options import Options
+from strandline.storage.place import Place
 
 
 class Base(KeyedProcess):
@@ -216,3 +219,19 @@ def test_restarts_wait_longer_each_time() -> None:
 def test_a_restart_that_cannot_work_is_refused_where_it_is_written(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=f"restart: {wrong} is 'soon'"):
         Restart(**{wrong: "soon"})  # type: ignore[arg-type]
+
+
+def test_what_is_shown_of_where_checkpoints_are_has_no_secrets() -> None:
+    options = {"secret_access_key": "hidden-one"}
+    shown = repr(Checkpoints("s3://id:hidden-two@bucket/ck", every="10s", storage_options=options))
+    shown += repr(Place(url="https://x/ck?sig=hidden-three", options=options))
+    shown += repr(Options("s3://id:hidden-four@bucket", "t", "", options))
+    program = Program(
+        name="Op", uid="op", job="job", generation=Generation(1), process=b"hidden-five", key_columns=[], input_schema="",
+        output_schema="", parallelism=1, max_parallelism=1, backend="rocksdb", mode="full", store_url="s3://b",
+        store_options=options, partition_memory_bytes=1, limit_bytes=1, lease_ms=1,
+    )  # fmt: skip
+    shown += repr(program)
+    assert "hidden" not in shown
+    assert "every='10s'" in shown
+    assert "directory='s3://***@bucket/ck'" in shown

@@ -96,6 +96,18 @@ def test_young_objects_stay(run: Run, clock: ManualClock) -> None:
     assert [g.path for g in plan(run.jobdir, clock).garbage] == ["shared/aa/young"]
 
 
+@pytest.mark.parametrize("path", ["chk-5/inner/chk-1/_metadata", "shared/inner/generations/1", "chk-5/generations/1"])
+def test_files_of_a_folder_in_the_jobs_own_are_no_garbage(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, path: str
+) -> None:
+    run = Run(store, tmp_path, clock, config=every_epoch())
+    run.jobdir.put(path, b"of another job")
+    clock.advance(1)
+    run.checkpoint()
+    clock.advance(2 * HOUR_MS)
+    assert plan(run.jobdir, clock).garbage == []
+
+
 @pytest.mark.parametrize("clock_ms", [1, 1000])
 def test_uploads_of_a_checkpoint_in_progress_stay_however_long_it_takes(
     store: FaultyStore, tmp_path: Path, clock: ManualClock, clock_ms: int

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.source_log import BLOCK_BYTES, capture, pack, restore_source, unpack, upload_source
+from strandline.checkpoint.source_log import BLOCK_BYTES, capture, pack, read_source, unpack, upload_source, write_files
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import SourceInfo
@@ -86,7 +86,8 @@ def test_round_trip(jobdir: JobDirectory, tmp_path: Path) -> None:
     assert {s.name: [x.size // BLOCK_BYTES for x in s.segments] for s in info.large} == {
         "sources/3/log": [1], "sources/4/log": [1], "sources/5/log": [4, 2, 1], "sources/6/log": [8, 4, 1],
     }  # fmt: skip
-    restore_source(jobdir, info, tmp_path / "new")
+    assert read_source(jobdir, info) == files
+    write_files(files, tmp_path / "new")
     assert capture_all(tmp_path / "new") == files
     assert {f.path for f in info.files() if f.path} == stored(jobdir)
 
@@ -155,7 +156,7 @@ def test_a_failed_upload_leaves_nothing(jobdir: JobDirectory, store: FaultyStore
 
 @pytest.mark.parametrize("damage", ["delete", "flip"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_damage_is_named(jobdir: JobDirectory, tmp_path: Path, damage: str, which: int) -> None:
+def test_damage_is_named(jobdir: JobDirectory, damage: str, which: int) -> None:
     info = upload_source(jobdir, {"a": random.Random(1).randbytes(BLOCK_BYTES + 40_000)}, CheckpointId(1), 0, None)
     path = info.files()[which].path
     if damage == "delete":
@@ -163,7 +164,7 @@ def test_damage_is_named(jobdir: JobDirectory, tmp_path: Path, damage: str, whic
     else:
         jobdir.put(path, b"?" + jobdir.get(path)[1:])
     with pytest.raises(CorruptionError, match=path):
-        restore_source(jobdir, info, tmp_path / "new")
+        read_source(jobdir, info)
 
 
 def test_archives_that_are_not_ours_are_refused() -> None:
@@ -174,7 +175,7 @@ def test_archives_that_are_not_ours_are_refused() -> None:
             unpack(bad, "here")
 
 
-def test_names_that_leave_the_directory_are_refused(jobdir: JobDirectory, tmp_path: Path) -> None:
+def test_names_that_leave_the_directory_are_refused(jobdir: JobDirectory) -> None:
     info = upload_source(jobdir, {"../x": b"1"}, CheckpointId(1), 0, None)
     with pytest.raises(CorruptionError, match="outside"):
-        restore_source(jobdir, info, tmp_path / "new")
+        read_source(jobdir, info)

@@ -3,13 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.source_log import capture_start, restore_source, upload_source
-from strandline.checkpoint.start import Start, load_start, save_start, write_start
+from strandline.checkpoint.source_log import capture_start, read_source, upload_source
+from strandline.checkpoint.start import load_start, save_start, start_files
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, UnavailableError
-from strandline.core.ids import CheckpointId
+from strandline.core.ids import CheckpointId, Generation
 from strandline.format.frame import frame
 from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, FaultyStore
@@ -22,10 +24,6 @@ def spark_directory(directory: Path, names: list[str]) -> Path:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(name.encode())
     return directory
-
-
-def content(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def test_capture_of_the_start(tmp_path: Path) -> None:
@@ -52,22 +50,20 @@ def test_capture_of_the_start_gives_up_when_files_go_on_vanishing(
         capture_start(tmp_path)
 
 
-def test_a_checkpoint_before_the_first_batch(jobdir: JobDirectory, tmp_path: Path) -> None:
+def test_a_checkpoint_before_the_first_batch(jobdir: JobDirectory) -> None:
     info = upload_source(jobdir, FILES, CheckpointId(1), -1, None, ["clicks"])
     assert (info.batch, info.names) == (-1, ["clicks"])
-    restore_source(jobdir, info, tmp_path / "new")
-    assert content(tmp_path / "new") == FILES
+    assert read_source(jobdir, info) == FILES
 
 
-def test_the_start_is_saved_once(jobdir: JobDirectory, tmp_path: Path, clock: ManualClock) -> None:
+def test_the_start_is_saved_once(jobdir: JobDirectory, clock: ManualClock) -> None:
     assert load_start(jobdir) is None
     first = claim(jobdir, clock)
     save_start(jobdir, first, FILES, ["clicks", "orders"], clock)
     start = load_start(jobdir)
     assert start is not None
     assert (start.generation, start.created_ms, start.names) == (1, clock.now_ms(), ["clicks", "orders"])
-    write_start(jobdir, start, tmp_path / "new")
-    assert content(tmp_path / "new") == FILES
+    assert start_files(start) == FILES
     # Again, as after an answer that was lost: it is ours, whatever the time.
     clock.advance(1000)
     save_start(jobdir, first, FILES, ["clicks", "orders"], clock)
@@ -115,9 +111,29 @@ def test_a_damaged_start_stops_the_job(jobdir: JobDirectory, clock: ManualClock,
         save_start(jobdir, mine, FILES, [], clock)
 
 
-def test_a_start_that_leaves_its_directory_is_refused(jobdir: JobDirectory, tmp_path: Path, clock: ManualClock) -> None:
-    save_start(jobdir, claim(jobdir, clock), {"../x": b""}, [], clock)
+def test_each_restore_of_a_snapshot_has_a_start_of_its_own(jobdir: JobDirectory, clock: ManualClock) -> None:
+    """The start of the job's former life says nothing about where the sources begin for a snapshot without a place."""
+    mine = claim(jobdir, clock)
+    save_start(jobdir, mine, FILES, [], clock)
+    snapshot = Restored(
+        asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=CheckpointId(1),
+        generation=Generation(1), life="ab" * 16, sha256="c" * 64,
+    )  # fmt: skip
+    restores = [snapshot, replace(snapshot, again="monday"), replace(snapshot, sha256="d" * 64)]
+    for at, restored in enumerate(restores):
+        assert load_start(jobdir, restored) is None
+        mine.restored = restored
+        save_start(jobdir, mine, {**FILES, "offsets/0": b"%d" % at}, [], clock)
+    for at, restored in enumerate(restores):
+        start = load_start(jobdir, replace(restored, earlier=[("file:///x", "")]))
+        assert start is not None
+        assert start_files(start)["offsets/0"] == b"%d" % at
     start = load_start(jobdir)
-    assert isinstance(start, Start)
+    assert start is not None
+    assert start_files(start) == FILES
+
+
+def test_a_start_that_leaves_its_directory_is_refused(jobdir: JobDirectory, clock: ManualClock) -> None:
+    save_start(jobdir, claim(jobdir, clock), {"../x": b""}, [], clock)
     with pytest.raises(CorruptionError, match=r"'\.\./x', outside"):
-        write_start(jobdir, start, tmp_path / "new")
+        load_start(jobdir)

@@ -16,7 +16,7 @@ from strandline.core.settings import Settings, parse_duration_ms, parse_size_byt
     [
         ("500ms", 500), ("10s", 10_000), ("2 min", 120_000), ("2m", 120_000), ("1h", 3_600_000), ("1 d", 86_400_000),
         (" 1.5 Seconds ", 1500), ("0s", 0), ("3 hours", 10_800_000), ("1 minute", 60_000), ("2 days", 172_800_000),
-        (10, 10_000), (0.25, 250), (0, 0),
+        (10, 10_000), (0.25, 250), (0, 0), ("1.001s", 1001), (0.0009, 1),
     ],
 )  # fmt: skip
 def test_durations(text: Any, ms: int) -> None:

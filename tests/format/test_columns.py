@@ -5,16 +5,33 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError, UserCodeError
-from strandline.types.columns import arrow_schema, from_arrow_type, from_python, to_arrow_type, to_python
+from strandline.types.columns import (
+    arrow_schema,
+    check_readable,
+    from_arrow_type,
+    from_python,
+    to_arrow_type,
+    to_python,
+    to_readable,
+)
 from strandline.types.datatypes import DataType, LongType, parse_schema, parse_type
 from strandline.types.records import record_type
 from tests.format.strategies import same, types, values
+
+
+class Raising(list[Any]):
+    """A list that cannot be read."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("not now")
+
 
 TYPED_COLUMN = types().flatmap(
     lambda kind: st.tuples(st.just(kind), st.lists(st.one_of(st.none(), values(kind)), max_size=6))
@@ -106,6 +123,50 @@ def test_moments_beyond_python_are_reported() -> None:
             to_python(column, parse_type(kind))
 
 
+TEXT = ["ok", b"\xff\xfe", None, "", b"\xed\xa0\x80", "é"]
+"""Strings as Spark has them, of which some are no UTF-8."""
+
+
+def texts() -> pa.Array:
+    return pa.array([t.encode() if isinstance(t, str) else t for t in TEXT], pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize(
+    ("ddl", "make", "wrap"),
+    [
+        ("string", lambda column: column, lambda text: text),
+        (
+            "struct<a:string>",
+            lambda column: pa.StructArray.from_arrays([column], ["a"]),
+            lambda text: record_type(["a"])._make((text,)),
+        ),
+        (
+            "array<string>",
+            lambda column: pa.ListArray.from_arrays(range(len(column) + 1), column),
+            lambda text: [text],
+        ),
+        (
+            "map<string,string>",
+            lambda column: pa.MapArray.from_arrays(range(len(column) + 1), column.fill_null("null"), column),
+            lambda text: {"null" if text is None else text: text},
+        ),
+    ],
+)
+def test_strings_that_are_no_utf8_are_reported_and_can_be_shown(ddl: str, make: Any, wrap: Any) -> None:
+    column, kind = make(texts()), parse_type(ddl)
+    for at, text in enumerate(TEXT):
+        one = column.slice(at, 1)
+        assert to_readable(one, kind) == [wrap(text)]
+        if isinstance(text, bytes):
+            for read in (to_python, check_readable):
+                with pytest.raises(UserCodeError, match=r"is no UTF-8: invalid .* at byte 0") as caught:
+                    read(one, kind)
+                assert 'where("is_valid_utf8(column)")' in caught.value.hint
+        else:
+            check_readable(one, kind)
+            assert to_python(one, kind) == [wrap(text)]
+
+
 @pytest.mark.parametrize(
     ("ddl", "given", "expected"),
     [
@@ -148,12 +209,15 @@ def test_accepts(ddl: str, given: Any, expected: Any) -> None:
         ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.date(2024, 1, 1)),
         ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), 5),
         ("timestamp_ntz", dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), pd.NaT),
         ("decimal(5,2)", Decimal("1.5"), "1.5"),
         ("decimal(5,2)", Decimal("1.5"), 1.5),
         ("decimal(5,2)", Decimal("1.5"), Decimal("1.555")),
         ("decimal(5,2)", Decimal("1.5"), Decimal("1000")),
         ("array<int>", [1], [1, 2.0]),
         ("array<int>", [1], 5),
+        ("array<int>", [1], np.array(5)),
+        ("array<int>", [1], Raising([1])),
         ("map<string,int>", {"a": 1}, {"a": True}),
         ("struct<a:int,b:int>", {"a": 1, "b": 2}, {"a": 1}),
         ("struct<a:int,b:int>", {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}),

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 
 import strandline as sl
 from strandline.core.errors import NullKeyError, OutputError, UserCodeError
+from strandline.runtime.state import timers
 from strandline.testing import events
 from tests.mistakes.table import Mistake, Stage, mistake
 
@@ -102,7 +104,57 @@ class Locked:
 
 ROWS = "yield each row, or return a list of rows"
 
+
+class Rings(sl.KeyedProcess):
+    """Sets a timer for the time of the one that fires."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        ctx.timers.set_processing(ctx.now)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        ctx.timers.set_processing(timer.timestamp)
+
+
+class Tallies(sl.KeyedProcess):
+    """Counts in an attribute."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen[ctx.key] = self.seen.get(ctx.key, 0) + 1
+        yield ctx.key, self.seen[ctx.key]
+
+
+def rings(stage: Stage) -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(timers, "ENDLESS_CHAIN", 1000)
+    stage.after.append(patch.undo)
+    stage.run(Rings(), EVENT)
+
+
 MISTAKES = [
+    mistake(
+        "a count in an attribute",
+        "run",
+        lambda s: s.run(Tallies(), EVENT),
+        "Tallies changes 'self.seen' (",
+        ": self.seen[ctx.key] = self.seen.get(ctx.key, 0) + 1)",
+        'seen = sl.Map("string", "bigint")',
+        "made in open()",
+        'not_state = ("seen",)',
+        error=UserCodeError,
+    ),
+    mistake(
+        "a timer for its own time",
+        "run",
+        rings,
+        "on_timer of Rings raised for key 'ann'",
+        "each call sets the next timer",
+        "ctx.timers.set_processing(timer.timestamp)",
+        "set the next timer later",
+        error=UserCodeError,
+    ),
     # -- what is given
     gives(
         "a number returned",

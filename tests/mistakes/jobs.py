@@ -106,6 +106,8 @@ MISTAKES = [
         "restarts as a number", "job 'j': restart is 5, expected Restart(…)", "restart=sl.Restart(attempts=", restart=5
     ),
     job("a number as name", "job name 5", name=5),
+    job("a name of the layout", "job name 'shared'", "give the job another name", name="shared"),
+    job("a name of a checkpoint", "job name 'chk-5'", "give the job another name", name="chk-5"),
     job("a name with a slash", "job name 'a/b'", name="a/b"),
     job(
         "a sink twice",
@@ -169,6 +171,10 @@ MISTAKES = [
     made("a lease without unit", lambda: sl.Settings(keeper_lease="long"), "keeper_lease is 'long'"),
     made("fsync as text", lambda: sl.Settings(fsync="yes"), "fsync is 'yes', expected True or False"),  # type: ignore[arg-type]
     made("more at least than at most", lambda: sl.FollowExecutors(min=4, max=2), "max is 2, and min is 4"),
+    made("checkpoints with one slash", lambda: sl.Checkpoints("s3:/b/ck"), "'s3:/b/ck'", "write 's3://b/ck'"),
+    made("checkpoints in DBFS", lambda: sl.Checkpoints("dbfs:/ck"), "'dbfs:/ck'", "the cloud storage behind it"),
+    made("a local_dir in a bucket", lambda: sl.Settings(local_dir="s3://b/l"), "local_dir", "of this machine"),
+    made("files with one slash", lambda: sl.sinks.files("gs:/b/out"), "'gs:/b/out'", "write 'gs://b/out'"),
     mistake("a local_dir that is a file", "start", unwritable, "local_dir", "cannot be used", "Settings(local_dir=…)"),
     mistake("a local_dir that nobody can write", "start", nowhere, "local_dir /proc/x cannot be used"),
     # -- sinks

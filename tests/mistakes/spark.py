@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, NotFoundError, OutputError, UserCodeError
+from tests.cli.fabricate import FabricatedJob
 from tests.mistakes.functions import Gives
 from tests.mistakes.table import Mistake, Stage, mistake
 from tests.spark import small
@@ -55,6 +57,27 @@ def a_file(stage: Stage) -> Path:
     return stage.directory / "file" / "l"
 
 
+def in_ascii(stage: Stage) -> None:
+    """Read local files in a JVM that was started in the locale C."""
+    system, name = stage.spark._jvm.java.lang.System, "sun.jnu.encoding"
+    stage.after.append(partial(system.setProperty, name, system.getProperty(name)))
+    system.setProperty(name, "ANSI_X3.4-1968")
+    stream(stage)
+
+
+def in_a_job(stage: Stage, *below: str) -> sl.Job:
+    """Return a job whose checkpoints are to be in the directory of another one."""
+    FabricatedJob(stage.directory / "ck", name="other").checkpoint()
+    directory = stage.directory.joinpath("ck", "other", *below)
+    return job(stage, counted(stream(stage)), checkpoints=sl.Checkpoints(directory))
+
+
+def among_checkpoints(stage: Stage) -> sl.Job:
+    """Return a job that writes files where its checkpoints are."""
+    sink = sl.sinks.files(stage.directory / "ck" / "j" / "out")
+    return sl.Job("j", sinks=[stream(stage).to(sink)], checkpoints=sl.Checkpoints(stage.directory / "ck"))
+
+
 def ends_with_a_number(event: Any, ctx: Any) -> Any:
     yield ctx.key, 1
     return 5
@@ -92,6 +115,11 @@ MISTAKES = [
         "map: the function cannot be sent",
         "session",
     ),
+    started("checkpoints in a job's directory", in_a_job, "is the directory of one job", "give the directory above"),
+    started("checkpoints in a checkpoint", lambda s: in_a_job(s, "shared"), "'shared' of a job's directory"),
+    started(
+        "files among checkpoints", among_checkpoints, "in the job's own directory", "give the sink a directory outside"
+    ),
     started(
         "checkpoints in memory",
         lambda s: job(s, counted(stream(s)), checkpoints=sl.Checkpoints("memory://x")),
@@ -122,6 +150,7 @@ MISTAKES = [
         "Gives cannot be shipped",
         "open()",
     ),
+    mistake("local files in a JVM of the locale C", "declaration", in_ascii, "file names only", "LC_ALL=C.UTF-8"),
     started(
         "a restore of nothing",
         lambda s: job(s, counted(stream(s))),

@@ -27,6 +27,8 @@ class Stateful(sl.KeyedProcess):
     lists = sl.Map("string", "array<bigint>")
     top = sl.Reducing("bigint", max)
     mean = sl.Aggregating("bigint", create=lambda: 0, add=lambda acc, x: acc + x)
+    seen = sl.Aggregating("array<bigint>", create=list, add=lambda acc, x: acc.append(x))
+    lost = sl.Reducing("array<bigint>", lambda all, x: all.extend(x))
 
     def __init__(self, does: Callable[[Any, Any, Any], Any]) -> None:
         self.does = does
@@ -207,6 +209,19 @@ MISTAKES = [
     used("reducing > 3", lambda self, e, c: self.top > 3, "write self.top.value"),
     used(
         "aggregating + 1", lambda self, e, c: self.mean + 1, "the Aggregating state itself", "write self.mean.result()"
+    ),
+    used(
+        "aggregating that appends",
+        lambda self, e, c: self.seen.add(1),
+        "state 'seen': its add function gave None, expected the new accumulator",
+        "[*acc, x] is a new one",
+        error=StateTypeError,
+    ),
+    used(
+        "reducing that extends",
+        lambda self, e, c: [self.lost.add([1]) for _ in range(2)],
+        "state 'lost': its reduce function gave None, expected the new value",
+        error=StateTypeError,
     ),
     used("list == []", lambda self, e, c: self.items == [], "the List state itself", "self.items.get()"),
     used(

@@ -148,6 +148,11 @@ MISTAKES = [
         "with_column(",
     ),
     written("a watermark of text", lambda: PLAIN.watermark("at"), "the column 'at' is string, expected timestamp"),
+    written(
+        "a watermark that waits for nobody",
+        lambda: PLAIN.watermark("ts", idle="0s"),
+        "watermark: idle is '0s', expected more",
+    ),
     written("a second watermark", lambda: TIMED.watermark("ts"), "has a watermark already", "call it once"),
     written(
         "a watermark of an unknown column",

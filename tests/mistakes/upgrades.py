@@ -12,11 +12,12 @@ import strandline as sl
 from strandline.api.states import State
 from strandline.core.errors import IncompatibleStateError
 from strandline.core.ids import Generation
-from strandline.format.manifest import Manifest
+from strandline.format.manifest import Manifest, SinkInfo
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.rowlayout import RowLayout
 from strandline.spark.job.compat import check_compatible
+from strandline.spark.sinks.base import kind_of
 from tests.mistakes.jobs import KEYED, PLAIN, Count, Timed
 from tests.mistakes.table import Mistake, Stage, mistake
 from tests.runtime.bench import Bench, batch_of
@@ -40,7 +41,23 @@ def upgraded(name: str, before: Callable[[], sl.Stream], now: Callable[[], sl.St
             life="l", operators=[operator.info("rocksdb") for operator in old],
         )  # fmt: skip
         stage.place = "start"
-        check_compatible(manifest, new, ["0-memory"], [])
+        check_compatible(manifest, new, {}, [])
+
+    said = "job 'j' cannot go on from checkpoint 17", *said
+    return mistake(name, "start", program, *said, error=IncompatibleStateError)
+
+
+def other_sink(name: str, before: sl.sinks.Sink, now: sl.sinks.Sink, *said: str) -> Mistake:
+    """Return the mistake of a program that has another sink in the place of one whose rows wait."""
+
+    def program(stage: Stage) -> None:
+        sink = SinkInfo(name="out", pending=["x"], kind=kind_of(before), destination=before.destination)
+        manifest = Manifest(
+            job="j", generation=Generation(1), checkpoint=17, epoch=5, mode="full", created_ms=0, engine_version="1",  # type: ignore[arg-type]
+            life="l", operators=[], sinks=[sink],
+        )  # fmt: skip
+        stage.place = "start"
+        check_compatible(manifest, [], {"out": now}, [])
 
     said = "job 'j' cannot go on from checkpoint 17", *said
     return mistake(name, "start", program, *said, error=IncompatibleStateError)
@@ -104,6 +121,14 @@ MISTAKES = [
         "the type of state 'n' is int, was bigint",
     ),
     upgraded(
+        "a field has another name",
+        of(process(s=sl.Value("struct<n: int, total: double>"))),
+        of(process(s=sl.Value("struct<n: int, spent: double>"))),
+        "the field total is gone, and spent is new",
+        'renamed={"spent": "total"}',
+        'drop=["count.s.total"]',
+    ),
+    upgraded(
         "a state is of another kind",
         of(Count()),
         of(process(n=sl.List("bigint"))),
@@ -163,11 +188,31 @@ MISTAKES = [
         "were 1000 ms",
     ),
     upgraded(
+        "windows that are to wait longer",
+        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s")).count(uid="count"),
+        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s"), lateness="1 min").count(uid="count"),
+        "the lateness of the windows of state 'panes' is 60000 ms, was 0 ms",
+        "a shorter one is possible",
+    ),
+    upgraded(
         "windows where there were none",
         agg(n=sl.agg.count()),
         agg(sl.Tumbling("1s"), n=sl.agg.count()),
         "is not declared any more",
         "drop=",
+    ),
+    other_sink(
+        "a sink without a name has another place",
+        sl.sinks.sqlite("/a/1.db", "t"),
+        sl.sinks.sqlite("/a/1.db", "u"),
+        "its rows went to table t of /a/1.db, and now go to table u of /a/1.db",
+        "give name='out' to the sink of table t",
+    ),
+    other_sink(
+        "a sink of another kind",
+        sl.sinks.sqlite("/a/1.db", "t", name="out"),
+        sl.sinks.memory(name="out"),
+        "the sink 'out' is of kind memory, and the checkpoint lists rows that one of kind sqlite is to show",
     ),
     without_watermark("the watermark is gone", "rocksdb"),
     without_watermark("the watermark is gone, of live state", "filesystem"),

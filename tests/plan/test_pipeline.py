@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.core.settings import parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.plan.columns import Columns
-from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, WatermarkNode
+from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, UnionNode, WatermarkNode
+from strandline.plan.operators import branches_above
 from strandline.plan.parallelism import Parallelism, Told, check_wanted, most_on_one
 from strandline.plan.pipeline import Pipeline
 from strandline.plan.unions import union
-from strandline.runtime.watermarks import WatermarkSpec
+from strandline.runtime.watermarks import Watermarks, WatermarkSpec, find_stored
 from strandline.spark.lower.plan import Plan
 from strandline.spark.lower.query import Sources
 from strandline.spark.sinks.simple import NoopSink
@@ -30,8 +32,8 @@ def source(name: str = "") -> SourceNode:
     return FrameSource(LOOK, name=name, df=NO_FRAME)
 
 
-def watermark(parent: Node, column: str = "ts") -> WatermarkNode:
-    return WatermarkNode(LOOK, parent, spec=WatermarkSpec(column))
+def watermark(parent: Node, column: str = "ts", delay: str = "0s") -> WatermarkNode:
+    return WatermarkNode(LOOK, parent, spec=WatermarkSpec(column, parse_duration_ms(delay, "delay") * 1000))
 
 
 def operator(uid: str, parent: Node, *others: Node) -> OperatorNode:
@@ -107,15 +109,69 @@ def test_watermarks_of_several_sources_are_found_by_their_names() -> None:
     a, b = source("a"), source("b")
     first, second, third = watermark(b, "b1"), watermark(a, "a"), watermark(b, "b2")
     made = Pipeline([operator("one", StepNode(LOOK, first)), operator("two", third, second)])
-    assert [(spec.column, spec.name) for spec in made.watermarks] == [("b1", "b"), ("b2", "b:2"), ("a", "a")]
+    assert [spec.name for spec in made.watermarks] == ["b:b1:", "b:b2:", "a:a:"]
     assert made.measuring == {"one": 0, "two": (1, 2)}
     assert made.moved("two", {"0/x": 5, "1/": 7}) == {1: {"x": 5}, 2: {"": 7}}
 
 
-def test_watermarks_of_one_source_are_numbered() -> None:
-    only = source("only")
-    made = Pipeline([operator("one", watermark(only, "x")), operator("two", watermark(only, "y"))])
-    assert [(spec.column, spec.name) for spec in made.watermarks] == [("x", ""), ("y", "")]
+def test_watermarks_of_one_source_are_found_by_their_columns() -> None:
+    """Another order of the sinks is another order of the nodes: each goes on from what it had itself."""
+    only = source()
+
+    def made(*columns: str) -> Pipeline:
+        return Pipeline([operator(f"by {column}", watermark(only, column)) for column in columns])
+
+    before, swapped = made("x", "a/b"), made("a/b", "x")
+    assert [spec.name for spec in before.watermarks] == [":x:", ":a%2Fb:"]
+    marks = Watermarks(before.watermarks, {}, 0)
+    marks.observe(0, {"": 10}, 0)
+    marks.observe(1, {"": 100}, 0)
+    assert marks.advance(0) == 10
+    again = Watermarks(swapped.watermarks, marks.stored(), 0)
+    again.observe(0, {"": 101}, 0)
+    again.observe(1, {"": 11}, 0)
+    assert again.advance(0) == 11
+
+
+def test_watermarks_of_one_column_are_told_apart_by_what_they_move() -> None:
+    only = source()
+
+    def made(*branches: tuple[str, str]) -> tuple[Pipeline, dict[str, int]]:
+        pipeline = Pipeline([operator(uid, watermark(only, "x", delay)) for uid, delay in branches])
+        return pipeline, {uid: pipeline.measuring[uid] for uid, _ in branches}  # type: ignore[misc]
+
+    before, at = made(("one", "0s"), ("two", "0s"), ("three", "1s"))
+    assert len({spec.full_name for spec in before.watermarks}) == 3
+    marks = Watermarks(before.watermarks, {}, 0)
+    for uid, time_us in (("one", 10), ("two", 100), ("three", 5_000_000)):
+        marks.observe(at[uid], {"": time_us}, 0)
+    stored = marks.stored()
+
+    def newest(*branches: tuple[str, str]) -> dict[str, int]:
+        pipeline, at = made(*branches)
+        found, gone = find_stored(pipeline.watermarks, stored)
+        assert not gone
+        return {uid: found[index][""] for uid, index in at.items()}
+
+    assert newest(("three", "1s"), ("two", "0s"), ("one", "0s")) == {"one": 10, "two": 100, "three": 5_000_000}
+    assert newest(("two", "0s"), ("new", "0s")) == {"two": 100, "new": 10}, "the least of all where nothing says which"
+    assert newest(("two", "0s")) == {"two": 100}
+    assert newest(("two", "2s")) == {"two": 100}, "with another delay"
+    assert newest(("four", "0s")) == {"four": 10}
+
+
+def test_inputs_of_a_join_are_told_apart_and_those_of_a_union_are_not() -> None:
+    only = source()
+    left, right = watermark(only, "x"), watermark(only, "x")
+    pair = PairNode(LOOK, left, right, movers=(left, right))
+    names = dict(branches_above(pair, "j"))
+    assert names == {left: "j.0", right: "j.1"}
+    union = UnionNode(LOOK, left, (right,), movers=(left, right))
+    made = Pipeline([operator("u", union)])
+    marks = Watermarks(made.watermarks, {}, 0)
+    marks.observe(0, {"": 10}, 0)
+    marks.observe(1, {"": 100}, 0)
+    assert marks.stored() == {":x:@u:0ms/": 10}
 
 
 def test_a_watermark_that_no_operator_moves_holds_nothing_back() -> None:

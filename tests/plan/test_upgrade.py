@@ -14,12 +14,14 @@ from strandline.format.manifest import OlderSchema, OperatorInfo, StateInfo
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import _OWN_WORDS
 from strandline.plan.changes import Change
+from strandline.plan.graph import OperatorNode, above
 from strandline.plan.upgrade import Migration, Upgrade, plan_upgrade
 from strandline.plan.windows import fold, operator_of
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import state_infos
 from strandline.spark.streams.stream import Aggregates
+from strandline.testing import events
 
 
 class Function(sl.KeyedProcess):
@@ -122,7 +124,7 @@ def test_a_type_evolves_with_a_new_schema_id(kind: Any) -> None:
     # Once that is stored, the same program goes on from it, and the next one has one id more.
     assert plan_upgrade([now.stored(seen=schemas)], [now]).migrations["op"].schemas == {"seen": schemas}
     third = op(seen=kind("struct<n: bigint, more: int>"))
-    (made,) = plan_upgrade([now.stored(seen=schemas)], [third]).migrations["op"].schemas.values()
+    (made,) = plan_upgrade([now.stored(seen=schemas)], [third], ["op.seen.city"]).migrations["op"].schemas.values()
     assert made.schema_id == 2
     assert made.older == {0: older, 1: OlderSchema(value_type="struct<n:bigint,city:string,more:int>")}
 
@@ -169,6 +171,84 @@ def test_what_is_gone_must_be_named() -> None:
     assert not done.refusals
     assert told(done)[2:] == ["state 'a.y': dropped", "operator 'b': dropped"]
     assert done.migrations["a"].dropped == ["y"]
+
+
+def refused(before: str, now: str, *drop: str, **hints: Any) -> tuple[str, ...]:
+    """Return what stands against a Value's other type, without what it begins with."""
+    found = go_on(op(s=sl.Value(before)), op(s=sl.Value(now, **hints)), *drop)
+    begin = f"operator 'op': the type of state 's' is {state_infos(Function(s=sl.Value(now)))[0].value_type}, was "
+    return tuple(why.removeprefix(begin).partition(": ")[2] for why in found.refusals)
+
+
+def test_a_field_that_goes_is_dropped_or_renamed() -> None:
+    """What is only missing under its name would be lost in silence."""
+    before, now = "struct<n: int, total: double>", "struct<n: int, spent: double>"
+    assert refused(before, now) == ("the field total is gone, and spent is new: is it renamed, or dropped?",)
+    found = go_on(op(s=sl.Value(before)), op(s=sl.Value(now)))
+    assert found.drop == ("op.s.total",)
+    assert 'if a field has another name now, write renamed={"spent": "total"} in' in found.hint
+    assert refused(before, now, "op.s.total") == ()
+    assert refused(before, now, renamed={"spent": "total"}) == ()
+    # A name that differs in case alone is another one.
+    assert refused("struct<n: int>", "struct<N: int>") == (
+        "the field n is gone, and N is new: is it renamed, or dropped?",
+    )
+    assert refused("struct<n: int, a: int>", "struct<n: int>") == ("the field a is gone",)
+    assert refused("struct<n: int>", "struct<n: int, a: int>") == ()
+    # The old program, on what the new one has left.
+    assert refused(now, before) == ("the field spent is gone, and total is new: is it renamed, or dropped?",)
+    assert refused(now, before, renamed={"total": "spent"}) == ()
+    two = refused("struct<a: int, b: int>", "struct<c: int, d: int>", renamed={"c": "a"})
+    assert two == ("the field b is gone, and d is new: is it renamed, or dropped?",)
+
+
+def test_fields_within_go_by_their_paths() -> None:
+    before = "struct<at: struct<town: string, zip: int>, items: array<struct<id: int, net: int>>, by: map<string, struct<x: int>>>"
+    now = "struct<home: struct<town: string>, items: array<struct<id: int>>, by: map<string, struct<y: int>>>"
+    hints = {"renamed": {"home": "at"}}
+    found = go_on(op(s=sl.Value(before)), op(s=sl.Value(now, **hints)))
+    assert found.drop == ("op.s.at.zip", "op.s.items[].net", "op.s.by{}.x")
+    assert len(found.refusals) == 3
+    assert refused(before, now, *found.drop, **hints) == ()
+    (why,) = refused("struct<a: struct<b: int>, n: int>", "struct<n: int>")
+    assert why == "the field a is gone", "with all that it holds"
+    assert refused("struct<a: struct<b: int>, n: int>", "struct<n: int>", "op.s.a", "op.s.a.b") == ()
+    elements = go_on(op(s=sl.List("array<struct<a: int>>")), op(s=sl.List("array<struct<b: int>>")))
+    assert elements.drop == ("op.s[].a",)
+    assert not go_on(
+        op(s=sl.List("array<struct<a: int>>")), op(s=sl.List("array<struct<b: int>>")), "op.s[].a"
+    ).refusals
+
+
+def test_drop_names_no_field_that_the_program_has() -> None:
+    before = op(s=sl.Value("struct<a: int, ab: int>"))
+    assert go_on(before, before, "op.s.a").refusals == ("operator 'op': drop names 'op.s.a', and the program has it",)
+    now = op(s=sl.Value("struct<ab: bigint>"))
+    assert go_on(before, now, "op.s.a", "op.s.ab").refusals == (
+        "operator 'op': drop names 'op.s.ab', and the program has it",
+    )
+    # As a restart sees it, once a checkpoint has the new type.
+    again = go_on(now, now, "op.s.a")
+    assert (again.refusals, again.unused) == ((), ("op.s.a",))
+
+
+def test_rows_of_joins_and_windows_keep_their_columns() -> None:
+    def joined(column: str) -> Op:
+        sides = [events(f"k string, {column} int, ts timestamp").watermark("ts").key_by("k") for _ in range(2)]
+        made = sides[0].join(sides[1], within=("0s", "1s"), uid="op", prefixes=("l_", "r_"))._node
+        return Op("op", next(node.process for node in above(made) if isinstance(node, OperatorNode)))
+
+    found = go_on(joined("v"), joined("w"))
+    assert [why.rpartition(": the ")[2] for why in found.refusals] == [
+        "field [].row.v is gone, and w is new: is it renamed, or dropped?"
+    ] * 2
+    assert found.drop == ("op.left[].row.v", "op.right[].row.v")
+    assert not go_on(joined("v"), joined("w"), *found.drop).refusals
+    windows = [
+        Op("op", operator_of(sl.Tumbling("1s"), fold(ddl, (0, 0), max, max, "x").contents, Rules()))
+        for ddl in ("a int, b int", "a int, c int")
+    ]
+    assert go_on(*windows).drop == ("op.windows.value.b",)
 
 
 def test_names_with_dots() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
-from strandline.api.process import KeyedProcess
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.core.errors import ConfigurationError, NullKeyError, StateLimitError, StrandlineError, UserCodeError
 from strandline.core.ids import Epoch
@@ -305,6 +305,71 @@ def test_events_without_a_key_and_with_a_time_that_nobody_has(make: Make) -> Non
     assert "the column 'ts' cannot be read" in letters[0]["reason"]
     assert letters[1]["reason"] == "the key column 'k' is null"
     assert letters[1]["key"] is None
+
+
+UNREADABLE = "k string, note struct<says: array<string>>"
+
+
+def unreadable(*rows: tuple[bytes, bytes]) -> pa.RecordBatch:
+    """Return rows whose strings are these bytes."""
+    keys, notes = (pa.array(column, pa.binary()).view(pa.string()) for column in zip(*rows, strict=True))
+    lists = pa.ListArray.from_arrays(range(len(rows) + 1), notes)
+    columns = [pa.array([1] * len(rows), pa.int32()), keys, pa.StructArray.from_arrays([lists], ["says"])]
+    return pa.RecordBatch.from_arrays(columns, names=["key_group", "k", "note"])
+
+
+ROWS = unreadable((b"a", b"ok"), (b"a", b"\xff\xfe"), (b"\xfa", b"ok"), (b"a", b"ok"))
+
+
+class Saying(KeyedProcess):
+    """Keeps what events say, and counts it."""
+
+    said = List("string")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.said.extend(event.note.says)
+        yield ctx.key, repr(self.said.get()), len(self.said)
+
+
+def test_strings_that_are_no_utf8_are_bad_records(make: Make) -> None:
+    given: dict[str, Any] = {"input_schema": UNREADABLE, "output_schema": ANSWERS}
+    bench = make(Saying(), **given, sides=SIDES, on_error=OnError())
+    rows, letters = told(bench.apply([ROWS]))
+    assert [(row["k"], row["n"]) for row in rows] == [("a", 1), ("a", 2)]
+    assert [(letter["step"], letter["key"], json.loads(letter["event"])) for letter in letters] == [
+        ("read", '"a"', {"k": "a", "note": {"says": ["//4="]}}),
+        ("read", '"+g=="', {"k": "+g==", "note": {"says": ["ok"]}}),
+    ]
+    assert letters[0]["reason"] == (
+        "the column 'note' cannot be read: the string b'\\xff\\xfe' is no UTF-8: invalid start byte at byte 0"
+    )
+    assert bench.task.failures is not None
+    assert bench.task.failures.last == "the column 'k' cannot be read"
+
+
+def test_a_string_that_is_no_utf8_ends_the_job_in_words(make: Make) -> None:
+    for process in (Saying(), KeysAlone()):
+        bench = make(process, input_schema=UNREADABLE, output_schema=ANSWERS)
+        with pytest.raises(UserCodeError) as caught:
+            bench.apply([ROWS])
+        column = "note" if isinstance(process, Saying) else "k"
+        assert f"operator 'op': the column '{column}' cannot be read: the string b'\\xf" in caught.value.message
+        assert ", in the event Record(k=" in caught.value.message
+        assert caught.value.discreet == f"operator 'op': the column '{column}' cannot be read in an event"
+
+
+class KeysAlone(KeyedBatchProcess):
+    """Gives its keys; other columns are the function's own matter."""
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch:
+        keys, _ = ctx.keys.unique()
+        nothing = [pa.nulls(len(keys), kind) for kind in (pa.string(), pa.int32())]
+        return pa.RecordBatch.from_arrays([*keys.columns, *nothing], names=["k", "said", "n"])
+
+
+def test_a_vectorised_function_gets_strings_as_they_are(make: Make) -> None:
+    bench = make(KeysAlone(), input_schema=UNREADABLE, output_schema=ANSWERS)
+    assert bench.run(ROWS.take(pa.array([0, 1, 3]))) == [("a", None, None)]
 
 
 def test_a_null_key_ends_the_job_unless_it_is_said(make: Make) -> None:

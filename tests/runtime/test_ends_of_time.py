@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
 from strandline.core.times import END_US, FIRST_US, LAST_US, LONGEST_MS, as_datetime, within
 from strandline.runtime.state import timers
@@ -150,6 +150,38 @@ def test_timers_that_set_others_for_ever_are_left(monkeypatch: pytest.MonkeyPatc
         rows = h.advance_to_end()
         assert [sum(row.k == key for row in rows) for key in "abc"] == [20, 21, 21]
         assert [len(h.timers(key)) for key in "abc"] == [0, 0, 1]
+
+
+class Again(sl.KeyedProcess):
+    """Sets the next timer a number of microseconds after the one that fires."""
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        (ctx.timers.set_processing if event.v < 0 else ctx.timers.set)(FIRST)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        step = dt.timedelta(microseconds=int(ctx.key))
+        set_timer = ctx.timers.set_processing if timer.is_processing_time else ctx.timers.set
+        set_timer(timer.timestamp + step)
+        yield (ctx.key,)
+
+
+@pytest.mark.parametrize("processing", [False, True])
+def test_a_chain_of_timers_that_never_ends_is_an_error(processing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "ENDLESS_CHAIN", 50)
+    said: dict[str, Any] = {"schema": SCHEMA, "key": "k", "output": "k string", "event_time": "ts"}
+    events = [(step, -1 if processing else 1, FIRST) for step in "013"]
+    until = FIRST + dt.timedelta(microseconds=120)
+    with Harness(Again(), **said, on_error="dead-letter") as h:
+        h.push(*events)
+        rows = h.tick() if processing else h.advance_watermark(until)
+        # Up to the watermark it is not far in steps of 3 µs, and that chain ends.
+        assert [sum(row.k == step for row in rows) for step in "013"] == [50, 50, 50 if processing else 40]
+        assert {letter.step for letter in h.dead_letters} == {"on_timer"}
+    with Harness(Again(), **said) as h:
+        h.push(*events)
+        with pytest.raises(UserCodeError, match=r"for key '0', .*number 50 of a chain") as caught:
+            h.tick() if processing else h.advance_watermark(until)
+        assert "set_timer(timer.timestamp + step)" in str(caught.value)
 
 
 def test_how_many_timers_in_a_row_counts_across_what_is_read_at_once(

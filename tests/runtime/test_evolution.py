@@ -214,7 +214,7 @@ def test_every_kind_of_state_goes_on_with_another_type(make: Make, ttl: sl.TTL |
     last = "struct<n: decimal(20,1), more: array<int>>"
     third = Keeping({f"{prefix}value": sl.Value(last, ttl=ttl)}, new)
     gone = [f"op.{prefix}{name}" for name in ("history", "by", "top", "sum", "rules")]
-    info, _ = upgrade(bench, again, third, *gone)
+    info, _ = upgrade(bench, again, third, *gone, f"op.{prefix}value.city")
     assert ask(bench, ("x", 0)) == {"x": {f"{prefix}value": (Decimal("1.0"), [1, 2])}}
     assert set(stored_values(bench, info)) == {f"{prefix}value"}
 

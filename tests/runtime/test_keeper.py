@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
 from strandline.keeper import protocol as p
+from strandline.spark.keepers.worker import _connect
 from tests.runtime.bench import KINDS
 from tests.runtime.clients import Keeper, Nursery, answers, eventually
 
@@ -129,10 +134,22 @@ def test_a_connection_that_says_nothing_or_nonsense_harms_nobody(keeper: Keeper)
         with pytest.raises(KeeperError):
             early.connection.receive()
         wrong.connection.send(p.BEGIN, b"\xc1")
-        with pytest.raises(KeeperError, match="the keeper failed"):
+        with pytest.raises(KeeperError, match=r"the keeper of operator .* failed: DecodeError"):
             wrong.connection.expect(p.READY)
         assert count(keeper) == before + 1
         assert silent is not None
+
+
+def test_an_error_that_nobody_expected_names_the_operator_and_the_rows(keeper: Keeper) -> None:
+    before = count(keeper)
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(keeper.epoch + 1))
+        talk.rows([("k", "count", 0, 0), ("k", "count", 0, 0)])
+        talk.connection.send(p.ROWS, b"no batch")
+        where = f"the keeper of operator 'op', partition 0, in epoch {keeper.epoch + 1}, at its rows 0 to 1, failed: "
+        with pytest.raises(KeeperError, match=where):
+            talk.finish()
+    assert count(keeper) == before + 1
 
 
 def test_the_newer_attempt_wins(keeper: Keeper) -> None:
@@ -259,3 +276,15 @@ def test_a_trigger_that_comes_twice_takes_one_snapshot(nursery: Nursery) -> None
     report = keeper.report(1)
     assert report.info is not None, report.failure
     assert nursery.objects() == {f"job/{ref.path}" for ref in report.info.files if ref.path}
+
+
+def test_a_keeper_and_a_worker_speak_to_their_own_user_only(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stat.S_IMODE(keeper.socket.stat().st_mode) == 0o600
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        with pytest.raises(KeeperError, match="is at the other end, expected our own user 54321"):
+            _connect(tmp_path / "s", 5.0)

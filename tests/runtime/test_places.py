@@ -15,7 +15,7 @@ import pytest
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, Partition
-from strandline.keeper.paths import Places, local_copies, local_copy, sweep
+from strandline.keeper.paths import Places, driver_records, local_copies, local_copy, sweep
 
 DAY_S = 86_400
 
@@ -70,6 +70,60 @@ def test_a_socket_path_that_the_system_cannot_take_is_refused_with_the_way_out(t
     with pytest.raises(ConfigurationError, match="too long") as caught:
         places(Path("/" + "é" * 45)).socket("op", Partition(0), Generation(1))
     assert "local_dir" in caught.value.hint
+
+
+def as_another_user(path: Path) -> None:
+    """Give a file to a user that is not us."""
+    os.chown(path, 54321, 54321, follow_symlinks=False)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+
+
+def test_a_link_of_our_own_may_be_the_local_dir(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "local").symlink_to(tmp_path / "disk")
+    made = places(tmp_path / "local")
+    made.make()
+    assert (tmp_path / "disk" / made.root.name).is_dir()
+
+
+@needs_root
+def test_a_link_of_another_user_is_refused_as_the_local_dir(tmp_path: Path) -> None:
+    """It may lead into a directory in which everybody may write, or ours; later he can have it lead into his own."""
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    link = tmp_path / "local"
+    link.symlink_to(tmp_path / "sticky")
+    as_another_user(link)
+    with pytest.raises(ConfigurationError, match="its owner is user 54321"):
+        places(link).make()
+    assert not list((tmp_path / "sticky").iterdir())
+
+
+@needs_root
+def test_nothing_is_swept_through_a_link_or_of_another_user(tmp_path: Path) -> None:
+    root = used(tmp_path / "elsewhere")
+    age(root, 2 * DAY_S)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / root.name).symlink_to(root)
+    sweep(tmp_path / "local")
+    assert root.exists()
+    theirs = used(tmp_path / "theirs")
+    age(theirs, 2 * DAY_S)
+    as_another_user(theirs)
+    sweep(tmp_path / "theirs")
+    assert theirs.exists()
+
+
+@needs_root
+def test_what_another_user_says_of_a_job_is_not_heard(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    made.make()
+    made.driver_record.write_text("{}")
+    assert driver_records(tmp_path) == [made.driver_record]
+    as_another_user(made.driver_record)
+    assert driver_records(tmp_path) == []
 
 
 def test_directories_are_closed_to_others_and_making_them_twice_is_fine(tmp_path: Path) -> None:

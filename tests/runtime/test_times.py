@@ -275,6 +275,9 @@ def test_the_newest_times_of_each_origin(stage: Any) -> None:
 
     assert len(s.epoch(batch(("x", 5), ("y", 9), ("x", 7)), batch(("x", 6), ("z", None), (None, 4), (None, 3)))) == 7
     assert s.bench.task.newest_us == {"x": 7, "y": 9, "": 4}
+    unreadable = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    s.epoch(hidden([("a", "add", 0)], time=pa.array([5]), origin=unreadable))
+    assert s.bench.task.newest_us == {"\\xff": 5}
 
 
 def test_only_events_straight_from_a_watermark_move_it(stage: Any) -> None:

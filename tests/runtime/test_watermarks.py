@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.runtime.watermarks import Watermarks, WatermarkSpec, time_text
+from strandline.runtime.watermarks import Watermarks, WatermarkSpec, describe_changes, time_text
 
 PLAIN = WatermarkSpec("ts", delay_us=5)
 PER = WatermarkSpec("ts", per="device")
@@ -83,7 +83,7 @@ def test_a_silent_origin_is_not_waited_for_and_comes_back() -> None:
 
 
 def test_nobody_is_silent_before_the_sources_are_looked_at() -> None:
-    again = Watermarks([IDLE], {"watermark": 50, "0/a": 300, "0/b": 50}, 1000)
+    again = Watermarks([IDLE], {"watermark": 50, ":ts:device/a": 300, ":ts:device/b": 50}, 1000)
     again.begin(5000)
     again.observe(0, {"a": 310}, 5000)
     assert again.advance(5000) == 50
@@ -111,10 +111,10 @@ def test_a_silent_origin_that_is_ahead_is_remembered() -> None:
     marks.observe(1, {"ahead": 500}, 1)
     marks.observe(0, {"": 105}, 1)
     assert marks.advance(200) == 100
-    assert "1/ahead" in marks.stored()
+    assert ":ts:device/ahead" in marks.stored()
     marks.observe(0, {"": 505}, 200)
     marks.advance(201)
-    assert "1/ahead" not in marks.stored()
+    assert ":ts:device/ahead" not in marks.stored()
 
 
 def test_without_idle_every_origin_is_waited_for() -> None:
@@ -122,7 +122,7 @@ def test_without_idle_every_origin_is_waited_for() -> None:
     marks.observe(0, {"a": 100, "b": 50}, 1)
     marks.observe(0, {"a": 1000}, 1 << 40)
     assert marks.advance(1 << 50) == 50
-    assert marks.stored().keys() == {"watermark", "0/a", "0/b"}
+    assert marks.stored().keys() == {"watermark", ":ts:device/a", ":ts:device/b"}
 
 
 def test_when_all_are_silent_the_fastest_counts() -> None:
@@ -154,7 +154,7 @@ def test_a_restart_goes_on_where_the_checkpoint_was() -> None:
     marks.observe(0, {"a/b": 100, "": 50}, 10)
     marks.observe(1, {"": 70}, 10)
     assert marks.advance(10) == 50
-    assert marks.stored() == {"watermark": 50, "0/a/b": 100, "0/": 50, "1/": 70}
+    assert marks.stored() == {"watermark": 50, ":ts:device/a/b": 100, ":ts:device/": 50, ":ts:/": 70}
 
     again = Watermarks(specs, marks.stored(), 1_000_000)
     assert (again.reached_us, again.stored()) == (50, marks.stored())
@@ -164,13 +164,13 @@ def test_a_restart_goes_on_where_the_checkpoint_was() -> None:
 
 
 def test_named_ones_are_found_wherever_they_are_after_a_restart() -> None:
-    orders, payments = (WatermarkSpec("ts", name=name) for name in ("orders", "payments"))
+    orders, payments = (WatermarkSpec("ts", source=name) for name in ("orders", "payments"))
     marks = Watermarks([orders, payments], {}, 0)
     marks.observe(0, {"": 100}, 1)
     marks.observe(1, {"eu/1": 50}, 1)
     assert marks.advance(1) == 50
-    assert marks.stored() == {"watermark": 50, "orders/": 100, "payments/eu/1": 50}
-    again = Watermarks([WatermarkSpec("new", name="new"), payments, orders], marks.stored(), 0)
+    assert marks.stored() == {"watermark": 50, "orders:ts:/": 100, "payments:ts:/eu/1": 50}
+    again = Watermarks([WatermarkSpec("new", source="new"), payments, orders], marks.stored(), 0)
     again.observe(0, {"": 70}, 1)
     assert again.advance(1) == 50
     again.observe(1, {"eu/1": 90}, 2)
@@ -178,14 +178,29 @@ def test_named_ones_are_found_wherever_they_are_after_a_restart() -> None:
 
 
 def test_a_restart_with_another_program() -> None:
-    stored = {"watermark": 50, "0/a": 100, "1/": 70}
+    stored = {"watermark": 50, ":ts:/": 100, ":ts:device/a": 70}
     fewer = Watermarks([WatermarkSpec("ts", delay_us=60)], stored, 0)
     assert fewer.advance(0) == 50, "a longer delay does not let it go back"
-    assert fewer.stored() == {"watermark": 50, "0/a": 100}
+    assert fewer.stored() == {"watermark": 50, ":ts:/": 100}
     none = Watermarks([], stored, 0)
     assert none.advance(0) == 50
     more = Watermarks([PER, PLAIN, PLAIN], stored, 0)
-    assert more.advance(0) == 50
+    assert more.advance(0) == 70
+    other = Watermarks([PER, WatermarkSpec("at")], stored, 0)
+    assert other.advance(0) == 50, "what the program has anew is waited for"
+
+
+def test_a_start_says_which_watermarks_it_does_not_find() -> None:
+    """With another `per`, origins are of another kind: one of the old kind would be waited for for ever."""
+    stored = {"watermark": 50_000_000, "orders:ts:/": 100_000_000}
+    orders = WatermarkSpec("ts", source="orders")
+    assert describe_changes([orders], stored) == []
+    assert describe_changes([orders, WatermarkSpec("at", source="payments")], stored) == []
+    assert describe_changes([WatermarkSpec("ts", per="device", source="orders")], stored) == [
+        "the program has no watermark 'orders:ts' any more, which the snapshot has",
+        "the watermark of column 'ts' of source 'orders' per 'device' is new: event time stays at "
+        "1970-01-01T00:00:50+00:00 until its first event, and events before that are late",
+    ]
 
 
 observations = st.lists(
@@ -229,5 +244,5 @@ def test_against_plain_words(specs: list[WatermarkSpec], observations: list[Any]
             reached = found if reached is None else max(reached, found)
             passed = {origin for origin, time in silent.items() if time <= reached}
         assert marks.advance(now) == reached
-        remembered = {f"{index}/{origin}" for index, origin in newest.keys() - passed}
+        remembered = {f"{specs[index].name}/{origin}" for index, origin in newest.keys() - passed}
         assert marks.stored().keys() - {"watermark"} == remembered

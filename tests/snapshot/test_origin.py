@@ -95,6 +95,18 @@ def test_what_was_restored_before_others_is_not_restored_once_more(
     ]  # fmt: skip
 
 
+def test_a_restart_does_not_repeat_what_the_start_has_said(
+    tmp_path: Path, clock: ManualClock, savepoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Job(tmp_path, clock, savepoint).checkpoint()
+    run = Job(tmp_path, clock, savepoint, seed=1)
+    assert "start it with again=" in caplog.text
+    caplog.clear()
+    restarted = claim(run.jobdir, clock, run.claim)
+    assert not decide(run.jobdir, savepoint, owned=restarted, fsync=False).is_new
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("wanted", ["sp", "ck/job/chk-1"])
 def test_a_damaged_snapshot_takes_the_place_of_nothing(tmp_path: Path, clock: ManualClock, wanted: str) -> None:
     write_savepoint(tmp_path / "sp")

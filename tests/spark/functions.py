@@ -22,6 +22,17 @@ class Count(sl.KeyedProcess):
         yield (ctx.key, self.seen.value)
 
 
+class CountAside(Count):
+    """Count, also in an attribute."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.events += 1
+        return super().on_event(event, ctx)
+
+
 class CountRecent(sl.KeyedProcess):
     """Count events a key, as long as each comes within ten seconds of event time after the one before."""
 

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.sinks import conformance
 
 Step = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -26,6 +26,8 @@ OF_WAITING_ROWS = {
     conformance.an_epoch_that_is_written_again_counts_once,
 }  # fmt: skip
 """Checks of rows that wait for a target, whatever it is: test_sink_conformance.py has them for one, and soak tests for all."""
+
+_UTC = pa.timestamp("us", "UTC")
 
 
 class Session:
@@ -106,7 +108,8 @@ class Given(Frame):
     def _batches(self, index: int) -> Iterator[pa.RecordBatch]:
         if not self._parts[index]:
             return iter([])
-        columns = to_arrow_schema(self.schema, timezone="Europe/Berlin")
+        berlin = pa.timestamp("us", "Europe/Berlin")
+        columns = pa.schema([f.with_type(berlin) if f.type == _UTC else f for f in arrow_schema(self.schema)])
         arrays = [
             pa.array(list(c), f.type) for c, f in zip(zip(*self._parts[index], strict=True), columns, strict=True)
         ]

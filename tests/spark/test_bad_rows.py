@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from tests.spark.harness import Case, settle
+from tests.spark.harness import Case, begin_reducing, settle
 
 pytestmark = pytest.mark.spark
 
@@ -123,3 +124,90 @@ def test_a_malformed_row_can_end_the_job_in_words(spark: Any, case: Case) -> Non
     with case.job_of("kept", stream.dead_letters.to(sink)).start(spark) as run:
         settle(run)
     assert [row.event for row in sink.rows] == ["{secret"]
+
+
+BYTES = "k string, raw string, ts timestamp"
+READ = "k string, v string, pair struct<tags: array<string>>, until timestamp, ts timestamp"
+
+
+def from_bytes(spark: Any, case: Case) -> sl.Stream:
+    """Return rows with strings of the bytes that `raw` has in hex, and times as many thousand years after 9000."""
+    df = spark.readStream.schema(BYTES).json(str(case.root / "in"))
+    text = "cast(unhex(raw) as string)"
+    until = "make_timestamp(9000, 1, 1, 0, 0, 0, 'UTC') + make_interval(if(raw = '32', 5000, 1))"
+    selected = [f"if(k = 'raw', {text}, k) as k", f"{text} as v", f"named_struct('tags', array({text})) as pair"]
+    return sl.stream(df.selectExpr(*selected, f"{until} as until", "ts")).watermark("ts")
+
+
+class Latest(sl.KeyedProcess):
+    """Counts what is read, and keeps it."""
+
+    seen = sl.List("string")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen.append(event.v)
+        yield ctx.key, len(self.seen.get())
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+def test_what_python_has_no_values_for_is_a_bad_row_wherever_it_is_read(
+    spark: Any, case: Case, monkeypatch: Any, reduced: bool
+) -> None:
+    """Also in an aggregate, where it must not be what others of its key are aggregated to."""
+    begin_reducing(monkeypatch, reduced)
+    rows = [("a", "31"), ("a", "FF"), ("a", "32"), ("raw", "FE41"), ("a", "33"), (None, "34")]
+    put_bytes = [{"k": k, "raw": raw, "ts": AT.format(n)} for n, (k, raw) in enumerate(rows)]
+    put(case.root / "in", 0, *map(json.dumps, put_bytes))
+    read = from_bytes(spark, case)
+    keyed = read.key_by("k")
+    bears = "dead-letter"
+    mapped = read.map(lambda row: (row.k, row.v), "k string, v string", on_error=bears)
+    counted = keyed.process(Latest(), output="k string, n bigint", uid="counted", on_error=bears)
+    running = keyed.agg(
+        n=sl.agg.count(), top=sl.agg.max("v"), last=sl.agg.max("until"), tags=sl.agg.count_distinct("pair"),
+        uid="running", on_error=bears,
+    )  # fmt: skip
+    windowed = keyed.window(sl.Tumbling("1h")).agg(top=sl.agg.max("v"), uid="windowed", on_error=bears)
+    sinks = {name: sl.sinks.memory(name=name) for name in ("mapped", "counted", "running", "windowed")}
+    bad = {name: sl.sinks.memory(name=f"{name}-bad") for name in sinks}
+    streams = dict(zip(sinks, (mapped, counted, running, windowed), strict=True))
+    outputs = [stream.to(sinks[name]) for name, stream in streams.items()]
+    outputs += [stream.dead_letters.to(bad[name]) for name, stream in streams.items()]
+    with case.job_of("bytes", *outputs).start(spark) as run:
+        settle(run)
+        assert run.status().failed_events == 14
+        run.stop(drain=True)
+    found = {name: sorted(map(tuple, sink.rows), key=str) for name, sink in sinks.items()}
+    assert found["mapped"] == [("a", "1"), ("a", "3"), (None, "4")]
+    assert found["counted"] == [("a", 1), ("a", 2)]
+    assert found["running"] == [("a", 2, "3", dt.datetime(9001, 1, 1), 2)]
+    # The time that it does not look at may be any.
+    assert [row[::3] for row in found["windowed"]] == [("a", "3")]
+    reasons = {
+        name: sorted((row.step, row.reason.partition(":")[0]) for row in sink.rows) for name, sink in bad.items()
+    }
+    v, until, k = (("read", f"the column '{name}' cannot be read") for name in ("v", "until", "k"))
+    null = ("key_by", "the key column 'k' is null")
+    assert reasons["mapped"] == sorted([v, until, k])
+    assert reasons["counted"] == reasons["running"] == sorted([null, v, until, k])
+    (letter,) = [row for row in bad["running"].rows if "'k' cannot" in row.reason]
+    event = json.loads(letter.event)
+    assert (event["k"], event["v"], event["pair"]) == ("/kE=", "/kE=", {"tags": ["/kE="]})
+    assert json.loads(letter.key or "null") is None
+
+
+def test_a_string_that_is_no_utf8_ends_the_job_at_once_and_in_words(spark: Any, case: Case) -> None:
+    put(case.root / "in", 0, json.dumps({"k": "a", "raw": "31"}), json.dumps({"k": "a", "raw": "FFFE"}))
+    keyed = from_bytes(spark, case).key_by("k")
+    failing = {
+        "process": keyed.process(Latest(), output="k string, n bigint", uid="counted"),
+        "agg": keyed.agg(top=sl.agg.max("v"), uid="running"),
+        "map": from_bytes(spark, case).map(lambda row: (row.k, row.v), "k string, v string"),
+    }
+    for name, stream in failing.items():
+        job = case.job_of(name, stream.to(sl.sinks.noop()), restart=sl.Restart(attempts=3, delay="50ms"))
+        with job.start(spark) as run, pytest.raises(sl.errors.UserCodeError) as caught:
+            run.await_termination(60)
+        assert "cannot be read: the string b'\\xff\\xfe' is no UTF-8" in caught.value.message
+        assert "xff" not in caught.value.discreet
+        assert run.status().restarts == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from strandline.runtime.operators.joins import IntervalJoin, Layout, WindowJoin
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import state_infos
 from strandline.spark.job.compat import check_compatible
+from strandline.spark.sinks.base import kind_of
 from strandline.types.datatypes import parse_schema
 from tests.runtime.aggregating import COUNTS, process_of
 
@@ -32,7 +35,7 @@ def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
     program: Any = SimpleNamespace(**operator, states=now, was="", declared={}, aggregated=None)
-    check_compatible(made([stored]), [program], [], [])
+    check_compatible(made([stored]), [program], {}, [])
 
 
 def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Manifest:
@@ -53,7 +56,7 @@ def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Man
 def read_on(before: list[str] | None, now: list[str]) -> None:
     """Go on with sources of these names; before, there were those: none if one without a name."""
     blob = FileRef(name="source", size=0, sha256="")
-    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], [], now)
+    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], {}, now)
 
 
 TTLS = [None, sl.TTL("1h"), sl.TTL("2h", refresh="read"), sl.TTL("1h", time="event")]
@@ -149,9 +152,12 @@ def test_another_max_parallelism_is_told_how() -> None:
         aggregated=None,
     )
     with pytest.raises(IncompatibleStateError, match="operator 'new': max_parallelism is 512, was 128") as caught:
-        check_compatible(made([stored]), [program], [], [], url="/a b/c")
+        check_compatible(made([stored]), [program], {}, [], url="/a b/c")
     command = "`strandline state patch '/a b/c' NEW_SAVEPOINT --max-parallelism 'the op=512'`, and restore that"
     assert command in caught.value.hint
+
+
+OUT: dict[str, Any] = {"out": sl.sinks.memory(name="out")}
 
 
 def test_what_sinks_have_pending_is_no_affair_of_a_fork() -> None:
@@ -159,11 +165,58 @@ def test_what_sinks_have_pending_is_no_affair_of_a_fork() -> None:
         made([]), sinks=[SinkInfo(name="gone", pending=["x"]), SinkInfo(name="empty", pending=[])]
     )
     with pytest.raises(IncompatibleStateError, match="no sink named 'gone', and the checkpoint lists rows") as caught:
-        check_compatible(manifest, [], ["out"], [])
+        check_compatible(manifest, [], OUT, [])
     assert len(caught.value.differences) == 1
     assert 'drop=["gone"]' in str(caught.value)
-    check_compatible(manifest, [], ["out"], [], ["gone"])
-    check_compatible(manifest, [], ["out"], [], fork=True)
+    check_compatible(manifest, [], OUT, [], ["gone"])
+    check_compatible(manifest, [], OUT, [], fork=True)
+
+
+def stored(sink: Any, name: str, *pending: str) -> SinkInfo:
+    return SinkInfo(name=name, pending=list(pending), kind=kind_of(sink), destination=sink.destination or UNSET)
+
+
+class Results(sl.sinks.Target):
+    """A target that does not say what it is."""
+
+    def claim(self, writer: sl.sinks.Writer) -> None:
+        raise NotImplementedError
+
+    def connect(self, writer: sl.sinks.Writer, lane: int) -> sl.sinks.Connection:
+        raise NotImplementedError
+
+
+def test_a_sink_without_a_name_is_not_taken_for_another(tmp_path: Path) -> None:
+    one, two = (sl.sinks.sqlite(tmp_path / "1.db", table, create=True) for table in ("t", "u"))
+    manifest = structs.replace(made([]), sinks=[stored(one, "sqlite-0")])
+    check_compatible(manifest, [], {"sqlite-0": one}, [])
+    said = (
+        f"its rows went to table t of {tmp_path}/1.db, and now go to table u of {tmp_path}/1.db: give name='sqlite-0'"
+    )
+    with pytest.raises(IncompatibleStateError, match=re.escape(said)):
+        check_compatible(manifest, [], {"sqlite-0": two, "sqlite-1": one}, [])
+    named = sl.sinks.sqlite(tmp_path / "1.db", "u", name="sqlite-0")
+    check_compatible(manifest, [], {"sqlite-0": named}, [])
+    check_compatible(manifest, [], {"sqlite-0": two}, [], ["sqlite-0"])
+    check_compatible(manifest, [], {"sqlite-0": two}, [], fork=True)
+
+
+def test_a_sink_without_name_and_destination_keeps_its_place(tmp_path: Path) -> None:
+    sink = sl.sinks.Transactional(Results())
+    manifest = structs.replace(made([]), sinks=[stored(sink, "transactional-0", "x")])
+    check_compatible(manifest, [], {"transactional-0": sink}, [])
+    with pytest.raises(IncompatibleStateError, match=r"there are other sinks now.* give name='transactional-0'"):
+        check_compatible(manifest, [], {"transactional-0": sink, "transactional-1": sink}, [])
+
+
+def test_a_sink_of_another_kind_does_not_get_what_waits(tmp_path: Path) -> None:
+    sink = sl.sinks.sqlite(tmp_path / "1.db", "t", name="out")
+    manifest = structs.replace(made([]), sinks=[stored(sink, "out", "x")])
+    said = "the sink 'out' is of kind memory, and the checkpoint lists rows that one of kind sqlite is to show"
+    with pytest.raises(IncompatibleStateError, match=said):
+        check_compatible(manifest, [], OUT, [])
+    check_compatible(manifest, [], OUT, [], ["out"])
+    check_compatible(structs.replace(made([]), sinks=[stored(sink, "out")]), [], OUT, [])
 
 
 @pytest.mark.parametrize(
@@ -195,4 +248,4 @@ def test_sources_that_do_not_fit(before: list[str] | None, now: list[str], found
 
 
 def test_what_was_never_read_may_change() -> None:
-    check_compatible(made([]), [], [], ["a", "b"])
+    check_compatible(made([]), [], {}, ["a", "b"])

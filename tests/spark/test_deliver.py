@@ -7,12 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, FencedError, SinkError
 from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
+from strandline.spark.sinks.refused import Refusals
+from strandline.spark.sinks.target import Rows, Writer
 from strandline.spark.sinks.trial import Trial, numbers_of
+from strandline.storage.place import Place
 from tests.spark import inprocess
 
 CALLS: list[tuple[list[int], list[str]]] = []
@@ -112,6 +116,19 @@ def test_rows_that_it_always_fails_for_are_dead_letters(tmp_path: Path) -> None:
     assert {json.loads(letter["event"])["n"] for letter in found} == BAD
     assert {letter["operator"] for letter in found} == {"out"}
     assert all(letter["reason"].startswith("ValueError: no place for [Row(n=100000") for letter in found)
+
+
+def test_a_row_with_text_that_is_no_utf8_is_a_dead_letter_with_its_bytes(tmp_path: Path) -> None:
+    text = pa.array([b"\xff\xfe", b"ok"], pa.binary()).view(pa.string())
+    batch = pa.RecordBatch.from_arrays([text, pa.array([1 << 60] * 2).cast(pa.timestamp("us"))], names=["v", "at"])
+    target: Any = sl.sinks.deliver(keep).target
+    writer = Writer("s", 1, "out", "job", Place(url=str(tmp_path / "s")))
+    refusals = Refusals("dead-letter", Place(url=str(tmp_path)))
+    error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
+    assert refusals.takes(target, error)
+    refusals.put(writer, Rows([batch.slice(0, 1)], lambda: ["id"]), error)
+    letter = json.loads((tmp_path / "id.json").read_text())
+    assert json.loads(letter["event"]) == {"v": "//4=", "at": 1 << 60}
 
 
 @pytest.mark.parametrize(

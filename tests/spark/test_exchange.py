@@ -95,10 +95,22 @@ def test_workers_are_forked_with_what_tasks_import(spark: Any) -> None:
     assert "strandline.spark.keepers.daemon" in row.command
 
 
-def test_the_anchors_of_two_jobs_are_two(spark: Any) -> None:
-    """They are alike, and of what is alike Spark has one cache: the first job to end would take the other's away."""
+def test_the_anchor_stays_where_it_is_whatever_else_is_taken_from_the_cache(spark: Any) -> None:
     one, other = Exchange(spark, 2), Exchange(spark, 2)
+    session = spark.newSession()
+    prepare_session(session)
+    given = session.createDataFrame([(f"k{i}",) for i in range(20)], "k string")
     other._settle()
+    # A job with a like anchor ends; and programs clear caches in all the ways that they know.
     one.close()
-    assert other._anchor.storageLevel.useMemory
+    spark.catalog.clearCache()
+    other._anchor.rows.unpersist()
+    for rdd in spark.sparkContext._jsc.getPersistentRDDs().values():
+        rdd.unpersist()
+    parts = [part for part in other.route(given, ["k"], 128).rdd.glom().collect() if part]
+    assert sorted(part[0][PARTITION] for part in parts) == [0, 1]
+    assert all(part[-1][KEY_GROUP] is None for part in parts)
+    assert sum(row.k is not None for part in parts for row in part) == 20
+    assert other._anchor.is_kept
     other.close()
+    assert not other._anchor.is_kept

@@ -76,6 +76,14 @@ def test_rows_that_readers_have_taken_count_for_the_job_itself(tmp_path: Path) -
     sink_at(tmp_path / "empty").check(context(""))
 
 
+def test_two_sinks_of_one_identity_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(context("one").identity) == 32
+    monkeypatch.setattr(SinkContext, "identity", "0" * 32)
+    begun(tmp_path, context("one"))
+    with pytest.raises(ConfigurationError, match=r"has the record of .*life='one'.*, expected .*life='two'"):
+        begun(tmp_path, context("two", 2))
+
+
 def test_rows_without_a_record_are_somebodys(tmp_path: Path) -> None:
     shown_by(tmp_path, context("one"), 1)
     for record in records(tmp_path):

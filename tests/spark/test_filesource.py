@@ -35,11 +35,13 @@ class Input:
         directory.mkdir()
         self.files = 0
 
-    def put(self, files: int) -> None:
+    def put(self, files: int, days_ago: float = 0) -> None:
         for _ in range(files):
             events = [{"seq": i, "user": user, "kind": "a b/ü", "v": self.files} for i, user in enumerate(USERS)]
             hidden = self.directory / ".next"
             hidden.write_text("".join(json.dumps(event) + "\n" for event in events))
+            written_s = time.time() - days_ago * 86400
+            os.utime(hidden, (written_s, written_s))
             folder = self.directory / f"day={self.files % 2}"
             folder.mkdir(exist_ok=True)
             hidden.rename(folder / f"{self.files} %20.json")
@@ -133,6 +135,55 @@ def test_what_an_older_checkpoint_may_need_is_not_archived(spark: Any, case: Cas
     assert archived == sorted(f"day={n % 2}/{n} %20.json" for n in range(3))
 
 
+def test_a_snapshot_is_restored_with_all_files_that_were_read_since_or_not_at_all(spark: Any, case: Case) -> None:
+    source, old, savepoint = Input(case.root / "in"), case.root / "old", case.root / "sp"
+
+    def job(out: str, checkpoints: str = "ck", **given: Any) -> sl.Job:
+        stream = source.stream(spark, clean="archive", archive_dir=old, **given)
+        return small.job(
+            stream, case.root, case.local_dir, sink=sl.sinks.files(case.root / out, format="json"),
+            checkpoints=sl.Checkpoints(case.root / checkpoints, retain=1),
+        )  # fmt: skip
+
+    with job("out").start(spark) as run:
+        source.put(1)
+        run.process_all_available(60)
+        run.savepoint(savepoint)
+        source.put(2)
+        run.process_all_available(60)
+        run.checkpoint(60)
+        eventually(lambda: source.left() == [], "a checkpoint covers them")
+    for again in (job("out"), job("fork", "forked")):
+        with pytest.raises(sl.errors.ConfigurationError, match=r"2 files are gone .*/in/day=0/2 %20.json") as caught:
+            again.start(spark, restore=savepoint)
+        assert str(old) in caught.value.hint
+        assert sorted((case.root / "ck" / "small" / "generations").glob("[0-9]")) == [
+            case.root / "ck" / "small" / "generations" / "1"
+        ], "nothing was claimed"
+    for path in list(old.rglob("[12] *.json")):
+        path.rename(source.directory / path.relative_to(old))
+    with job("fork", "forked").start(spark, restore=savepoint) as run:
+        source.put(1)
+        run.process_all_available(60)
+        run.checkpoint(60)
+    first = small.counted(USERS)
+    assert shown(case.root / "fork") == source.counted() - first
+    # All of it goes to another place, as to another machine.
+    before = source.directory
+    source.directory = before.rename(case.root / "in ü")
+    source.put(1)
+    with pytest.raises(sl.errors.ConfigurationError, match="read a second time") as caught:
+        job("fork", "forked").start(spark)
+    assert f"moved_from='{before}" in caught.value.hint
+    # Of a producer whose clock is wrong, and one that brings what is old: Spark's own default leaves out both.
+    for days_ago in (-30, 30):
+        with job("fork", "forked", moved_from=before).start(spark) as run:
+            source.put(1, days_ago)
+            run.process_all_available(60)
+            run.checkpoint(60)
+    assert shown(case.root / "fork") == source.counted() - first
+
+
 def test_each_of_several_sources_is_cleaned_as_it_was_told(spark: Any, case: Case) -> None:
     kept, cleaned, mixed = (Input(case.root / name) for name in ("kept", "cleaned", "mixed"))
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load().selectExpr("'x' as user")
@@ -197,7 +248,7 @@ def test_a_directory_that_is_cleaned_is_read_by_one_source_only(spark: Any, case
     cleaned = source.stream(spark, name="cleaned", clean="delete")
     plain = spark.readStream.schema("user string").json(f"{source.directory}/day=*")
     for other in (source.stream(spark, name="other"), sl.stream(plain, name="other")):
-        job = case.job_of("shared", cleaned.to(sl.sinks.noop()), other.to(sl.sinks.noop()))
+        job = case.job_of("two", cleaned.to(sl.sinks.noop()), other.to(sl.sinks.noop()))
         with pytest.raises(sl.errors.ConfigurationError, match="begin both pipelines with one files_source"):
             job.start(spark)
 

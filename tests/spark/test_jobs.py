@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, Looked, LookUp
+from strandline.core import failpoints
 from strandline.keeper.lookups import Found
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import LookupWorker
@@ -26,7 +28,7 @@ from strandline.types.datatypes import parse_type
 from strandline.types.jsonforms import to_json
 from strandline.types.murmur import key_group
 from tests.spark import pipeline, small
-from tests.spark.functions import LARGE, Count, CountBatch, CountWide
+from tests.spark.functions import LARGE, Count, CountAside, CountBatch, CountWide
 from tests.spark.harness import Case, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
@@ -54,6 +56,35 @@ def test_no_partition_is_used_before_it_has_its_place(spark: Any, ask: str) -> N
         assert exchange.partitions
     assert placed
     exchange.close()
+
+
+def test_a_variable_as_state_is_warned_of_once(spark: Any, case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """By both partitions, in each of the first epochs."""
+    case.add(1)
+    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    with case.job_of("aside", out.to(sl.sinks.noop())).start(spark) as run:
+        settle(run)
+        case.add(1)
+        settle(run)
+        assert run.status().epoch == 2
+    (said,) = [record.message for record in caplog.records if "CountAside" in record.message]
+    assert "changes 'self.events' (" in said
+    assert ": self.events += 1)" in said
+
+
+def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
+    """They stay where a driver is killed, and a program has the options of its storage, which may be secrets.
+
+    A job begins, or begins again, also where the directory of these files was cleaned away.
+    """
+    case.add(1)
+    shutil.rmtree(spark.sparkContext._temp_dir)
+    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    with case.job_of("secret", out.to(sl.sinks.noop())).start(spark) as run:
+        settle(run)
+        files = [path for path in Path(spark.sparkContext._temp_dir).rglob("*") if path.is_file()]
+        assert files, "the broadcast is there"
+        assert not [path for path in files if b"CountAside" in path.read_bytes() or b"store_url" in path.read_bytes()]
 
 
 def test_a_constant_key(spark: Any, case: Case) -> None:
@@ -125,6 +156,23 @@ def test_available_now_processes_everything_and_ends(spark: Any, case: Case) -> 
         assert run.status().state == "finished"
         assert run.checkpoints()[-1].status == "completed"
         assert small.rows_of(sink) == small.counted(users(case))
+    # Somebody stops Spark's query in the middle, which looks like its end: the job is not finished with that.
+    case.add(2)
+    failpoints.arm("epoch.sink.before", lambda: stop_queries(spark))
+    stream, again = sl.stream(small.source(spark, case.root / "in")), sl.Restart(attempts=1, delay="10ms")
+    run = small.job(stream, case.root, case.local_dir, sink=sink, trigger="available-now", restart=again).start(spark)
+    assert run.await_termination(60)
+    assert (run.status().state, run.status().restarts) == ("finished", 1)
+    assert "query of the job was stopped" in run.status().last_failure
+    assert small.rows_of(sink) == small.counted(users(case))
+
+
+def stop_queries(spark: Any) -> None:
+    """Have all streaming queries stopped, and return when Spark says that they are."""
+    active = spark.streams.active
+    # It waits for the epoch that this is called in.
+    threading.Thread(target=lambda: [query.stop() for query in active], daemon=True).start()
+    eventually(lambda: not any(query.isActive for query in active), "they stop")
 
 
 def test_a_checkpoint_on_demand_before_the_first_event_and_while_nothing_comes(spark: Any, case: Case) -> None:

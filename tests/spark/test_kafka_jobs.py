@@ -154,6 +154,66 @@ def test_from_kafka_to_kafka(
         assert shown(kafka, target) == {user: [*once[user], *again[user]] for user in once}
 
 
+def transact(kafka: Kafka, topic: str, users: str, name: str, *, commit: bool) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for user in users:
+        producer.produce(topic, json.dumps({"user": user, "kind": "x", "v": 1}), user)
+    assert producer.flush(30) == 0
+    (producer.commit_transaction if commit else producer.abort_transaction)(30)
+
+
+def delete_topic(kafka: Kafka, topic: str) -> None:
+    admin = kafka.admin()
+    for done in admin.delete_topics([topic]).values():
+        done.result(10)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
+
+
+def test_what_is_committed_of_a_topic_that_is_the_one_it_was(with_kafka: Any, kafka: Kafka, case: Case) -> None:
+    """Rows of aborted transactions are not read. A topic is created anew, while the job runs, with more rows than it read."""
+    spark, source = with_kafka, kafka.create("anew", 1)
+    sink = sl.sinks.memory()
+
+    def start(**options: str) -> sl.Run:
+        return small.job(stream_of(spark, kafka, source, **options), case.root, case.local_dir, sink=sink).start(spark)
+
+    for users, commit in (("aab", True), ("abc", False), ("ca", True)):
+        transact(kafka, source, users, "anew", commit=commit)
+    with start() as run:
+        settle(run)
+        assert small.rows_of(sink) == small.counted("aabca")
+        assert run.status().source_progress[0].offsets_behind == 0
+        delete_topic(kafka, source)
+        kafka.create(source, 1)
+        put(kafka, source, "d" * 20)
+        with pytest.raises(sl.errors.StrandlineError):
+            settle(run)
+    # Whether Spark or the next checkpoint was first to find it.
+    with pytest.raises(sl.errors.ConfigurationError, match="deleted and created anew"):
+        start()
+    with start(failOnDataLoss="false") as run:
+        settle(run)
+        assert small.rows_of(sink) == small.counted("aabca" + "d" * 20)
+    with start() as run:
+        before = run.checkpoint(60)
+        put(kafka, source, "d")
+        settle(run)
+        assert small.rows_of(sink) == small.counted("aabca" + "d" * 21)
+        # What it would read again is gone: it stays where it is.
+        delete_before(kafka, source, 0, 21)
+        with pytest.raises(
+            sl.errors.ConfigurationError, match="goes on at offset 20, and the oldest that is kept is 21"
+        ):
+            run.rollback(before.checkpoint)
+        put(kafka, source, "d")
+        settle(run)
+        assert small.rows_of(sink) == small.counted("aabca" + "d" * 22)
+
+
 @pytest.mark.soak
 def test_broker_and_driver_are_killed_in_turn(kafka: Kafka) -> None:
     """What `make demo-kafka` shows, with a broker and a driver of its own."""

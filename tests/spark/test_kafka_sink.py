@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -21,8 +22,9 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
-from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkaclient import Cluster, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
+from strandline.spark.sinks.kafkarows import produce
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -36,6 +38,16 @@ WAITING = [check for check in checks(Promise.WAITS, Promise.LASTING) if check no
 
 
 PATIENCE_S = 20.0
+
+
+def test_texts_go_as_their_bytes() -> None:
+    """Also those that are no UTF-8, as a cast of a record's value may have made them."""
+    sent: list[Any] = []
+    producer = SimpleNamespace(produce=lambda *given: sent.append(given[:3]), poll=lambda seconds: 0)
+    text = pa.array([b"ok", b"\xff\xfe", None], pa.binary()).view(pa.string())
+    target: Any = SimpleNamespace(topic="t")
+    produce(producer, pa.RecordBatch.from_arrays([text, text], names=["key", "value"]), target, "sink")
+    assert sent == [("t", value, value) for value in (b"ok", b"\xff\xfe", None)]
 
 
 class Crash(BaseException):
@@ -293,8 +305,75 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
     expect(kafka, small)
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"key": None}, "compacted topic takes no row without a key"),
+        ({"timestamp": 9_000_000_000_000_000}, "refuses its timestamp"),
+        ({"timestamp": 0}, "timestamp is 1970-01-01 00:00:00"),
+        ({"partition": 7}, "has no partition 7: it has 2"),
+        ({"topic": "a b"}, "its topic is 'a b', expected letters"),
+        ({"topic": "a\0"}, "its topic is 'a.x00', expected letters"),
+        ({"headers": [{"key": None, "value": b"x"}]}, "a header has no name"),
+    ],
+    ids=lambda given: str(next(iter(given))) if isinstance(given, dict) else "",
+)
+def test_a_row_that_does_not_fit_is_told_from_the_others(
+    kafka: Kafka, target: KafkaTarget, columns: dict[str, Any], words: str
+) -> None:
+    """What is refused so can be a dead letter. What others wrote with it is in no topic."""
+    compacted = kafka.create(f"compacted-{next(_numbers)}", cleanup_policy="compact")
+    target.claim(by(1))
+    kinds = pa.schema(
+        {
+            "topic": pa.string(), "key": pa.binary(), "value": pa.binary(), "partition": pa.int32(),
+            "timestamp": pa.int64(), "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+        }
+    )  # fmt: skip
+    good = {"topic": compacted, "key": b"k", "value": b"1"}
+    rows = pa.RecordBatch.from_pylist([good, {**good, **columns}], kinds)
+    with pytest.raises(target.refusing, match=words):
+        target.connect(by(1), 0).write([rows], None, "m1")
+    again = target.connect(by(1), 0)
+    assert again.reached() is None
+    again.write([rows[:1]], None, "m1")
+    expect(kafka, compacted, "1")
+
+
+def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str) -> None:
+    """Brokers forget what groups have on record of a topic with it, some moments later."""
+    from confluent_kafka import KafkaException
+
+    target.cluster.answer_s = 3.0
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    marks, admin = f"{target.prefix}-marks", kafka.admin()
+    for done in admin.delete_topics([marks]).values():
+        done.result(10)
+    with pytest.raises(sl.errors.StrandlineError):
+        connection.write(batch(("a", "2")), "m1", "m2")
+    connection.close()
+    for done in admin.delete_consumer_groups([f"{target.prefix}-s1-0"]).values():
+        with suppress(KafkaException):
+            done.result(10)
+    with pytest.raises(sl.errors.CorruptionError, match=f"topic '{marks}' .* deleted while the job ran.* came to m1"):
+        target.connect(by(1), 0)
+    expect(kafka, topic, "1")
+    found = Record(target.cluster, target.prefix, by(1)).read(committed=True)
+    assert (found.claims, found.lanes) == ({1}, {0})
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_record_that_kafka_would_delete_is_refused(kafka: Kafka, target: KafkaTarget, policy: str) -> None:
+    marks = kafka.create(f"{target.prefix}-marks", 2, cleanup_policy=policy)
+    words = f"topic '{marks}' of Kafka at {kafka.servers} has cleanup.policy={policy}, expected compact"
+    with pytest.raises(sl.errors.ConfigurationError, match=f"{words}(.|\n)*--alter --topic {marks}"):
+        target.claim(by(1))
+
+
 def test_a_record_with_too_few_partitions_is_refused(kafka: Kafka, target: KafkaTarget) -> None:
-    marks = kafka.create(f"{target.prefix}-marks", 1)
+    marks = kafka.create(f"{target.prefix}-marks", 1, cleanup_policy="compact")
     words = f"topic '{marks}' of Kafka at {kafka.servers} has 1 partition, expected 2(.|\n)*--alter --topic {marks}"
     with pytest.raises(sl.errors.ConfigurationError, match=words):
         target.claim(by(1))
@@ -440,3 +519,25 @@ def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
 
 
 # -- with Spark
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (
+            "_DESTROY_BROKER _FAIL _UNKNOWN_BROKER _WAIT_CACHE _IN_PROGRESS _TRANSPORT TRANSACTION_ABORTABLE UNKNOWN "
+            "NOT_CONTROLLER THROTTLING_QUOTA_EXCEEDED UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID REBALANCE_IN_PROGRESS "
+            "REASSIGNMENT_IN_PROGRESS ELIGIBLE_LEADERS_NOT_AVAILABLE STALE_BROKER_EPOCH NOT_COORDINATOR",
+            sl.errors.UnavailableError,
+        ),
+        ("PRODUCER_FENCED _FENCED INVALID_PRODUCER_EPOCH", sl.errors.ConflictError),
+        ("MSG_SIZE_TOO_LARGE INVALID_RECORD POLICY_VIOLATION UNKNOWN_TOPIC_OR_PART", sl.errors.SinkError),
+        ("SASL_AUTHENTICATION_FAILED _SSL TOPIC_AUTHORIZATION_FAILED", sl.errors.ConfigurationError),
+    ],
+)
+def test_which_errors_pass_by_themselves(names: str, kind: type[Exception]) -> None:
+    from confluent_kafka import KafkaError
+
+    for name in names.split():
+        error = in_words(KafkaError(getattr(KafkaError, name)), "sink 'out'", Cluster("one:9092"))
+        assert type(error) is kind, name

@@ -242,15 +242,13 @@ def test_state_that_breaks_while_a_job_runs_is_restored(spark: Any, case: Case) 
 
 
 def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes_rows(
-    spark: Any, case: Case, caplog: pytest.LogCaptureFixture
+    spark: Any, case: Case, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ck = case.root / "ck"
 
-    def job(checkpoints: str = "ck", existing: Any = "refuse") -> sl.Job:
+    def job(checkpoints: str = "ck", existing: Any = "refuse", root: Path = case.root) -> sl.Job:
         sink = sl.sinks.files(str(case.out), format="json", existing=existing)
-        return small.job(
-            stream, case.root, case.local_dir, sink=sink, checkpoints=sl.Checkpoints(case.root / checkpoints)
-        )
+        return small.job(stream, case.root, case.local_dir, sink=sink, checkpoints=sl.Checkpoints(root / checkpoints))
 
     def shown() -> Counter[tuple[str, int]]:
         return Counter((row["user"], row["n"]) for row in read_json(case.out))
@@ -294,9 +292,12 @@ def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes
         shutil.rmtree(checkpoint)
     with pytest.raises(CorruptionError, match=r"no checkpoint can be restored[^$]*existing='replace'"):
         job().start(spark)
-    with job("new", "replace").start(spark) as run:
+    caplog.clear()
+    monkeypatch.chdir(case.root)
+    with job("new", "replace", Path()).start(spark) as run:
         settle(run)
         assert shown() == small.counted(["a", "a", "b", "b"])
+    assert f"is relative to {case.root}, and a job of this name ran last with file://{case.root}/" in caplog.text
     with job("new", "replace").start(spark) as run:
         settle(run)
         assert shown() == small.counted(["a", "a", "b", "b"])

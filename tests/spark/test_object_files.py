@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from pyspark.sql.types import DecimalType, LongType, StructField, StructType, Ti
 import strandline as sl
 from strandline.core.errors import ConfigurationError
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.spark.sinks.objects import ObjectFormat
 from strandline.spark.sinks.trial import Crash
 from strandline.storage.place import Place
 from strandline.storage.retrying import RetryingStore
@@ -47,6 +49,13 @@ def trial_at(s3: Any, crashes: int = 2) -> Trial:
     trial = Trial(SESSION, lambda: sl.sinks.files(url, storage_options=s3.options), visible, left)
     trial.crashes = crashes
     return trial
+
+
+def test_text_keeps_the_bytes_that_are_no_utf8() -> None:
+    file = ObjectFormat("text", {}).open(pa.schema([("v", pa.string())]))
+    column = pa.array([b"ok", b"\xff\xfe", None], pa.binary()).view(pa.string())
+    file.add(pa.table({"v": column}))
+    assert file.finish() == (b"ok\n\xff\xfe\n\n", 3)
 
 
 @pytest.mark.parametrize("crashes", [2, *soaking([15])])

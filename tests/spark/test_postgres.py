@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, StrandlineError
 from strandline.spark.sinks import conformance, transactional
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.databases import postgres
@@ -225,6 +226,10 @@ def test_an_older_driver_that_was_stopped_in_a_transaction_does_not_hold_up_the_
         pytest.raises(FencedError, match="a newer driver writes"),
     ):
         again.write([numbers(1)], None, "1")
+    with pytest.raises(
+        ConfigurationError, match="has a record of sink 'out' of job 'job', life  under the same identity"
+    ):
+        table.target.claim(replace(writer(3), life="another"))
     with pytest.raises(FencedError, match="a newer driver writes"):
         table.target.claim(writer(1))
     table.write(numbers(2), generation=2)
@@ -312,15 +317,24 @@ def test_what_will_not_pass_is_not(table: Table) -> None:
 
 
 def test_a_server_that_became_a_replica_is_waited_for(postgresql: Server, dsn: str, proxy: Proxy) -> None:
+    """Its record may lag behind what the primary server had: that says nothing until it can be written to."""
     trial = trial_of(postgresql, dsn, proxy, writers=1)
     sink = trial.start()
-    pending = trial.stage(sink, 1)
+    assert sink.commit(trial.stage(sink, 1)) == []
+    with postgresql.connect(dsn) as db:
+        (mark,) = db.execute("select mark from strandline_deliveries where lane = 0").fetchone()
+        db.execute("update strandline_deliveries set mark = null where lane = 0")
+    pending = trial.write(sink, 2, trial.rows(2))
     with postgresql.connect() as db:
         db.execute(f"alter database {DATABASE} set default_transaction_read_only = on")
         assert sink.commit(pending) == pending
         db.execute(f"alter database {DATABASE} reset default_transaction_read_only")
+    with pytest.raises(CorruptionError, match="the target has less on record than it had"):
+        sink.commit(pending)
+    with postgresql.connect(dsn) as db:
+        db.execute("update strandline_deliveries set mark = %s where lane = 0", [mark])
     assert sink.commit(pending) == []
-    trial.expect(1)
+    trial.expect(1, 2)
 
 
 def test_a_deadlock_is_tried_again(table: Table) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, SinkError
+from strandline.spark.sinks.databases.catalog import identifier
 from strandline.storage.place import Place
 from tests.postgres import PASSWORD, Server
 from tests.soak import examples
@@ -226,6 +227,25 @@ def test_keys_that_only_the_server_knows_to_be_equal(postgresql: Server, dsn: st
         assert db.execute("select k, v from folds order by 1").fetchall() == [("a", 2), ("b", 3)]
 
 
+def test_keys_whose_spaces_the_server_drops(postgresql: Server, dsn: str) -> None:
+    with postgresql.connect(dsn) as db:
+        db.execute("create table cut_off (k varchar(2) primary key, v int)")
+    columns = {"k": (pa.string(), ["ab", "ab ", "a"]), "v": (pa.int32(), [1, 2, 3])}
+    write(target_of(dsn, batch_of(columns).schema, "cut_off", key="k"), batch_of(columns))
+    with postgresql.connect(dsn) as db:
+        assert db.execute("select * from cut_off order by 1").fetchall() == [("a", 3), ("ab", 2)]
+
+
+def test_a_record_with_any_name(postgresql: Server, dsn: str) -> None:
+    batch = batch_of({"n": (pa.int32(), [1])})
+    target = target_of(dsn, batch.schema, "marked", record='"100 %s {}"')
+    write(target, batch)
+    write(target, batch)
+    with postgresql.connect(dsn) as db:
+        assert db.execute("select count(*) from marked").fetchone() == (2,)
+        assert db.execute('select max(mark) from "100 %s {}"').fetchone() == ("000000002",)
+
+
 def test_a_deletion_by_a_key_that_only_the_server_knows_to_be_equal(postgresql: Server, dsn: str) -> None:
     one, two, three = (f"c0ffee00-0000-4000-8000-00000000000{n}" for n in "123")
     with postgresql.connect(dsn) as db:
@@ -265,6 +285,18 @@ def test_values_that_cannot_be_written(dsn: str, kind: pa.DataType, value: Any, 
     target = target_of(dsn, batch.schema, f"no_{abs(hash(words + str(kind)))}")
     with pytest.raises(SinkError, match=words):
         write(target, batch)
+
+
+def test_texts_that_are_no_utf8_are_refused(dsn: str) -> None:
+    text = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    columns = {
+        "text": (text, "invalid byte sequence"), "list": (pa.ListArray.from_arrays([0, 1], text), "is no UTF-8"),
+        "document": (pa.StructArray.from_arrays([text], ["a"]), "is no UTF-8"),
+    }  # fmt: skip
+    for name, (column, words) in columns.items():
+        batch = pa.RecordBatch.from_arrays([column], [name])
+        with pytest.raises(SinkError, match=words):
+            write(target_of(dsn, batch.schema, f"no_{name}"), batch)
 
 
 def test_appended_rows_that_are_there_already(postgresql: Server, dsn: str) -> None:
@@ -380,6 +412,20 @@ def test_servers_that_cannot_be_reached(postgresql: Server, dsn: str) -> None:
     assert "the dsn cannot be read" in refused(f"postgresql://tests:{PASSWORD}@[127").message
     assert "the dsn cannot be read" in refused(f"password {PASSWORD}").message
     assert "is read-only: it may be a replica" in refused(f"{dsn}%20-cdefault_transaction_read_only%3Don").message
+
+
+@pytest.mark.parametrize("option", ["table", "record"])
+def test_a_name_is_no_more_than_a_name(postgresql: Server, dsn: str, option: str) -> None:
+    """Newer servers take what is no name for that of a table that is not there; older ones refuse it."""
+    worse = "a (n int); drop table precious; --"
+    names = {"table": "named", "record": "named_record"}
+    with pytest.raises(ConfigurationError):
+        sl.sinks.postgres(dsn, create=True, **{**names, option: worse}).target.try_out(ROW)
+    sl.sinks.postgres(dsn, create=True, **{**names, option: 'pg_temp."A; b"'}).target.try_out(ROW)
+    with postgresql.connect(dsn) as db:
+        assert identifier(db, 'Bank."A; ""b"') == '"bank"."A; ""b"'
+        with pytest.raises(Exception, match="not a valid identifier"):
+            identifier(db, worse)
 
 
 def test_secrets_are_not_told(dsn: str) -> None:

@@ -13,6 +13,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
 from strandline.spark.job.sourcewatch import SourceWatch
+from strandline.spark.sources.kafka import KafkaTopics
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
@@ -76,9 +77,10 @@ class Sources:
         )
         jobdir = JobDirectory(LocalStore(root / "ck"), "job")
         claim: Any = None
+        topics = KafkaTopics(claim, [], self.directory, {})
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            True, 100, (), [],
+            True, 100, (), [], topics,
         )  # fmt: skip
 
     def deliver(self) -> None:
@@ -112,25 +114,28 @@ def test_a_driver_that_was_replaced_leaves_the_progress_of_its_successor_alone(t
     """It was stopped for a while when it had opened its keepers, and goes on before it finds out."""
     for generation in (1, 2, 3):
         (tmp_path / f"spark-{generation}").mkdir()
-    rewind(JobDirectory(LocalStore(tmp_path / "ck"), "job"), tmp_path / "spark-2", None, None)
-    assert sorted(path.name for path in tmp_path.glob("spark-*")) == ["spark-3"]
+    rewind(tmp_path / "spark-2", {"sources/0/0": b"v1"})
+    assert sorted(path.name for path in tmp_path.glob("spark-*")) == ["spark-2", "spark-3"]
+    assert [path.name for path in (tmp_path / "spark-2").rglob("*")] == ["sources", "0", "0"]
 
 
 @pytest.mark.parametrize(
-    ("is_active", "error", "message", "has_looked"),
+    ("is_active", "error", "message", "found_nothing", "has_looked"),
     [
-        (True, None, "Initializing sources", False),
-        (True, None, "Waiting for data to arrive", True),
-        (True, None, "Terminated with exception: no broker", False),
-        (False, None, "Stopped", True),
-        (False, OSError("no broker"), "Terminated with exception: no broker", False),
+        (True, None, "Initializing sources", False, False),
+        (True, None, "Waiting for data to arrive", True, True),
+        (True, None, "Terminated with exception: no broker", False, False),
+        (False, None, "Stopped", True, True),
+        (False, None, "Stopped", False, False),
+        (False, OSError("no broker"), "Terminated with exception: no broker", False, False),
     ],
 )
-def test_a_query_that_failed_has_not_looked_at_its_sources(
-    is_active: bool, error: Exception | None, message: str, has_looked: bool
+def test_a_query_that_failed_or_was_stopped_has_not_looked_at_its_sources(
+    is_active: bool, error: Exception | None, message: str, found_nothing: bool, has_looked: bool
 ) -> None:
     """Else a checkpoint is taken without where they began, and what the next attempt finds is not kept."""
     status = SimpleNamespace(isTriggerActive=lambda: False, message=lambda: message)
-    jsq = SimpleNamespace(status=lambda: status)
+    streaming = SimpleNamespace(noNewData=lambda: found_nothing)
+    jsq = SimpleNamespace(status=lambda: status, streamingQuery=lambda: streaming)
     query: Any = SimpleNamespace(isActive=is_active, exception=lambda: error, _jsq=jsq)
     assert SourceWatch(query, 0).has_looked() == has_looked

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from tests.soak import soaking
+from tests.spark import small
 from tests.spark.harness import Case, Reader, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
@@ -122,3 +125,36 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         assert [each.result(60).checkpoint > 0 for each in asked] == [True, True]
         case.check()
         run.stop()
+
+
+def test_a_job_is_rescaled_and_loses_a_keeper_while_a_database_is_away(spark: Any, case: Case) -> None:
+    """Neither needs the database: rows go on waiting, through all attempts, and come once each when it is back."""
+    path = case.root / "results.db"
+    sink = sl.sinks.sqlite(path, "results", create=True, timeout="100ms")
+    sink.patience_s = sink.start_patience_s = 0.2
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    again = sl.Restart(attempts=1, delay="10ms")
+    with small.job(stream, case.root, case.local_dir, sink=sink, restart=again).start(spark) as run:
+        case.add(1)
+        settle(run)
+        with closing(sqlite3.connect(path, isolation_level=None)) as lock:
+            lock.execute("begin exclusive")
+            case.add(1)
+            settle(run)
+            run.rescale(3)
+            assert run.status().sinks[0].waiting_rows == 40
+            case.add(1)
+            run.process_all_available(60)
+            os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+            eventually(lambda: run.status().restarts == 1 and run.status().state == "running", "it restarts")
+            settle(run)
+            assert run.status().sinks[0].waiting_rows == 80
+            # No checkpoint follows, since nothing changes any more: what waits is tried again without one.
+            assert run._attempt is not None
+            run._attempt.driver.error = sl.errors.KeeperError("lost")
+            run._attempt.driver.failed.set()
+            eventually(lambda: run.status().restarts == 2 and run.status().state == "running", "it restarts")
+        eventually(lambda: not run.status().sinks[0].waiting_rows, "rows that waited come")
+        with closing(sqlite3.connect(path)) as db:
+            rows = db.execute("select user, n from results").fetchall()
+    assert Counter(rows) == small.counted([event["user"] for event in case.events])

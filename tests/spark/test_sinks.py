@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import threading
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -147,6 +149,34 @@ def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, 
     assert any("is replayed" in log.read_text() for log in logs)
 
 
+def clear_caches(df: Any, epoch: int) -> None:
+    """Do all that programs do so that Spark keeps nothing."""
+    df.persist().count()
+    df.unpersist()
+    df.sparkSession.catalog.clearCache()
+    for rdd in df.sparkSession.sparkContext._jsc.getPersistentRDDs().values():
+        rdd.unpersist()
+
+
+def test_a_sink_that_clears_caches_neither_fails_the_job_nor_changes_rows(spark: Any, case: Case) -> None:
+    case.add(1)
+    before, after = sl.sinks.memory(name="before"), sl.sinks.memory(name="after")
+    clears = sl.sinks.foreach_batch(clear_caches, name="clears")
+    counted = (
+        sl.stream(small.source(spark, case.root / "in"))
+        .key_by("user")
+        .process(Count(), output=small.OUTPUT, uid="count")
+        .map(lambda row: (row.user, row.n, uuid4().hex), output="user string, n bigint, mark string")
+    )
+    with case.job_of("cleared", counted.to(before), counted.to(clears), counted.to(after)).start(spark) as run:
+        settle(run)
+        case.add(1)
+        settle(run)
+        assert (run.status().restarts, run.status().epoch) == (0, 2)
+    assert sorted(before.rows) == sorted(after.rows)
+    assert Counter((row.user, row.n) for row in after.rows) == small.counted(users(case))
+
+
 def test_several_sinks_of_one_operator_touch_its_state_once(spark: Any, case: Case) -> None:
     case.add(1)
     first, second, third = sl.sinks.memory(name="a"), sl.sinks.memory(name="b"), sl.sinks.memory(visibility="epoch")
@@ -210,6 +240,55 @@ def test_a_commit_that_failed_is_completed_in_a_moved_directory_that_was_read_me
         settle(run)
         assert run.status().restored_from is not None
     assert seen_in(moved, taken) == small.counted(users(case))
+
+
+def test_a_sink_becomes_another_kind_and_its_database_is_put_back(spark: Any, case: Case, caplog: Any) -> None:
+    database, copy, out, moved = (case.root / name for name in ("out.db", "copy.db", "out", "moved.db"))
+
+    def job(sink: sl.sinks.Sink) -> sl.Job:
+        rows = sl.stream(small.source(spark, case.root / "in")).key_by("user")
+        return case.job_of("small", rows.process(Count(), output=small.OUTPUT, uid="count").to(sink))
+
+    def in_database(path: Path = database) -> Counter[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            return Counter(db.execute("select user, n from results").fetchall())
+
+    def fail() -> None:
+        raise OSError("the commit fails")
+
+    # What a file sink has left is shown, though the sink of its name is another one by now.
+    case.add(1)
+    failpoints.arm("checkpoint.commit_sinks.before", fail)
+    with job(sl.sinks.files(str(out), format="json", name="out")).start(spark) as run:
+        run.process_all_available(60)
+        with pytest.raises(sl.errors.StrandlineError, match="the commit fails"):
+            run.checkpoint(60)
+    failpoints.disarm_all()
+    sink = sl.sinks.sqlite(database, "results", name="out", create=True)
+    with job(sink).start(spark) as run:
+        first = small.counted(users(case))
+        assert seen_in(out) == first
+        case.add(1)
+        settle(run)
+        shutil.copy(database, copy)
+        case.add(1)
+        settle(run)
+        # Lists no rows any more.
+        run.checkpoint(60)
+    assert in_database() == small.counted(users(case)) - first
+    newest = database.read_bytes()
+    shutil.copy(copy, database)
+    with pytest.raises(sl.errors.CorruptionError, match="the target has less on record than it had"):
+        job(sink).start(spark)
+    # A database may move, with its record.
+    moved.write_bytes(newest)
+    caplog.set_level("INFO")
+    with job(sl.sinks.sqlite(moved, "results", name="out")).start(spark) as run:
+        case.add(1)
+        settle(run)
+    said = f"sink 'out' goes on in table results of {moved}; its rows went to table results of {database} before"
+    assert said in caplog.text
+    assert in_database(moved) == small.counted(users(case)) - first
 
 
 @pytest.mark.parametrize("kind", ["this machine", "Hadoop"])

@@ -14,7 +14,10 @@ from strandline.spark.sources.checks import Relation, check_relation, relations_
 from tests.spark import small
 from tests.spark.harness import Case
 
-KAFKA = Relation("kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable")
+KAFKA = Relation(
+    "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable",
+    options={"kafka.isolation.level": "read_committed"},
+)  # fmt: skip
 ICEBERG = Relation("local.db.events", "org.apache.iceberg.spark.source.SparkTable")
 DELTA = Relation("delta", "org.apache.spark.sql.delta.sources.DeltaDataSource")
 FILES = Relation("avro", "org.apache.spark.sql.avro.AvroFileFormat", is_files=True)
@@ -127,3 +130,16 @@ def test_a_start_says_what_is_not_known_and_refuses_a_log_that_is_too_short(
     with caplog.at_level(logging.WARNING, logger="strandline"), numbers.start(spark):
         pass
     assert [r.message.split("'")[1] for r in caplog.records if "written in Python" in r.message] == ["numbers"]
+
+
+def test_a_source_of_kafka_that_reads_what_is_not_committed_is_warned_of() -> None:
+    def warned(**options: str) -> list[str]:
+        return source_warnings(
+            [Relation("kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider", options=options)]
+        )
+
+    (warning,) = warned(subscribe="payments")
+    assert "source of Kafka 'payments' has no kafka.isolation.level" in warning
+    assert "option('kafka.isolation.level', 'read_committed')" in warning
+    for level in ("read_committed", "read_uncommitted"):
+        assert not warned(subscribe="payments", **{"kafka.isolation.level": level})

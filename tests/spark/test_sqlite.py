@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,23 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
+def test_two_sinks_of_one_identity_do_not_share_a_record(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "t.db", pa.schema({"n": pa.int64()}))
+    target.claim(replace(writer(2), life=""))
+    with pytest.raises(
+        ConfigurationError, match="has a record of sink 'out' of job 'job', life  under the same identity"
+    ):
+        target.claim(replace(writer(3), life="another"))
+
+
+def test_rows_that_an_older_program_has_staged_lack_what_the_new_one_names(tmp_path: Path) -> None:
+    older = batch_of({"k": (pa.int64(), [1])})
+    columns = batch_of({"k": (pa.int64(), [1]), "gone": (pa.bool_(), [True])}).schema
+    target = target_of(tmp_path / "t.db", columns, key="k", delete="gone")
+    with pytest.raises(ConfigurationError, match="its delete names the column 'gone', which the rows do not have"):
+        write(target, older)
+
+
 def test_what_must_not_happen_unseen(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     batch = batch_of({"k": (pa.int64(), [1]), "f": (pa.float64(), [1.5])})
@@ -170,6 +188,16 @@ def test_what_must_not_happen_unseen(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match=r"refuses rows: UNIQUE constraint failed: results\.k"):
         write(appending, batch)
     assert sql(path, "select k, f from results") == [(1, 1.5)]
+
+
+def test_texts_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    text = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    lists = pa.ListArray.from_arrays([0, 1], text)
+    for column in (text, lists):
+        batch = pa.RecordBatch.from_arrays([column], names=["v"])
+        with pytest.raises(SinkError, match="column v: a text is no UTF-8") as caught:
+            write(target_of(tmp_path / "t.db", batch.schema, f"t{batch.schema.types[0]}"[:4]), batch)
+        assert "make_valid_utf8(v)" in caught.value.hint
 
 
 def test_what_may_pass(tmp_path: Path) -> None:

@@ -78,8 +78,14 @@ def test_a_job_begins_with_dataframes_and_goes_on(spark: Any, case: Case) -> Non
         case.add(1)
         settle(run)
     # Where sources began that begin at "now" is known from then on.
-    assert (case.root / "ck" / "small" / START_PATH).exists()
+    generations = (case.root / "ck" / "small" / START_PATH).parent
+    (start,) = generations.glob("start*")
     assert small.rows_of(sink) == counted(case, before)
+    # With another one that says nothing of sources, they begin anew: not where they did for the one before.
+    sl.state.write(job, case.root / "other", {"count.seen": df.limit(1)})
+    with job.start(spark, restore=case.root / "other") as run:
+        run.process_all_available(60)
+    assert len({start, *generations.glob("start*")}) == 2
 
 
 def test_rows_that_do_not_fit_are_refused_from_within_tasks(spark: Any, case: Case) -> None:
@@ -100,6 +106,7 @@ def test_rows_that_do_not_fit_are_refused_from_within_tasks(spark: Any, case: Ca
         user="concat('u', id % 99 - id % 99 + 7)",
         value="id",
     )
+    refused("column 'user' does not fit: the string .* is no UTF-8", user="cast(unhex('FF') as string)", value="id")
     refused("column 'value' does not fit: expected an Arrow column of bigint", user="concat('u', id)", value="'x'")
     # By a key that does not fit its type, a row is sent anywhere.
     numbered = small.job(sl.stream(source.selectExpr("cast(seq as int) as user")), case.root, case.local_dir)

@@ -20,6 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
+from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import (
     ByteType,
     DateType,
@@ -35,7 +36,7 @@ from pyspark.sql.types import (
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, UnavailableError
+from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.conformance import (
@@ -47,7 +48,7 @@ from strandline.spark.sinks.conformance import (
     name_of,
 )
 from strandline.spark.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
-from strandline.spark.sinks.tables.datafiles import fitted, statistics_of
+from strandline.spark.sinks.tables.datafiles import fitted, refuse_unreadable, statistics_of
 from tests.pages import run_page
 from tests.spark import inprocess
 
@@ -151,7 +152,7 @@ def delta(tmp_path: Path) -> Place:
 
 def stage(sink: Any, epoch: int, *parts: Sequence[Sequence[Any]], schema: StructType = NAMES) -> list[str]:
     staged: list[str] = sink.write(inprocess.Given(schema, *parts), Epoch(epoch))
-    return staged
+    return [*staged, sink.reached()]
 
 
 def tried(sink: Any, schema: StructType) -> None:
@@ -341,6 +342,9 @@ def test_a_table_that_was_put_back_is_not_written_to(place: Place, how: str, key
         sink.commit(staged)
     with pytest.raises(CorruptionError, match=lost):
         place.start(staged, 3, key=key)
+    # Where no rows wait, too.
+    with pytest.raises(CorruptionError, match=lost):
+        place.start(staged[-1:], 2, key=key)
     assert place.pairs() == older
     bring_back()
     assert place.pairs() == newer
@@ -508,6 +512,15 @@ def test_a_key_without_value_is_refused(place: Place) -> None:
         fitted(rows, pa.schema([pa.field("k", pa.int64(), nullable=False)]))
 
 
+def test_values_that_tables_cannot_tell_of_are_refused() -> None:
+    text = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    far = pa.array([1 << 60]).cast(pa.timestamp("us"))
+    for column, said in ((text, "is no UTF-8"), (pa.ListArray.from_arrays([0, 1], text), "is no UTF-8"), (far, "9999")):
+        with pytest.raises(ConfigurationError, match=f"column 'v' cannot be written into a table: .*{said}"):
+            refuse_unreadable(pa.table({"v": column}))
+    refuse_unreadable(pa.table({"v": ["é", None]}))
+
+
 @pytest.mark.parametrize("key", [None, "k"])
 def test_new_columns(place: Place, key: Any) -> None:
     sink = place.start(key=key)
@@ -592,6 +605,131 @@ def test_a_table_in_parts(place: Place, key: Any) -> None:
     else:
         found_days = {task.file.partition[0] for task in place.table().scan().plan_files()}
         assert found_days == {(day - datetime.date(1970, 1, 1)).days for day in (one, two)} | {None}
+
+
+# -- others change the table between two epochs, or while rows wait
+
+
+def changed(place: Place, how: str) -> None:
+    """Do to the table what its owner may."""
+    path = str(place.path / "table")
+    other = pa.table({"k": pa.array([0], pa.int64()), "v": ["z"]})
+    if place.kind == "delta":
+        if how == "parts":
+            write_deltalake(path, other, mode="overwrite", schema_mode="overwrite", partition_by=["v"])
+        elif how == "type":
+            write_deltalake(path, pa.table({"k": ["z"], "v": ["z"]}), mode="overwrite", schema_mode="overwrite")
+        elif how == "gone":
+            write_deltalake(path, pa.table({"v": ["z"]}), mode="overwrite", schema_mode="overwrite")
+        else:
+            place.table().alter.add_constraint({"small": "k < 3"})
+        return
+    if how == "parts":
+        with place.table().update_spec() as spec:
+            spec.add_identity("v")
+        return
+    with place.table().update_schema() as schema:
+        schema.rename_column("k", "old")
+    if how == "type":
+        with place.table().update_schema() as schema:
+            schema.add_column("k", IcebergString())
+
+
+@pytest.mark.parametrize("at", ["before", "staged", "commit"])
+def test_rows_are_written_again_where_the_table_is_divided_otherwise(place: Place, at: str) -> None:
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    if at == "before":
+        changed(place, "parts")
+    second = stage(sink, 2, [(2, "b"), (3, "c"), (4, "b")], [(5, "c")])
+    if at == "staged":
+        changed(place, "parts")
+    if at == "commit":
+        before_next(sink, "commit_files", lambda: changed(place, "parts"))
+    sink.commit(second)
+    before = [(0, "z")] if place.kind == "delta" else [(1, "a")]
+    assert place.pairs() == [*before, (2, "b"), (3, "c"), (4, "b"), (5, "c")]
+    third = stage(sink, 3, [(6, "b"), (7, "d")])
+    files = {Path(file).name for file in staged_files(third)}
+    sink.commit(third)
+    assert files <= {Path(file).name for file in place.files()}
+    assert place.pairs() == [*before, (2, "b"), (3, "c"), (4, "b"), (5, "c"), (6, "b"), (7, "d")]
+    place.start(third, 3)
+    assert len(place.pairs()) == 7
+
+
+def staged_files(staged: Sequence[str]) -> list[str]:
+    return [file[0] for text in staged if (found := json.loads(text))[0] == "files" for file in found[4]]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("at", ["before", "staged", "commit"])
+@pytest.mark.parametrize(("how", "words"), [("type", "the table has string"), ("gone", "does not have: k")])
+def test_rows_are_not_written_into_columns_of_others(place: Place, how: str, words: str, at: str, key: Any) -> None:
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    if at == "before":
+        changed(place, how)
+    second = stage(sink, 2, [(2, "b")])
+    if at == "staged":
+        changed(place, how)
+    if at == "commit":
+        before_next(sink, "commit_rows" if key else "commit_files", lambda: changed(place, how))
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        sink.commit(second)
+    assert "was changed after rows of the last checkpoint were staged" in str(caught.value)
+    assert "drop=['out']" in str(caught.value)
+    assert len(place.rows()) == 1
+    with pytest.raises(ConfigurationError, match=words):
+        place.start([*first, *second], 2, key=key)
+
+
+def test_a_constraint_that_comes_later_is_obeyed(delta: Place) -> None:
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    second = stage(sink, 2, [(5, "b")])
+    changed(delta, "constraint")
+    with pytest.raises(ConfigurationError, match=r"delta.constraints.small = k < 3"):
+        sink.commit(second)
+    assert delta.pairs() == [(1, "a")]
+
+
+def test_rows_against_a_constraint_end_the_commit_without_their_values(delta: Place) -> None:
+    sink = delta.start(key="k")
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    changed(delta, "constraint")
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    with pytest.raises(SinkError, match="1 rows are against what the table demands: k < 3") as caught:
+        sink.commit(stage(sink, 3, [(5, "secret"), (1, "c")]))
+    assert "secret" not in str(caught.value)
+    assert delta.pairs() == [(1, "a"), (2, "b")]
+
+
+def test_two_sinks_of_one_identity_do_not_share_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    monkeypatch.setattr(SinkContext, "identity", sink._opened.identity)
+    other = place.make()
+    other.open(SinkContext(SESSION, "job", "life", Generation(3), "other", fsync=False))
+    with pytest.raises(
+        ConfigurationError, match="is the record of sink 'out' of job 'job'; expected that of sink 'other'"
+    ):
+        other.recover([], Epoch(0), fresh=True)
+
+
+def test_a_renamed_column_takes_its_rows_along(tmp_path: Path) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    with place.table().update_schema() as schema:
+        schema.rename_column("v", "old")
+    with place.table().update_schema() as schema:
+        schema.add_column("v", IcebergString())
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    found = sorted((row["k"], row["v"], row["old"]) for row in place.rows().to_pylist())
+    assert found == [(1, None, "a"), (2, "b", None)]
 
 
 def test_files_end_at_their_size_and_are_held_together(delta: Place) -> None:

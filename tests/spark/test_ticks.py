@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.core.errors import CorruptionError, KeeperError, UnavailableError
+from strandline.core.errors import CorruptionError, KeeperError, SparkError, UnavailableError
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.protocol import Ack
-from strandline.plan.parallelism import Told
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
@@ -25,6 +24,11 @@ from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.progress import Progress
 from strandline.spark.job.run import Run
 from strandline.spark.job.sourcewatch import SourceWatch
+from strandline.spark.job.supervision import Desired
+
+
+def context_that(*, stopped: bool) -> Any:
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: stopped)))
 
 
 def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
@@ -44,6 +48,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     made._watch = SourceWatch(query, 0)
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
+    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))
     made.restored = None
     made._finished_us = None
     made._times = SimpleNamespace(look=lambda late_rows, reached_us, now_us: None)
@@ -69,13 +74,54 @@ def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], t
     assert len(made.ticks) == ticks
 
 
+def query_of(*, active: bool = True, found_nothing: bool = False, process: Callable[[], None] = lambda: None) -> Any:
+    streaming = SimpleNamespace(noNewData=lambda: found_nothing)
+    return SimpleNamespace(
+        isActive=active, exception=lambda: None, processAllAvailable=process,
+        _jsq=SimpleNamespace(streamingQuery=lambda: streaming),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "found_nothing"), [(False, True), (False, False), (True, False), (True, True)])
+def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bool, found_nothing: bool) -> None:
+    """Spark says the same of one that somebody has stopped: what the sources still have would stay unread."""
+    assert not SourceWatch(query_of(), 0, ends=ends).has_ended()
+    watch = SourceWatch(query_of(active=False, found_nothing=found_nothing), 0, ends=ends)
+    if ends and found_nothing:
+        assert watch.has_ended()
+    else:
+        with pytest.raises(SparkError, match="query of the job was stopped, and not by the job"):
+            watch.has_ended()
+    run: Any = object.__new__(Run)
+    run._state, run._error, run._ended = "running", None, threading.Event()
+    driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
+    run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=watch.query, driver=driver)
+    if not found_nothing:
+        with pytest.raises(UnavailableError, match="was not exhausted"):
+            run.process_all_available(0.2)
+
+
+def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
+    """A query that waits for rows does not notice: Spark says that it is active."""
+    made = attempt(active=False, idle_s=0.01)
+    made.driver.failed, made.driver.epoch_carries_trigger = threading.Event(), False
+    made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
+    made.driver.watermarks.reached_us = 0
+    made.coordinator.advance, made._sources = lambda: None, SimpleNamespace(deliver=lambda looked: None)
+    made._watch = SourceWatch(query_of(), 0)
+    made._watch.has_looked = made._poll_if_idle = lambda: None
+    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=True))
+    with pytest.raises(SparkError, match="session has been stopped"):
+        made._look_after(lambda: False)
+
+
 def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
 
     def attempt_with(process: Callable[[], None]) -> Any:
         driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
-        return SimpleNamespace(query=SimpleNamespace(processAllAvailable=process), driver=driver)
+        return SimpleNamespace(query=query_of(process=process), driver=driver)
 
     processed: list[int] = []
     again = attempt_with(lambda: processed.append(1))
@@ -141,7 +187,8 @@ class Reading:
         driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
         driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
-        driver.failed, driver.progress, driver.drained = threading.Event(), Progress(Epoch(0)), False
+        driver.failed, driver.progress = threading.Event(), Progress(Epoch(0))
+        driver.is_draining = driver.drained = False
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
         driver._trigger = lambda epoch: None
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
@@ -228,7 +275,7 @@ def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(
 def test_no_tick_comes_after_a_last_checkpoint() -> None:
     driver: Any = object.__new__(EpochDriver)
     driver._lock, driver.paused, driver.failed = threading.Lock(), threading.Event(), threading.Event()
-    driver.sealed, driver.drained = threading.Event(), False
+    driver.sealed, driver.is_draining, driver.drained = threading.Event(), False, False
     driver.progress, driver._nothing = Progress(Epoch(7)), object()
     driver.has_due = lambda by_us: True
     ran: list[Epoch] = []
@@ -239,6 +286,64 @@ def test_no_tick_comes_after_a_last_checkpoint() -> None:
     driver.paused.clear()
     assert driver.tick()
     assert ran == [8]
+    driver._lock = Turns(driver.paused.set)
+    assert not driver.tick(), "paused after the first look, and before the lock"
+    assert ran == [8]
+
+
+class Turns:
+    """A lock before whose turns something happens, in this order: what a thread has seen may not be so any more."""
+
+    def __init__(self, *happens: Callable[[], object]) -> None:
+        self._happens = iter(happens)
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        del blocking
+        next(self._happens, lambda: None)()
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def gated() -> tuple[Any, list[Any]]:
+    """Return an epoch driver, and what its epochs are given."""
+    driver: Any = Reading().driver
+    ran: list[Any] = []
+    driver._run = lambda df, epoch, looked_us=None: ran.append(df)
+    driver._nothing = "nothing"
+    return driver, ran
+
+
+def test_a_batch_that_waits_for_the_lock_begins_no_epoch_of_a_run_that_was_paused_meanwhile() -> None:
+    driver, ran = gated()
+    before: list[list[Any]] = []
+    driver._lock = Turns(driver.paused.set, lambda: (before.append([*ran]), driver.paused.clear()))
+    driver("rows", 6)
+    assert (before, ran) == ([[]], ["rows"])
+
+
+def test_a_batch_that_waits_for_the_lock_begins_no_epoch_behind_the_end_of_time() -> None:
+    """All of its rows would be late, and the sources' place behind them."""
+    driver, ran = gated()
+    driver._lock = Turns(driver.drain, lambda: None, driver.sealed.set)
+    with pytest.raises(KeeperError, match="has ended already"):
+        driver("rows", 6)
+    assert (driver.drained, ran) == (True, ["nothing"])
+
+
+def test_a_run_that_is_paused_is_not_drained() -> None:
+    """Its last checkpoint becomes a savepoint: what a drain gives would be shown, and come again behind that."""
+    driver, ran = gated()
+    driver._lock = Turns(driver.paused.set)
+    assert not driver.drain()
+    assert (driver.drained, ran) == (False, [])
 
 
 def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> None:
@@ -257,6 +362,27 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     assert not made._look_after(lambda: next(over))
     made.driver.paused.clear()
     assert made._look_after(lambda: False)
+
+
+def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> None:
+    """It would come to its end again, and wait again, for ever: each time with another checkpoint."""
+    made = attempt(active=False, idle_s=0.0)
+    made._b.name, made.coordinator.shows_all, made._unshown_since = "job", False, time.monotonic() - 3600
+    with pytest.raises(UnavailableError, match="does not take its last rows") as caught:
+        made._is_all_shown()
+    run: Any = object.__new__(Run)
+    assert not run._may_restart(caught.value)
+    assert run._may_restart(UnavailableError("storage is away"))
+
+
+def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:
+    made = attempt(active=False, idle_s=0.0)
+    made.driver.drained, made.driver.progress = True, Progress(Epoch(7))
+    made.restored, made._unshown_since = SimpleNamespace(epoch=7), 0.0
+    made.coordinator.shows_all = False
+    assert not made._is_drained()
+    made.coordinator.shows_all = True
+    assert made._is_drained()
 
 
 class Beating:
@@ -289,7 +415,7 @@ class Beating:
 def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_that_are_due() -> None:
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
-    query = SimpleNamespace(processAllAvailable=lambda: None)
+    query = query_of()
     run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=query, driver=Beating())
     run.process_all_available(10)
 
@@ -341,21 +467,22 @@ def rescalable() -> Any:
         settings=sl.Settings(),
         spark=SimpleNamespace(sparkContext=context),
         plan=SimpleNamespace(pipeline=pipeline),
+        paused=threading.Event(),
     )
     run._state, run._error = "running", None
-    run._again, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
-    run._stopping, run._told = threading.Event(), Told()
-    run._checkpoint_of = lambda attempt, deadline: time.sleep(0.05)
+    run._ended, run._changing, run._stopping = threading.Event(), threading.Lock(), threading.Event()
+    run._desired = run._begun_with = Desired()
+    run._checkpoint_of = lambda attempt, deadline, progress: time.sleep(0.05)
 
     def attempt() -> Any:
-        return SimpleNamespace(has=run._told.job, driver=SimpleNamespace(operators=[], paused=threading.Event()))
+        return SimpleNamespace(has=run._begun_with.parallelism.job, driver=SimpleNamespace(operators=[]))
 
     def supervise() -> None:
-        while not run._ended.is_set():
-            if run._again.wait(0.01):
+        while not run._ended.wait(0.01):
+            if run._is_over():
                 time.sleep(0.05)
                 run._state, run._attempt = "rescaling", None
-                run._again.clear()
+                run._begun_with = run._desired
                 run._attempt, run._state = attempt(), "running"
 
     run._attempt = attempt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections import Counter
@@ -40,6 +41,8 @@ class Ledger:
         self.after: Callable[[], None] = lambda: None
         """Called when it has, before anybody is told."""
         self.lock = threading.Lock()
+        self.silent: set[int] = set()
+        """Lanes in which nobody answers."""
         self.bad: set[int] = set()
         """Rows that are refused, each with all others of its transaction."""
 
@@ -76,6 +79,8 @@ class KeptLane(sl.sinks.Connection):
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         self.ledger.before()
+        if self.lane in self.ledger.silent:
+            away()
         with self.ledger.lock:
             if self.ledger.generations[self.writer.sink] > self.writer.generation:
                 raise FencedError("claimed by a newer one")
@@ -131,6 +136,43 @@ def test_a_target_in_memory(ledger: Any, check: Check, parallel: bool) -> None:
     check(trial)
 
 
+@pytest.mark.parametrize("lanes", [(True, False), (False, True)], ids=["to one lane", "to a lane a partition"])
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_target_may_have_other_lanes_at_the_next_start(
+    ledger: Any, lanes: tuple[bool, bool], crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = (trial_of(ledger, parallel=parallel) for parallel in lanes)
+    after.storage = before.storage
+    sink = before.start()
+    pending = before.stage(sink, 1)
+    if crash:
+        with monkeypatch.context() as patched:
+            patched.setattr("strandline.core.failpoints.hit", lambda name: away() if name == "sink.delivered" else None)
+            with suppress(ConnectionError):
+                sink.commit(pending)
+    else:
+        assert not sink.commit(pending)
+    after.generation = 1
+    sink = after.start(pending, 1)
+    assert not sink.commit(after.stage(sink, 2))
+    after.expect(1, 2)
+    assert not waiting_files(after)
+
+
+def test_what_an_older_run_has_staged_comes_before_what_is_newer_in_other_lanes(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    older = trial.stage(sink, 1)
+    sink = trial.open()
+    newer = trial.stage(sink, 2, tasks=1)
+    ledger.silent = {1}
+    left = sink.commit([*newer, *older])
+    assert len(left or ()) == 2
+    ledger.silent = set()
+    assert not sink.commit(left or ())
+    assert [number // 1_000_000 for number in ledger.rows] == [1] * 6 + [2] * 6
+
+
 def waiting_files(trial: Trial) -> list[Path]:
     return [path for path in Path(trial.storage).rglob("*") if path.is_file()]
 
@@ -172,12 +214,58 @@ def test_a_job_begins_only_when_the_target_has_what_the_checkpoint_lists(ledger:
     sink = trial.start()
     pending = trial.stage(sink, 1)
     ledger.before = away
-    with pytest.raises(UnavailableError, match="sink 'out' of job 'job': the target does not answer: nobody listens"):
+    with pytest.raises(UnavailableError, match=r"the target does not answer, and rows .*: nobody listens"):
         trial.start(pending, 1)
     ledger.before = lambda: None
     trial.start(pending, 1)
     trial.expect(1)
     assert waiting_files(trial) == []
+
+
+def test_a_run_that_goes_on_while_the_target_is_away_claims_it_before_the_first_row(ledger: Any) -> None:
+    """A restart, a rescale and a rollback need storage alone; what was staged before, and since, comes in order."""
+    trial = trial_of(ledger)
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    older = copy.copy(sink)
+    ledger.before = away
+    assert sink.commit(first) == first
+    trial.open(sink)
+    assert sink.recover(first, Epoch(1), fresh=False) == first
+    assert sink.status().waiting_rows
+    # Tasks of the run before may go on: what they write is listed, and nobody writes it again.
+    ledger.before = lambda: None
+    assert older.commit(first[:1]) == []
+    ledger.before = away
+    second = trial.stage(sink, 2)
+    assert sink.commit([*first, *second]) == [*first, *second]
+    trial.open(sink)
+    assert sink.recover([*first, *second], Epoch(2), fresh=False) == [*first, *second]
+    third = trial.stage(sink, 3)
+    ledger.before = lambda: None
+    assert sink.commit([*first, *second, *third]) == []
+    trial.expect(1, 2, 3)
+    assert not sink.status().waiting_rows
+    # It is behind what is on record, and claimed: nothing that it has staged since can show.
+    with suppress(FencedError):
+        older.commit(trial.stage(older, 4))
+    trial.expect(1, 2, 3)
+    trial.start([], 3, made=sink)
+    assert waiting_files(trial) == []
+
+
+def test_a_target_that_refuses_its_claim_when_it_is_back_ends_the_run(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    ledger.before = away
+    trial.open(sink)
+    assert sink.recover(pending, Epoch(1), fresh=False) == pending
+    ledger.before = lambda: None
+    ledger.generations.update(dict.fromkeys(ledger.generations, 99))
+    with pytest.raises(FencedError):
+        sink.commit(pending)
+    trial.expect()
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -292,8 +380,10 @@ def test_staged_rows_that_are_damaged_are_not_written(ledger: Any) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptionError, match="its checksum does not match"):
+    with pytest.raises(CorruptionError, match="sink 'out' of job 'job': staged rows cannot be read") as caught:
         sink.commit(pending)
+    assert "its checksum does not match" in str(caught.value)
+    assert "drop=" in str(caught.value)
     assert ledger.rows == []
 
 
@@ -436,6 +526,20 @@ def test_a_target_that_was_put_back_is_not_written_to(ledger: Any) -> None:
     ledger.rows, ledger.marks = newer
     trial.start(third, 3)
     trial.expect(1, 2, 3)
+
+
+def test_a_lane_without_rows_is_asked_at_a_start(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    reached = sink.reached()
+    assert reached is not None
+    trial.start([reached], 1)
+    del ledger.marks[next(key for key in ledger.marks if key[1] == 2)]
+    with pytest.raises(CorruptionError, match=r"less on record than it had.*lane 2 is at nothing"):
+        trial.start([reached], 1)
+    with pytest.raises(CorruptionError, match="lane 2 is at nothing"):
+        trial.start([*trial.stage(sink, 2, tasks=1), reached], 2)
 
 
 def test_a_target_may_be_ahead_of_an_older_checkpoint(ledger: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli.upgrades import as_data, check_all, look_into
+from strandline.control.telling import listening
 from strandline.format.manifest import OlderSchema
 from strandline.spark.job.checking import Check, Looker
 from tests.snapshot.helpers import tree
@@ -64,7 +65,10 @@ def test_a_job_goes_on_with_another_type_name_and_uid(
         assert all(file.inline is not None for part in operator.partitions for file in part.files)
     wider = sl.uid("more", was="count")
     # The second attempt goes on from a checkpoint of the old program or of the new one: it fits both.
-    go_on(CountMore(), wider, now, kills=1)
+    told: list[str] = []
+    with listening(lambda text, is_detail: told.append(text)):
+        go_on(CountMore(), wider, now, kills=1)
+    assert "job 'small': state 'more.count': migrated, was 'seen' (value: bigint -> decimal(20,0))" in told
     (operator,) = max(manifests(case.root / "ck" / "small").items())[1].operators
     assert operator.uid == "more"
     states = {state.name: (state.schema_id, state.older) for state in operator.states}

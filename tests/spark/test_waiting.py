@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,13 @@ from typing import Any
 import pytest
 
 from strandline.control.status import State
-from strandline.core.errors import CheckpointError, StrandlineError
+from strandline.core.errors import CheckpointError, ConfigurationError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.ids import CheckpointId
+from strandline.core.times import END_US
+from strandline.runtime.watermarks import REACHED
+from strandline.spark.job import run as running
+from strandline.spark.job import supervision
+from strandline.spark.job.draining import Draining
 from strandline.spark.job.run import Run
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run as Keepers
@@ -24,15 +32,15 @@ class Asked:
 
     def __init__(self, tmp: Path) -> None:
         self.run: Any = Run.__new__(Run)
-        self.run._b = SimpleNamespace(name="job")
+        self.run._b = SimpleNamespace(name="job", paused=threading.Event())
         self.run._stopping, self.run._ended = threading.Event(), threading.Event()
         self.store, self.tmp = open_store("memory://"), tmp
         self.answer: Any = None
         self.become("starting")
 
-    def begin(self) -> Keepers:
+    def begin(self, *, drained: bool = False) -> Keepers:
         keepers = Keepers(self.store, self.tmp, late_clock(), config=every_epoch(tolerable_failures=None))
-        driver = SimpleNamespace(paused=threading.Event())
+        driver = SimpleNamespace(drained=drained)
         self.run._attempt = SimpleNamespace(coordinator=keepers.coordinator, driver=driver)
         self.run._state = "running"
         return keepers
@@ -40,17 +48,10 @@ class Asked:
     def become(self, state: State) -> None:
         self.run._state, self.run._attempt = state, None
 
-    def ask(self, timeout: float | None = 30.0, *, last: bool = False, **given: Any) -> threading.Thread:
+    def ask(self, timeout: float | None = 30.0, **given: Any) -> threading.Thread:
         def ask() -> None:
             try:
-                if last:
-                    # As stop(checkpoint=True) and rescale() do: of this attempt, and nothing comes after it.
-                    attempt = self.run._pause_with_checkpoint(time.monotonic() + (timeout or 30.0))
-                    assert attempt is self.run._attempt
-                    assert attempt.driver.paused.is_set()
-                    self.answer = attempt.coordinator.history[-1]
-                else:
-                    self.answer = self.run.checkpoint(timeout, **given)
+                self.answer = self.run.checkpoint(timeout, **given)
             except StrandlineError as error:
                 self.answer = error
 
@@ -85,9 +86,7 @@ def test_asked_before_the_job_works(asked: Asked, state: State) -> None:
 
 
 @pytest.mark.parametrize("is_triggered", [False, True])
-@pytest.mark.parametrize(
-    "given", [{}, {"progress": lambda stats: None}, {"last": True}], ids=lambda given: next(iter(given), "plain")
-)
+@pytest.mark.parametrize("given", [{}, {"progress": lambda stats: None}], ids=lambda given: next(iter(given), "plain"))
 def test_asked_of_an_attempt_that_ends(asked: Asked, is_triggered: bool, given: dict[str, Any]) -> None:
     keepers = asked.begin()
     asking = asked.ask(**given)
@@ -138,3 +137,160 @@ def test_who_has_no_time_is_told_what_the_job_is_at(asked: Asked) -> None:
     asked.become("rescaling")
     asked.ask(0.05).join(20)
     assert str(asked.answer).startswith("job 'job' is still rescaling after 0.05 s: no checkpoint was taken")
+
+
+def test_the_savepoint_of_a_drain_is_of_an_attempt_that_has_drained(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes its place gives its windows once more: they would come again behind a savepoint of before that."""
+    made: list[Any] = []
+    monkeypatch.setattr(running, "target_of", lambda *_: None)
+    monkeypatch.setattr(running, "save", lambda blueprint, take, *_: made.append(take()))
+    keepers = asked.begin(drained=True)
+    deadline = time.monotonic() + 30
+    saving = threading.Thread(target=asked.run._save_drained, args=(deadline, "url", "native", None), daemon=True)
+    saving.start()
+    until(lambda: keepers.coordinator._requests)
+    keepers.coordinator.close("the run ended")
+    asked.become("restarting")
+    keepers = asked.begin()
+    time.sleep(0.1)
+    assert not keepers.coordinator._requests
+    asked.run._attempt.driver.drained = True
+    until(lambda: keepers.coordinator._requests)
+    keepers.checkpoint()
+    saving.join(20)
+    assert [stats.status for stats in made] == ["completed"]
+
+
+class Attempts:
+    """A run whose supervisor is real, and whose attempts say what they have begun with. Storage is `go_back`'s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run: Any = Run.__new__(Run)
+        self.begun: list[tuple[int | None, list[int]]] = []
+        self.gone_back: list[int] = []
+        self.failures: dict[str, list[BaseException]] = {"go_back": [], "start": [], "watch": []}
+        run, noop = self.run, lambda *_, **__: None
+        self.verified = SimpleNamespace(checkpoint=2, watermarks={REACHED: 0})
+        run._b = SimpleNamespace(
+            draining=Draining(), name="job", paused=threading.Event(), holds=nullcontext(), jobdir=None, clock=None,
+            plan=SimpleNamespace(sinks=[]),
+        )  # fmt: skip
+        run._stopping, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
+        run._desired = run._begun_with = supervision.Desired()
+        run._excluded, run._least_id, run._claim, run._failed_at = frozenset({2}), 1, None, 0.0
+        run._attempt, run._starting, run._error, run._state = None, None, None, "starting"
+        run._enter = lambda state: setattr(run, "_state", state)
+        run._tell_begin = run._end_attempt = noop
+        run._forget_attempt = lambda: setattr(run, "_attempt", None)
+        run._recover = lambda error: (run._enter("restarting"), run._forget_attempt())
+        run._checkpoint_of = lambda *_: None
+        monkeypatch.setattr(supervision, "Starting", self._starting)
+        monkeypatch.setattr(supervision, "go_back", self._go_back)
+        monkeypatch.setattr(running, "verify_own", lambda *_: self.verified)
+        monkeypatch.setattr(running, "check_rollback", noop)
+
+    def _fail(self, what: str) -> None:
+        if self.failures[what]:
+            raise self.failures[what].pop(0)
+
+    def _go_back(self, jobdir: Any, checkpoint: int, clock: Any, claim: Any) -> Any:
+        self._fail("go_back")
+        self.gone_back.append(checkpoint)
+
+    def _starting(self, blueprint: Any, excluded: Any, least_id: int, claim: Any, told: Any) -> Any:
+        def start() -> Any:
+            self._fail("start")
+            self.begun.append((told.job, [*self.gone_back]))
+            return SimpleNamespace(watch=watch, coordinator=SimpleNamespace(next_id=1))
+
+        def watch(is_over: Callable[[], bool]) -> bool:
+            while not is_over():
+                self._fail("watch")
+                time.sleep(0.001)
+            return False
+
+        return SimpleNamespace(start=start, claim=None)
+
+    def __enter__(self) -> Attempts:
+        self._thread = threading.Thread(target=self._supervise, daemon=True)
+        self._thread.start()
+        until(lambda: self.run._state == "running")
+        return self
+
+    def _supervise(self) -> None:
+        self.run._run_attempts()
+        self.run._enter("stopped")
+        self.run._ended.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.run._stopping.set()
+        self._thread.join(20)
+
+
+@pytest.mark.parametrize("at", ["go_back", "start"])
+def test_a_rollback_survives_the_attempts_that_fail_before_it_is_carried_out(
+    monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    with Attempts(monkeypatch) as attempts:
+        attempts.failures[at] = [UnavailableError("storage is away"), UnavailableError("storage is away")]
+        attempts.run.rollback(2)
+        assert attempts.begun == [(None, []), (None, [2])]
+        assert not attempts.run._excluded, "it was found damaged once, and is whole now"
+        # Carried out once, whatever comes later; and again when it is asked for again.
+        attempts.failures["watch"] = [UnavailableError("a keeper died")]
+        until(lambda: len(attempts.begun) == 3)
+        assert attempts.gone_back == [2]
+        attempts.run.rollback(2)
+        assert attempts.gone_back == [2, 2]
+
+
+def test_a_rollback_that_storage_refuses_is_an_error_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Attempts(monkeypatch) as attempts:
+        attempts.failures["go_back"] = [NotFoundError("it is gone")]
+        with pytest.raises(NotFoundError, match="it is gone"):
+            attempts.run.rollback(CheckpointId(2))
+        assert (attempts.run._state, attempts.gone_back) == ("running", [])
+        assert not attempts.run._b.paused.is_set()
+
+
+def test_a_job_does_not_go_back_to_a_checkpoint_that_it_was_drained_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be finished at once, with its input unread."""
+    with Attempts(monkeypatch) as attempts:
+        attempts.verified.watermarks = {REACHED: END_US}
+        with pytest.raises(ConfigurationError, match="does not go back to checkpoint 2: it was drained with that one"):
+            attempts.run.rollback(2)
+        assert (attempts.run._state, attempts.gone_back) == ("running", [])
+
+
+def test_commands_are_true_of_the_same_attempt_and_of_all_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollback that nobody waits for any more is not forgotten by a rescale, which waits for its turn."""
+    with Attempts(monkeypatch) as attempts:
+        run = attempts.run
+        attempts.failures["go_back"] = [UnavailableError("storage is away")] * 3
+        with pytest.raises(UnavailableError, match="the rollback to checkpoint 2 is not complete yet"):
+            run.rollback(2, timeout=0.0)
+        run._desired = replace(run._desired, parallelism=run._desired.parallelism.and_then(3))
+        until(lambda: attempts.begun[-1] == (3, [2]))
+        attempts.failures["watch"] = [UnavailableError("a keeper died")]
+        until(lambda: attempts.begun[-2:] == [(3, [2])] * 2)
+
+
+def test_a_run_that_is_stopped_with_a_checkpoint_stays_paused_in_whatever_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused: list[bool] = []
+    with Attempts(monkeypatch) as attempts:
+        run = attempts.run
+        run._thread, run._control = threading.Thread(target=lambda: None), SimpleNamespace(join=lambda: None)
+        run._thread.start()
+
+        def fail_then_checkpoint(timeout: float) -> None:
+            attempts.failures["watch"] = [UnavailableError("a keeper died")]
+            until(lambda: len(attempts.begun) == 2)
+            paused.append(run._b.paused.is_set())
+
+        run.checkpoint = fail_then_checkpoint
+        run.stop(checkpoint=True)
+        assert (paused, run._b.paused.is_set()) == ([True], True)

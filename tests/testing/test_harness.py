@@ -441,6 +441,29 @@ class Life(KeyedProcess):
             file.write(what + "\n")
 
 
+class Unstorable(KeyedProcess):
+    """Keeps what its types look like and do not hold."""
+
+    n = Value("bigint")
+    notes = List("string")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        if event.k == "n":
+            self.n.value = 1 << 70
+        else:
+            self.notes.append("\ud800")
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+@pytest.mark.parametrize("state", ["n", "notes"])
+def test_state_that_no_snapshot_could_hold_is_refused_in_its_epoch(backend: Any, state: str) -> None:
+    with Harness(Unstorable(), schema="k string", key="k", output=OUT, backend=backend) as h:
+        with pytest.raises(StateTypeError, match=f"state '{state}': the value does not fit the declared type"):
+            h.push((state,))
+        assert h.state(state)["n"] is None
+        h.snapshot()
+
+
 def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
     log = tmp_path / "log"

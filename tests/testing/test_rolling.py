@@ -60,10 +60,10 @@ def collect(found: Any, event: Any) -> Any:
     return found.n + 1, found.vs
 
 
-def test_a_null_is_a_value_and_not_the_beginning() -> None:
-    step = {None: "nothing", "start": None, "nothing": "something"}
-    with Harness(KEYED.fold("said string", "start", lambda said, _: step[said], uid="f")) as h:
-        assert [r.said for r in h.push(*[(1, "x", None)] * 3)] == [None, "nothing", "something"]
+def test_null_is_a_value_where_a_fold_begins_with_it() -> None:
+    step = {None: "something", "something": None}
+    with Harness(KEYED.fold("said string", None, lambda said, _: step[said], uid="f")) as h:
+        assert [r.said for r in h.push(*[(1, "x", None)] * 3)] == ["something", None, "something"]
 
 
 def test_a_key_that_is_silent_begins_anew() -> None:
@@ -109,6 +109,17 @@ def test_a_function_that_gives_what_does_not_fit_is_told_so() -> None:
     for stream, said in (
         (KEYED.fold("n int", 0, lambda n, e: "x", uid="f"), "the function of fold() raised for key 'x'"),
         (KEYED.fold("n int", 0, lambda n, e: "x", uid="f"), "what it gave does not fit int"),
+        (KEYED.fold("n array<int>", [], lambda n, e: n.append(1), uid="f"), "gave None, expected the new value"),
+        (
+            KEYED.window(sl.Global(count=3)).fold("n array<int>", [], lambda n, e: n.append(1), uid="f"),
+            "the function gave None, expected the new value",
+        ),
+        (
+            KEYED.window(sl.Global(count=3)).aggregate(
+                "array<int>", create=list, add=lambda n, e: n.append(1), output="n array<int>", uid="f"
+            ),
+            "the function gave None, expected the new value",
+        ),
         (KEYED.reduce(lambda a, b: None, uid="r"), "the function of reduce() gave None, expected a row"),
         (KEYED.reduce(lambda a, b: (1,), uid="r"), "the function of reduce() raised for key 'x'"),
         (

@@ -61,6 +61,17 @@ def test_by_the_watermark() -> None:
         assert ns(h.advance_watermark(at(60))) == [15]
 
 
+@pytest.mark.parametrize("kind", [MINUTE, sl.Session("60s")])
+def test_by_the_watermark_however_far_ahead_the_event_is(kind: Any) -> None:
+    slow = events("k string, v int, ts timestamp").watermark("ts", "1h").key_by("k")
+    with Harness(summed(slow.window(kind, early=sl.Early("10s", time="event")))) as h:
+        h.push(("x", 1, at(3)))
+        assert ns(h.advance_watermark(at(10))) == [1]
+        h.push(("x", 2, at(45)))
+        assert ns(h.advance_watermark(at(19))) == []
+        assert ns(h.advance_watermark(at(20))) == [3]
+
+
 def test_by_whichever_comes_first() -> None:
     with Harness(summed(TIMED.window(MINUTE, early=sl.Early("10s", events=2), accumulate=False))) as h:
         assert ns(h.push(*(("x", v, at(1)) for v in (1, 2, 4)))) == [3]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.failure import without_credentials
 from strandline.core.settings import parse_duration_ms
+from strandline.core.urls import check_url
 
 Duration = str | int | float
 
@@ -19,12 +21,12 @@ class Checkpoints:
     `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; without it, checkpoints
     are taken only on demand. `tolerable_failures` is how many may fail in a row before the job is restarted; None
     means any number. `storage_options` go to the storage client; they are never logged, nor written into
-    checkpoints. (They travel to keepers in a Spark broadcast, which Spark keeps in its own temporary files meanwhile.)
+    checkpoints or other files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
     """
 
-    directory: str | Path
+    directory: str | Path = field(repr=False)
     every: Duration | None = None
     mode: Literal["full", "incremental"] = "incremental"
     retain: int = 1
@@ -32,6 +34,11 @@ class Checkpoints:
     min_pause: Duration = 0
     tolerable_failures: int | None = 0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        shown = [f"directory={without_credentials(str(self.directory))!r}"]
+        shown += [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr]
+        return f"Checkpoints({', '.join(shown)})"
 
     def __post_init__(self) -> None:
         if self.mode not in ("full", "incremental"):
@@ -43,6 +50,7 @@ class Checkpoints:
             raise ConfigurationError(f"checkpoints: tolerable_failures is {tolerable!r}, expected 0 or more")
         if not str(self.directory).strip():
             raise ConfigurationError("checkpoints: the directory is empty", hint="give a path or URL")
+        check_url(self.directory)
         _ = (self.interval_ms, self.min_pause_ms)
         if not self.timeout_ms:
             raise ConfigurationError(f"checkpoints: timeout is {self.timeout!r}, expected more than 0")

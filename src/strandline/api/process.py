@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from strandline.api.states import Keys, State
 
@@ -111,6 +111,10 @@ class _StatefulFunction:
     _bound_states: Mapping[str, State] = MappingProxyType({})
     """Where a job runs it: its states by name. Anywhere else nothing is in their places that could be lost."""
 
+    not_state: ClassVar[Sequence[str]] = ()
+    """Names of variables, of the instance, its class or its module, that events change and that may be lost, such as
+    caches. Others that events change are errors in a harness, and warnings in the first epochs of a job."""
+
     # Type checkers are not told: they would take every attribute for one that exists.
     if not TYPE_CHECKING:
 
@@ -131,7 +135,8 @@ class KeyedProcess(_StatefulFunction):
 
     Declare state as class attributes. Within a partition calls happen one after the other; a key's events always
     reach the same partition. The instance is shipped to other processes: keep no open resources in `__init__`, make
-    them in `open`. Instance attributes are not state: they are lost when the process ends.
+    them in `open`. Instance attributes are not state: they are lost when the process ends. A harness refuses a function
+    whose events change them, unless `open` has made them, or `not_state` names them.
 
     >>> class Count(KeyedProcess):
     ...     seen = Value("bigint", default=0)

@@ -52,6 +52,8 @@ class Coordinator:
     """Where somebody else's snapshot is that this run began with; "" once there is a checkpoint of its own."""
     _holds: Holds = field(default_factory=Holds)
     """While it is held, no checkpoint is subsumed; what is overdue then goes with the next."""
+    _unshown: Manifest | None = None
+    """The newest checkpoint, while sinks do not show all of it; at first the restored one."""
 
     def __post_init__(self) -> None:
         self._retention = Retention(
@@ -72,8 +74,6 @@ class Coordinator:
         self._last_trigger_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
-        self._unshown: Manifest | None = None
-        """The newest checkpoint, while sinks do not show all of it."""
         self._show_from_ms = -float("inf")
         self._history = History(Counts(restored=1 if self._restored is not None or self._depends_on else 0))
 

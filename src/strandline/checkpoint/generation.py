@@ -61,8 +61,10 @@ CLAIM = RecordFormat(b"SLCLAIM1", 1, ClaimRecord, "the claim")
 class Claim:
     """A driver's ownership of a job, until a newer one claims it."""
 
-    def __init__(self, jobdir: JobDirectory, generation: Generation, owner: str) -> None:
+    def __init__(self, jobdir: JobDirectory, generation: Generation, owner: str, *, is_again: bool = False) -> None:
+        """`is_again`: the driver has had an older claim, and restarts its job."""
         self._jobdir = jobdir
+        self.is_again = is_again
         self.generation = generation
         self.owner = owner
         self.has_base = False
@@ -190,7 +192,7 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
         else:
             if previous is not None:
                 previous.check_there()
-            return Claim(jobdir, generation, owner)
+            return Claim(jobdir, generation, owner, is_again=previous is not None)
 
 
 def _newest_claimed(jobdir: JobDirectory) -> Generation:

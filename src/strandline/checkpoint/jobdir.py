@@ -20,6 +20,9 @@ START_PATH = f"{GENERATIONS}/start"
 """Where the job's sources began, before its first checkpoint."""
 SINKS = "sinks"
 """The folder of rows that sinks have staged, and that wait for their way into what they write to."""
+PINS = "pins"
+"""The folder of the pins of readers."""
+_OURS = re.compile(rf"chk-\d+|shared|{GENERATIONS}|{SINKS}|{PINS}")
 _SHARED = re.compile(r"shared/[^/]+/[^/]+")
 _PROBE = f"{GENERATIONS}/probe-"
 
@@ -84,8 +87,8 @@ def _number_in(shape: str, kind: Callable[[int], T]) -> Callable[[str], T | None
 
 manifest_id = _number_in("chk-#/_metadata", CheckpointId)
 """Return the checkpoint whose manifest a path is."""
-checkpoint_id = _number_in("chk-#/.+", CheckpointId)
-"""Return the checkpoint in whose folder a path is."""
+checkpoint_id = _number_in("chk-#/[^/]+", CheckpointId)
+"""Return the checkpoint of which an object of this path is."""
 claimed_generation = _number_in("generations/#", Generation)
 """Return the generation whose claim a path is."""
 based_generation = _number_in(r"generations/#\.base", Generation)
@@ -94,6 +97,11 @@ turned_generation = _number_in(r"generations/#\.turned", Generation)
 """Return the generation of whose base record a path is the copy."""
 published_generation = _number_in(r"generations/#\.published", Generation)
 """Return the generation whose record of its first checkpoint a path is."""
+
+
+def is_ours(name: str) -> bool:
+    """Whether a folder of this name in a job's directory is for the job's own files."""
+    return _OURS.fullmatch(name) is not None
 
 
 def is_checkpoints(path: str) -> bool:
@@ -107,6 +115,11 @@ def check_job_name(job: Any) -> None:
         raise ConfigurationError(
             f"job name {job!r}: expected letters, digits, '.', '_' and '-', up to 100, a letter or digit first",
             hint="the name is a folder in the checkpoint storage: keep it short and plain",
+        )
+    if is_ours(job):
+        raise ConfigurationError(
+            f"job name '{job}': folders of this name are in a job's directory, for its own files",
+            hint="give the job another name",
         )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from strandline.checkpoint.folder import Folder, delete_quietly
+from strandline.checkpoint.jobdir import PINS
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import CorruptionError, NotFoundError, StrandlineError
 from strandline.core.failpoints import hit
@@ -23,7 +24,6 @@ from strandline.core.ids import unique_name
 from strandline.format.manifest import MANIFEST
 from strandline.storage.base import ObjectInfo
 
-PINS = "pins"
 LEASE_MS = 3_600_000
 _RENEW_MS = LEASE_MS // 4
 _PIN = re.compile(rf"{PINS}/[0-9a-f]{{32}}/_metadata")

@@ -12,7 +12,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from msgspec import UNSET
 
@@ -124,25 +124,22 @@ def upload_source(
     except BaseException:
         delete_quietly(jobdir, [path for path, _ in todo])
         raise
-    return SourceInfo(batch=batch, blob=blob, large=large, names=list(names) or UNSET)
+    return SourceInfo(batch=batch, blob=blob, large=large, names=list(names) or UNSET, directory=jobdir.url)
 
 
-def restore_source(folder: Folder, info: SourceInfo, directory: Path) -> None:
-    """Write the captured files into `directory`. Raises CorruptionError naming what is missing or damaged."""
+def read_source(folder: Folder, info: SourceInfo) -> dict[str, bytes]:
+    """Return the captured files. Raises CorruptionError naming what is missing or damaged."""
     stored = {file.path: file for file in info.files()}
     pieces = dict(zip(stored, in_parallel(lambda file: _get(folder, file), stored.values()), strict=True))
     tails = unpack(pieces[info.blob.path], f"{folder.url}/{info.blob.path or '(inline source progress)'}")
     heads = {large.name: b"".join(pieces[s.path] for s in large.segments) for large in info.large}
-    write_files({name: heads.get(name, b"") + tail for name, tail in tails.items()}, directory, folder.url)
+    return {name: heads.get(name, b"") + tail for name, tail in tails.items()}
 
 
-def write_files(files: Mapping[str, bytes], directory: Path, where: str) -> None:
-    """Write captured files into `directory`; raise CorruptionError naming `where` if one belongs outside of it."""
+def write_files(files: Mapping[str, bytes], directory: Path) -> None:
+    """Write captured files into `directory`."""
     for name, data in files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts:
-            raise CorruptionError(f"{where}: the source progress names '{name}', outside of its directory")
-        target = directory / path
+        target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
 
@@ -195,6 +192,8 @@ def unpack(data: bytes, where: str) -> dict[str, bytes]:
             at += _NAME.size + length
             (length,) = _LENGTH.unpack_from(plain, at)
             at += _LENGTH.size
+            if name.startswith("/") or ".." in name.split("/"):
+                raise CorruptionError(f"{where}: the source progress names '{name}', outside of its directory")
             files[name] = plain[at : at + length]
             if len(files[name]) != length:
                 raise CorruptionError(f"{where}: '{name}' is cut off")

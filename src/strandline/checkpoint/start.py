@@ -6,15 +6,15 @@ which ends with the attempt: without this record, a restart would begin at a lat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import START_PATH, JobDirectory
-from strandline.checkpoint.source_log import pack, unpack, write_files
+from strandline.checkpoint.source_log import pack, unpack
 from strandline.core.clock import Clock
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import hit
@@ -36,6 +36,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 _START = RecordFormat(b"SLSTART1", 1, Start, "the start")
 
 
+def start_path(restored: Restored | None) -> str:
+    """Return where the start is of a job that began empty, or with a snapshot.
+
+    A snapshot that does not say how far the sources were read has a start of its own each time it is restored: the
+    start of the job's former life says nothing about it.
+    """
+    if restored is None:
+        return START_PATH
+    key = hashlib.sha256(f"{restored.sha256} {restored.again or ''}".encode()).hexdigest()
+    return f"{START_PATH}-{key[:32]}"
+
+
 def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], names: list[str], clock: Clock) -> None:
     """Make these files the job's start, for ever; saving the same again changes nothing.
 
@@ -44,23 +56,28 @@ def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], n
     restarted from the saved start.
     """
     claim.check()
+    path = start_path(claim.restored)
     start = Start(generation=claim.generation, created_ms=clock.now_ms(), names=names, archive=pack(files))
     hit("start.save.before")
     try:
-        jobdir.create(START_PATH, _START.encode(start))
+        jobdir.create(path, _START.encode(start))
     except ConflictError as error:
-        saved = load_start(jobdir)
+        saved = load_start(jobdir, claim.restored)
         # A generation is one driver's: with it, this is our own earlier try whose answer was lost.
         if saved is not None and msgspec.structs.replace(saved, created_ms=start.created_ms) == start:
             return
         raise ConflictError(
-            f"{jobdir.url}/{START_PATH}: another driver has recorded where the job's sources begin",
+            f"{jobdir.url}/{path}: another driver has recorded where the job's sources begin",
             hint="the job begins again from there by itself; if it goes on, keep only one of its drivers",
         ) from error
 
 
-def load_start(jobdir: JobDirectory) -> Start | None:
-    """Return the job's start, None if there is none yet. Raises CorruptionError if it is damaged."""
+def load_start(jobdir: JobDirectory, restored: Restored | None = None) -> Start | None:
+    """Return the start of a job that began empty, or with a snapshot; None if there is none yet.
+
+    Raises CorruptionError if it is damaged.
+    """
+    path = start_path(restored)
 
     def decode(data: bytes, where: str) -> Start:
         start = _START.decode(data, where)
@@ -68,19 +85,18 @@ def load_start(jobdir: JobDirectory) -> Start | None:
         return start
 
     try:
-        return jobdir.read(START_PATH, decode)
+        return jobdir.read(path, decode)
     except NotFoundError:
         return None
     except CorruptionError as error:
         raise CorruptionError(
-            f"{jobdir.url}/{START_PATH}: where the job's sources began cannot be read: {error}",
+            f"{jobdir.url}/{path}: where the job's sources began cannot be read: {error}",
             hint="it is needed until the first checkpoint: bring it back from a backup, or delete it and accept that "
             "the sources begin anew, as their options say",
-            path=START_PATH,
+            path=path,
         ) from error
 
 
-def write_start(folder: Folder, start: Start, directory: Path) -> None:
-    """Write the saved files into `directory`: given to Spark as `checkpointLocation`, the sources begin there."""
-    where = f"{folder.url}/{START_PATH}"
-    write_files(unpack(start.archive, where), directory, where)
+def start_files(start: Start) -> dict[str, bytes]:
+    """Return the saved files: in a directory that Spark is given as `checkpointLocation`, the sources begin there."""
+    return unpack(start.archive, START_PATH)

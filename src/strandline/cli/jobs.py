@@ -43,6 +43,7 @@ from strandline.control.journal import Record, records
 from strandline.control.status import Status
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.urls import check_url
 
 
 def running_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -189,7 +190,7 @@ def _form(native: bool) -> str:
 
 def _here(url: str) -> str:
     """Return a path as the driver, which may be elsewhere, has to be told it."""
-    return url if "://" in url or not url.strip() else str(Path(url).expanduser().absolute())
+    return url if "://" in check_url(url) or not url.strip() else str(Path(url).expanduser().absolute())
 
 
 def rescale(

@@ -26,8 +26,8 @@ Drop = Annotated[
         "--drop",
         metavar="[JOB=]UID[.NAME]",
         show_default=False,
-        help="A stored operator, or a state or aggregate of it, that the program does not have any more, and that may "
-        "be lost; repeated.",
+        help="A stored operator, or a state, field or aggregate of it, that the program does not have any more, and "
+        "that may be lost; repeated.",
     ),
 ]
 

@@ -13,6 +13,7 @@ import typer
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.settings import default_local_dir
+from strandline.core.urls import check_url
 from strandline.storage.base import ObjectStore
 
 Directory = Annotated[
@@ -48,7 +49,7 @@ def open_directory(directory: str, options: Sequence[str] | None) -> ObjectStore
     from strandline.storage.remote import open_store
     from strandline.storage.retrying import RetryingStore
 
-    parts = urlsplit(directory)
+    parts = urlsplit(check_url(directory))
     if "://" not in directory or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else directory).expanduser()
         if not path.is_dir():

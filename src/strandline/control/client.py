@@ -33,6 +33,7 @@ from strandline.control.wire import (
 )
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.failure import from_failure
+from strandline.core.urls import check_url
 from strandline.core.version import VERSION
 from strandline.keeper.paths import run_sockets
 from strandline.storage.remote import remote_url
@@ -214,7 +215,7 @@ def _identified(path: Path, sock: socket.socket, deadline: float) -> Driver | No
 
 def as_url(directory: str) -> str:
     """Return a checkpoint directory as drivers name it."""
-    parts = urlsplit(directory)
+    parts = urlsplit(check_url(directory))
     if "://" not in directory or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else directory)
         return path.expanduser().absolute().as_uri()

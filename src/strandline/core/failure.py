@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
 
@@ -64,3 +65,9 @@ def whole(what: str, error: BaseException, *, with_values: bool) -> str:
 def shortened(text: str, most: int = 2000) -> str:
     """Return a text that quotes values, or its beginning: one of them may be a whole file."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the users of its urls, and without their query strings, which may be signed."""
+    text = re.sub(r"://[^/@\s]+@", "://***@", text)
+    return re.sub(r"(https?://[^\s?\"]+)\?[^\s\"]*", r"\1?***", text)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.times import LONGEST_MS
+from strandline.core.urls import check_local_path
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
@@ -32,10 +33,10 @@ def parse_duration_ms(value: str | int | float, what: str) -> int:
     # What is infinite overflows.
     with suppress(OverflowError):
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            found_ms = int(value * 1000)
+            found_ms = round(value * 1000)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
         if match and match[2] in _DURATION_MS:
-            found_ms = int(float(match[1]) * _DURATION_MS[match[2]])
+            found_ms = round(float(match[1]) * _DURATION_MS[match[2]])
     if found_ms is not None and found_ms <= LONGEST_MS:
         return found_ms
     if found_ms is not None:
@@ -151,6 +152,7 @@ class Settings:
             raise ConfigurationError(
                 f"show_values is {self.show_values!r}, expected one of {', '.join(map(repr, _SHOW_VALUES))}"
             )
+        check_local_path("local_dir", self.local_dir)
         # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
         _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms, self.max_row_bytes)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.types.columns import arrow_numbers, conform, numbers_to_arrow, to_arrow_type
+from strandline.types.columns import arrow_numbers, check_readable, conform, numbers_to_arrow, to_arrow_type
 from strandline.types.datatypes import DataType, StructType
 from strandline.types.records import record_type
 from strandline.types.scalars import FIXED_SCALARS, Numbers, tolist
@@ -152,6 +152,8 @@ class FixedLayout:
         packed = self._new(len(array))
         children = array.flatten() if self._is_struct else [array]
         for i, (child, kind) in enumerate(zip(children, self._types, strict=True)):
+            # What is kept can be read again, by whatever reads it.
+            check_readable(child, kind)
             if child.null_count:
                 absent = child.is_null().to_numpy(zero_copy_only=False)
                 packed["nulls"][:, i >> 3] |= absent.astype(np.uint8) << np.uint8(i & 7)

@@ -76,7 +76,7 @@ class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
     """"processing" or "event": the time that its expiry is in."""
 
 
-class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_field="kind"):
+class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_field="kind", omit_defaults=True):
     """Windows of one length that begin at fixed times: tumbling and sliding ones."""
 
     size_ms: int
@@ -84,15 +84,19 @@ class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_f
     start_ms: int
     """Behind a multiple of `every_ms` since 1970: where one begins."""
     time: Literal["event", "processing"]
+    lateness_ms: int = 0
+    """For how long windows are kept once they are complete."""
 
     def __str__(self) -> str:
         return f"{self.size_ms} ms every {self.every_ms} ms from {self.start_ms} ms{_by(self.time)}"
 
 
-class SessionWindows(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind"):
+class SessionWindows(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind", omit_defaults=True):
     """Sessions: those in state have their ends, so that the gap may change."""
 
     time: Literal["event", "processing"]
+    lateness_ms: int = 0
+    """For how long sessions are kept once they are complete."""
 
     def __str__(self) -> str:
         return f"sessions{_by(self.time)}"
@@ -234,6 +238,8 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     large: list[SourceFile] = []
     names: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The sources' names, in the order in which Spark's files number them; left out when there is one without."""
+    directory: str | msgspec.UnsetType = msgspec.UNSET
+    """The directory, as a url, of the job that read them: its later checkpoints say what was read since."""
 
     def files(self) -> list[FileRef]:
         """Return every file that the source progress needs."""
@@ -250,6 +256,11 @@ class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pending: list[str]
     """Committables, opaque to us, oldest first."""
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    destination: str | msgspec.UnsetType = msgspec.UNSET
+    """Where its rows go, in words that are the same at each start; left out where only the sink knows."""
+    reached: str | msgspec.UnsetType = msgspec.UNSET
+    """How far it had come in what it writes to, opaque to us; left out where nothing was written, or nobody counts."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

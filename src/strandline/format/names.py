@@ -1,4 +1,4 @@
-"""What "uid" and "uid.state" name in a snapshot: uids of operators and names of states may have dots themselves.
+"""Names "uid", "uid.state" and "uid.state.field" of a snapshot: uids and names of states may have dots themselves.
 
 A name means what there is of it. What may be two things is refused, and is said with quotes, as in SQL: `"a.b"` is the
 operator a.b, `"a"."b"` the state b of operator a.
@@ -6,31 +6,48 @@ operator a.b, `"a"."b"` the state b of operator a.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo
 
-_PART = r'(?:"((?:[^"]|"")+)"|([^"]+?))'
-_QUOTED = re.compile(rf"{_PART}(?:\.{_PART})?")
-
 
 class Named(NamedTuple):
-    """An operator, or one of its states."""
+    """An operator, one of its states, or a field of one."""
 
     uid: str
     state: str = ""
     """ "" for the operator itself."""
+    field: str = ""
+    """A path in the state's type; "" for the state itself."""
 
     def __str__(self) -> str:
-        return f"the state '{self.state}' of operator '{self.uid}'" if self.state else f"the operator '{self.uid}'"
+        field = f"the field {self.field} of " if self.field else ""
+        return (
+            f"{field}the state '{self.state}' of operator '{self.uid}'" if self.state else f"the operator '{self.uid}'"
+        )
+
+    @property
+    def plain(self) -> str:
+        """The name without quotes."""
+        return self._joined(self.uid, self.state)
 
     @property
     def quoted(self) -> str:
         """The name that can mean nothing else."""
-        return ".".join(f'"{part.replace(chr(34), chr(34) * 2)}"' for part in self if part)
+        return self._joined(_quoted(self.uid), _quoted(self.state))
+
+    @property
+    def spellings(self) -> set[str]:
+        """All ways to write the name."""
+        uids, states = (self.uid, _quoted(self.uid)), (self.state, _quoted(self.state))
+        return {self._joined(uid, state) for uid in uids for state in states}
+
+    def _joined(self, uid: str, state: str) -> str:
+        name = f"{uid}.{state}" if self.state else uid
+        # Of a list's elements and a map's values, a path begins with brackets.
+        return name + (f".{self.field}" if self.field and self.field[0] not in "[{" else self.field)
 
 
 def everything_in(operators: Iterable[OperatorInfo]) -> list[Named]:
@@ -58,15 +75,16 @@ def find_named(what: str, name: str, there: Sequence[Named]) -> Named | None:
 
 def name_in(there: Sequence[Named], named: Named) -> str:
     """Return how something that is there is named: with quotes only where it has to be."""
-    plain = ".".join(part for part in named if part)
-    return plain if meant(plain, there) == [named] else named.quoted
+    return named.plain if meant(named.plain, there) == [named] else named.quoted
 
 
 def meant(name: str, there: Sequence[Named]) -> list[Named]:
     """Return which of these a name may mean."""
-    found = [one for one in there if ".".join(part for part in one if part) == name]
-    if not found and '"' in name and (match := _QUOTED.fullmatch(name)):
-        uid, plain_uid, state, plain_state = match.groups()
-        parts = Named(*(part.replace('""', '"') for part in (uid or plain_uid, state or plain_state or "")))
-        found = [one for one in there if one == parts]
+    found = [one for one in there if one.plain == name]
+    if not found and '"' in name:
+        found = [one for one in there if name in one.spellings]
     return found
+
+
+def _quoted(part: str) -> str:
+    return '"' + part.replace('"', '""') + '"'

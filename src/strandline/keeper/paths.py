@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -167,8 +168,13 @@ def run_sockets(local_dir: Path) -> list[Path]:
 
 
 def driver_records(local_dir: Path) -> list[Path]:
-    """Return where drivers of any job have said what became of it."""
-    return sorted(local_dir.glob("logs/*/????????????.driver.json"))
+    """Return where drivers of any job have said what became of it. Those of other users are left out."""
+    found = []
+    for path in local_dir.glob("logs/*/????????????.driver.json"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.geteuid():
+                found.append(path)
+    return sorted(found)
 
 
 def _remove(root: Path, lock: IO[str]) -> None:
@@ -186,9 +192,12 @@ def _remove(root: Path, lock: IO[str]) -> None:
 def _refuse_others(directory: Path, *, shared: bool) -> None:
     """Refuse a directory that is not ours alone to write to.
 
-    A `shared` one may be like /tmp, where everybody may write, but only to what is his own.
+    A `shared` one may be like /tmp, where everybody may write, but only to what is his own, and a link, unless one that
+    another user has made: he could let it lead elsewhere later.
     """
-    found = directory.stat() if shared else directory.lstat()
+    found = directory.lstat()
+    if shared and stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.geteuid()):
+        found = directory.stat()
     writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not writable
     if ours or (shared and found.st_mode & stat.S_ISVTX and found.st_uid in (0, os.geteuid())):
@@ -227,7 +236,8 @@ def _safe(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:6]
+    # 40 bits in few characters: a socket's path has room for hardly more.
+    return base64.b32encode(hashlib.sha256(name.encode()).digest()[:5]).decode().lower()
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
@@ -245,6 +255,9 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
 
 
 def _is_abandoned(root: Path, older_than_s: float) -> bool:
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return False
     # Spark's progress is written below the second level.
     newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
     is_old = time.time() - newest > older_than_s

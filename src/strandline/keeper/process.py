@@ -77,6 +77,7 @@ class Keeper:
         hidden = _bound_name(self._socket_path)
         hidden.unlink(missing_ok=True)
         listener.bind(str(hidden))
+        hidden.chmod(0o600)
         listener.listen(16)
         hidden.rename(self._socket_path)
         self._watchdog.start()
@@ -100,6 +101,10 @@ class Keeper:
                 # The user's function may have set a time-out for every new one.
                 sock.settimeout(None)
                 connection = Connection(sock)
+                connection.check_peer(self._socket_path)
+            except KeeperError as error:
+                log.error("a connection was refused: %s", error.message)
+                continue
             except OSError as error:
                 # Out of files, perhaps, which passes; without this thread nobody could talk to the keeper again.
                 log.error("a connection could not be accepted: %s", error)
@@ -186,7 +191,7 @@ class Keeper:
             self._say_failed(connection, error)
         except Exception as error:
             self._log_whole("internal error", error)
-            self._say_failed(connection, _failed("the keeper", error))
+            self._say_failed(connection, _failed(self._service.at_work, error))
         finally:
             self._serving = None
             connection.close()

@@ -9,9 +9,11 @@ ACK; a PING is answered at once, whatever the keeper is doing. So is a LOOKUP, w
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -124,6 +126,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     late_rows: int = 0
     failed_events: int = 0
     """Events of the epoch that the function failed for, and that did not end the job."""
+    findings: list[str] = []
+    """Likely mistakes of the function that the epoch has shown."""
     next_event_us: int | None = None
     """No event-time timer is pending before this time; None: there is none."""
     next_processing_us: int | None = None
@@ -138,12 +142,23 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
         self._sock = sock
-        self.peer_pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        """The process at the other end: of whoever listens, the one that began to."""
+        peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self.peer_pid, self.peer_uid = peer[:2]
+        """The process at the other end, and its user: of one that listens, when it began to."""
         self.heard = False
         """Whether a whole frame has come from the other side."""
         self.is_broken = False
         """Whether it ended before the conversation did: nobody has said why."""
+
+    def check_peer(self, where: Path) -> None:
+        """Close and raise KeeperError if the other side is another user's: programs and state go there."""
+        if self.peer_uid != os.geteuid():
+            self.close()
+            raise KeeperError(
+                f"{where}: process {self.peer_pid} of user {self.peer_uid} is at the other end, expected our own user "
+                f"{os.geteuid()}",
+                hint="give a local_dir in Settings below which no other user can write",
+            )
 
     def send(self, kind: int, payload: Any = b"") -> None:
         """Send one frame; `payload` is bytes, a buffer or a message."""

@@ -49,6 +49,7 @@ class PartitionService:
         self._restore_ms = 0.0
         self._metrics: dict[str, int] = {}
         self._measured = -_METRICS_S
+        self._at_work = ""
         self._failed = self._failed_untold = 0
         self._told = -_TELL_S
 
@@ -66,6 +67,13 @@ class PartitionService:
     def log_values(self) -> bool:
         """Whether keys and events may stand in the log: not before the program says so."""
         return self._opened is not None and self._opened.program.log_values
+
+    @property
+    def at_work(self) -> str:
+        """Whose keeper this is, and at which rows of which epoch it is or was last: for errors that nobody expected."""
+        if self._opened is None:
+            return "the keeper"
+        return f"the keeper of operator '{self._uid}', partition {self._partition}{self._at_work},"
 
     @property
     def _uid(self) -> str:
@@ -138,6 +146,7 @@ class PartitionService:
         times = EpochTimes(told.watermark_us, told.now_us, told.fired_us)
         kept = KeptOutput(self._directory)
         rows_out = 0
+        self._at_work = f", in epoch {epoch}"
         try:
             # 1. Apply the epoch, and give what comes of it at once.
             with closing(partition.run(epoch, times, self._received(connection, begin, kept))) as outputs:
@@ -153,6 +162,7 @@ class PartitionService:
                 partition.abort()
             kept.close()
             raise
+        self._at_work = ""
         # 2. Keep it, and what it gave. Until the epoch has its own ack there is nothing to replay.
         with self._or_end():
             partition.commit()
@@ -171,6 +181,7 @@ class PartitionService:
             "failed_events": task.failed_events,
             "source_rows": task.source_rows,
             "newest_us": task.newest_us,
+            "findings": [str(each.error) for each in task.findings],
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         self._count_failed(task)
@@ -198,6 +209,7 @@ class PartitionService:
             if kind == p.END:
                 break
             batch = pa.ipc.read_record_batch(payload, schema)
+            self._at_work = f", in epoch {begin.instructions.epoch}, at its rows {came} to {came + batch.num_rows - 1}"
             came += batch.num_rows
             yield batch
             failpoints.hit("keeper.epoch.middle")
@@ -224,6 +236,7 @@ class PartitionService:
 
     def poll(self, connection: Connection, instructions: Instructions) -> None:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
+        self._at_work = ""
         opened = self._open(connection, instructions, instructions.epoch)
         opened.snapshots.heed(instructions.confirmed, instructions.pending)
         opened.snapshots.raise_error()

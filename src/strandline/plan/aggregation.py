@@ -17,7 +17,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import OURS, declare
 from strandline.plan.callables import check_function
 from strandline.plan.checks import check_on_error, check_uid
-from strandline.plan.columns import Columns
+from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Cut, Keyed, LateNode, Node, OperatorNode, PartialNode, sources_of
 from strandline.plan.maps import keyless
 from strandline.plan.operators import make_operator
@@ -86,12 +86,14 @@ def aggregate_on(
         unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
         late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid)
     bears = check_on_error(operator, uid, on_error, late)
+    read = [(quoted(name), columns.type_of(name)) for name in (*keys, *more)]
+    read += [(part.one, part.type) for part in declared.parts.values()]
     if bears.gives:
-        late[DEAD_LETTERS] = keyless(keyed, uid)
+        late[DEAD_LETTERS] = keyless(keyed, uid, tuple(read))
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
     return make_operator(
-        PartialNode(sent, keyed.node, keys, cut, declared.parts, more),
+        PartialNode(sent, keyed.node, keys, cut, declared.parts, more, () if bears.fails else tuple(read)),
         uid,
         StructType((*key_fields, *bounds, *results)).ddl,
         process=operator,

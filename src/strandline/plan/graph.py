@@ -16,6 +16,7 @@ from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
 from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.task.rowfunction import Report, RowFunction
 from strandline.runtime.watermarks import WatermarkSpec
+from strandline.types.datatypes import DataType
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +92,11 @@ class MapNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class KeylessNode(Node):
-    """The rows of which some column of the key is null."""
+    """The rows of which some column of the key is null, or something that keepers would get cannot be read."""
 
     keys: tuple[str, ...] = ()
+    read: tuple[tuple[str, DataType], ...] = ()
+    """What keepers would get: its SQL, and its type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +221,8 @@ class PartialNode(Node):
     """The accumulator's columns."""
     more: tuple[str, ...] = ()
     """Columns that keepers get beside the key's and the accumulator's."""
+    read: tuple[tuple[str, DataType], ...] = ()
+    """SQL and types: rows of which one of these cannot be read are not aggregated, but left without a key."""
 
 
 @dataclass(frozen=True, eq=False)

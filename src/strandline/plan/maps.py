@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError, on_error_of
-from strandline.core.errors import NullKeyError
+from strandline.core.errors import NullKeyError, UserCodeError
 from strandline.plan.callables import check_function, check_shippable
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Keyed, KeylessNode, MapNode, Node
@@ -15,6 +15,7 @@ from strandline.plan.operators import output_of
 from strandline.runtime.rowlayout import ORIGIN
 from strandline.runtime.task.asyncfunction import Calls
 from strandline.runtime.task.rowfunction import OneRow
+from strandline.types.datatypes import DataType
 from strandline.types.given import SparkType, schema_given
 
 
@@ -44,10 +45,11 @@ def map_on(
     )  # fmt: skip
 
 
-def keyless(keyed: Keyed, uid: str) -> Node:
-    """Return the dead letters of the rows without a key, which an operator of ours has not as rows."""
+def keyless(keyed: Keyed, uid: str, read: tuple[tuple[str, DataType], ...]) -> Node:
+    """Return the dead letters of the rows without a key, or with what cannot be read, which keepers get not as rows."""
     columns = keyed.columns
-    rows = KeylessNode(columns.carrying(*(name for name in columns.hidden if name != ORIGIN)), keyed.node, keyed.keys)
+    carried = columns.carrying(*(name for name in columns.hidden if name != ORIGIN))
+    rows = KeylessNode(carried, keyed.node, keyed.keys, read)
     given = columns.schema(f"operator '{uid}'").ddl
     node = MapNode(
         Columns.of(DEAD_LETTER, rows.columns.hidden), rows, function=partial(_refuse_keyless, keyed.keys), input=given,
@@ -57,8 +59,10 @@ def keyless(keyed: Keyed, uid: str) -> Node:
 
 
 def _refuse_keyless(keys: Sequence[str], row: Any) -> None:
-    """Say of a row which column of its key is null."""
+    """Say of a row which column of its key is null. What its other columns cannot be read for is said before."""
     key = tuple(getattr(row, name) for name in keys)
+    if None not in key:
+        raise UserCodeError("what is aggregated of it cannot be read: a string that is no UTF-8, or a time after 9999")
     column = keys[key.index(None)]
     raise NullKeyError(f"the key column '{column}' is null", key=None if len(keys) == 1 else key)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
@@ -57,6 +57,11 @@ def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str
             hint="call it once, before the first key_by: what operators give has the time of the event it came of",
         )
     idle_us = None if idle is None else parse_duration_ms(idle, "watermark: idle") * 1000
+    if idle_us == 0:
+        raise ConfigurationError(
+            f"watermark: idle is {idle!r}, expected more than 0",
+            hint="write after how long without events a source is not waited for, like '1 min'; leave it out to wait",
+        )
     spec = WatermarkSpec(column, parse_duration_ms(delay, "watermark: delay") * 1000, per, idle_us)
     return WatermarkNode(columns.carrying(TIME, *([ORIGIN] if per else [])), node, spec)
 
@@ -206,6 +211,22 @@ def movers_above(node: Node | None) -> Movers:
             return node.movers[0] if len(node.movers) == 1 else node.movers
         node = node.parent
     return None
+
+
+def branches_above(node: Node | None, branch: str) -> Iterator[tuple[WatermarkNode, str]]:
+    """Give the watermarks that movers_above finds, each with a name of the way to it, which begins with `branch`.
+
+    The inputs of a pair are told apart there: which is which, its state says. Those of a union may change places.
+    """
+    while node is not None and not isinstance(node, OperatorNode | LateNode | KeylessNode):
+        if isinstance(node, WatermarkNode):
+            yield node, branch
+            return
+        if isinstance(node, PairNode | UnionNode):
+            for index, parent in enumerate(node.parents):
+                yield from branches_above(parent, f"{branch}.{index}" if isinstance(node, PairNode) else branch)
+            return
+        node = node.parent
 
 
 def movers_of(inputs: Sequence[Node]) -> tuple[Movers, ...]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from strandline.api.badrecords import DEAD_LETTERS
 from strandline.api.states import State, declared_states
@@ -25,7 +26,7 @@ from strandline.plan.graph import (
     above,
     sources_of,
 )
-from strandline.plan.operators import movers_above, watermarks_in
+from strandline.plan.operators import branches_above, movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
 from strandline.runtime.own import Aggregated, OwnOperator
@@ -172,17 +173,16 @@ class Pipeline:
         return found
 
     def _named_watermarks(self, nodes: Sequence[WatermarkNode]) -> list[WatermarkSpec]:
-        """Return what they say; with several sources, named by these: the program may mention them in any order."""
-        if not len(self.sources) > 1:
-            return [node.spec for node in nodes]
-        counted: Counter[str] = Counter()
+        """Return what they say, with what they are found by: the program may mention them in any order."""
+        branches: dict[WatermarkNode, set[str]] = {}
+        for operator in self.operators:
+            for node, branch in branches_above(operator.parent, quote(operator.uid, safe="")):
+                branches.setdefault(node, set()).add(branch)
         specs = []
         for node in nodes:
             # Of streams that were made one before: all of them, whichever the program mentions first.
-            source = "+".join(sorted(source.name for source in sources_of(node)))
-            counted[source] += 1
-            name = source if counted[source] == 1 else f"{source}:{counted[source]}"
-            specs.append(replace(node.spec, name=name))
+            source = "+".join(sorted(source.name for source in sources_of(node))) if len(self.sources) > 1 else ""
+            specs.append(replace(node.spec, source=source, branch="+".join(sorted(branches[node]))))
         return specs
 
     def _find_counting(self) -> dict[str, int]:

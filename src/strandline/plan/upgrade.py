@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from strandline.api.states import State
 from strandline.core.errors import ConfigurationError
-from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.manifest import FixedWindows, OperatorInfo, SessionWindows, StateInfo, Windows
 from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
 from strandline.runtime.own import Aggregated
 from strandline.runtime.program import EVENT_TIMERS
-from strandline.types.datatypes import parse_type
-from strandline.types.evolution import Refusal, checked, evolve
+from strandline.types.datatypes import parse_type, quoted
+from strandline.types.evolution import Gone, Refusal, checked, evolve, fields_of
 from strandline.types.hints import Hints
 
 
@@ -81,6 +82,8 @@ class Upgrade:
     """By uid of the program."""
     to_add: Mapping[str, tuple[str, ...]]
     """By uid: how to write aggregates that are new, for them to begin empty."""
+    to_rename: tuple[str, ...] = ()
+    """How to write that a field that is new is one that is gone, wherever a field may be."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
@@ -89,7 +92,13 @@ class Upgrade:
     def hint(self) -> str:
         """What to write in the program for what is new in it, if anything; empty, or the beginning of a sentence."""
         said = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
-        return f"to have what is new begin empty, write {', and '.join(said)}" if said else ""
+        hints = [f"to have what is new begin empty, write {', and '.join(said)}"] if said else []
+        if self.to_rename:
+            hints.append(
+                f"if a field has another name now, write {', and '.join(self.to_rename)} in the state's declaration "
+                "(for a window or join: keep the name before it, and rename the column behind it)"
+            )
+        return "; ".join(hints)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the changes as rows of a table, or as JSON.
@@ -111,8 +120,8 @@ def plan_upgrade(
     """Return what becomes of each stored operator and state; nothing is raised for what is refused.
 
     An operator is found by its uid, or by what it was; so are a state and an aggregate by its name. `drop` names what
-    may be lost: an operator as "uid", a state as "uid.state", an aggregate as "uid.result", all as the snapshot has
-    them. It never takes away what the program has.
+    may be lost: an operator as "uid", a state as "uid.state", a field of its type as "uid.state.field", an aggregate as
+    "uid.result", all as the snapshot has them. It never takes away what the program has.
     """
     planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop))
     return planner.plan()
@@ -127,7 +136,12 @@ class _Planner:
         aggregates = [
             Named(uid, name) for uid, info in stored.items() for state in info.states for name in state.aggregates or ()
         ]
-        self._there = list(dict.fromkeys([*everything_in(stored.values()), *aggregates]))
+        fields = [
+            Named(uid, state.name, path)
+            for uid, info in stored.items() for state in info.states if state.value_type and not state.merge
+            for path in fields_of(parse_type(state.value_type))
+        ]  # fmt: skip
+        self._there = list(dict.fromkeys([*everything_in(stored.values()), *aggregates, *fields]))
         self._drop: set[Named] = set()
         self._unused: list[str] = []
         self._changes: list[Change] = []
@@ -135,6 +149,7 @@ class _Planner:
         self._missing: list[str] = []
         self._migrations: dict[str, Migration] = {}
         self._to_add: dict[str, tuple[str, ...]] = {}
+        self._to_rename: list[str] = []
         for name in sorted(drop):
             self._find_dropped(name)
 
@@ -164,6 +179,7 @@ class _Planner:
             unused=tuple(self._unused),
             migrations=self._migrations,
             to_add=self._to_add,
+            to_rename=tuple(self._to_rename),
         )
 
     def _operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
@@ -203,7 +219,7 @@ class _Planner:
                 self._refuse(uid, state.name, f"drop names '{name_in(self._there, named)}', and the program has it")
                 continue
             hints = None if merges or declared is None else declared.hints
-            found = self._state(uid, before, state, hints, aggregates)
+            found = self._state((uid, info.uid), before, state, hints, aggregates)
             if found != Schemas():
                 schemas[state.name] = found
         dropped = [state.name for state in stored.values() if self._left(uid, info.uid, state)]
@@ -220,7 +236,7 @@ class _Planner:
         before = next((state for state in info.states if state.aggregates and state.name == now.name), None)
         if before is None or before.kind != now.kind:
             return None
-        dropped = {named.state for named in self._drop if named.uid == info.uid and named.state}
+        dropped = {named.state for named in self._drop if named.uid == info.uid and named.state and not named.field}
         found = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
         self._refusals += [f"operator '{operator.uid}': {why}" for why in found.refusals]
         self._missing += [name_in(self._there, Named(info.uid, name)) for name in found.to_drop]
@@ -229,10 +245,20 @@ class _Planner:
         return found
 
     def _state(
-        self, uid: str, before: StateInfo, now: StateInfo, hints: Hints | None, aggregates: AggregateChanges | None
+        self,
+        uids: tuple[str, str],
+        before: StateInfo,
+        now: StateInfo,
+        hints: Hints | None,
+        aggregates: AggregateChanges | None,
     ) -> Schemas:
-        """Note what becomes of a stored state; return its schemas. Without hints, its type stays what it is."""
+        """Note what becomes of a stored state; return its schemas. Without hints, its type stays what it is.
+
+        `uids` are the operator's in the program and in the snapshot.
+        """
+        uid, stored_uid = uids
         schemas, details, reasons = Schemas.of(before), tuple[str, ...](), _differences(before, now)
+        gone: Sequence[Gone] = ()
         if before.value_type != now.value_type:
             said = _said("type", now.name, now.value_type, before.value_type)
             try:
@@ -243,7 +269,7 @@ class _Planner:
                     if aggregates.refusals:
                         self._changes.append(Change(uid, now.name, "refused", "", ("its aggregates are",)))
                         return Schemas()
-                    schemas, _ = _changed(schemas, before, now, aggregates.hints(now.value_type))
+                    schemas, _, _ = _changed(schemas, before, now, aggregates.hints(now.value_type))
                     details = aggregates.summary
                 elif hints is None:
                     is_now, was_then = ("of agg()" if of.merge else "of a function" for of in (now, before))
@@ -251,9 +277,11 @@ class _Planner:
                         f"state '{now.name}' is {is_now}, was {was_then}: only agg() goes on with state of agg()"
                     )
                 else:
-                    schemas, details = _changed(schemas, before, now, hints)
+                    schemas, details, gone = _changed(schemas, before, now, hints)
+                    reasons += [f"{said}: {why}" for why in self._fields_gone(Named(stored_uid, before.name), gone)]
             except ConfigurationError as error:
                 reasons.append(f"{said}: {error.message}")
+        reasons += self._fields_kept(Named(stored_uid, before.name), gone)
         was = "" if before.name == now.name else before.name
         if reasons:
             self._refusals += [f"operator '{uid}': {reason}" for reason in reasons]
@@ -262,6 +290,30 @@ class _Planner:
         action: Action = "migrated" if details else "renamed" if was else "kept"
         self._changes.append(Change(uid, now.name, action, was, details))
         return schemas
+
+    def _fields_gone(self, state: Named, gone: Sequence[Gone]) -> list[str]:
+        """Return what stands against leaving out fields: whether one is lost, or has another name, must be said."""
+        found = []
+        for lost in gone:
+            named = state._replace(field=lost.path)
+            if named in self._drop:
+                continue
+            self._missing.append(name_in(self._there, named))
+            renames = [json.dumps({path: lost.name}, ensure_ascii=False) for path, _ in lost.added]
+            self._to_rename += [f"renamed={rename}" for rename in renames]
+            new = ", ".join(quoted(name) for _, name in lost.added)
+            why, verb = f"the field {lost.path} is gone", "are" if len(lost.added) > 1 else "is"
+            found.append(f"{why}, and {new} {verb} new: is it renamed, or dropped?" if new else why)
+        return found
+
+    def _fields_kept(self, state: Named, gone: Sequence[Gone]) -> list[str]:
+        """Return what stands against dropping fields that the program has."""
+        return [
+            f"drop names '{name_in(self._there, named)}', and the program has it"
+            for named in sorted(self._drop)
+            if named.field and named._replace(field="") == state
+            and not any(_is_within(named.field, one.path) for one in gone)
+        ]  # fmt: skip
 
     def _left(self, uid: str, stored_uid: str, state: StateInfo) -> bool:
         """Note a stored state that the program does not have; return whether it is to be forgotten."""
@@ -310,21 +362,45 @@ def _differences(before: StateInfo, now: StateInfo) -> list[str]:
         for what, was, is_now in (("kind", before.kind, now.kind), ("key type", before.key_type, now.key_type))
         if was != is_now
     ]
-    if before.windows and before.windows != now.windows:
+    if before.windows and _cut(before) != _cut(now):
         cut = now.windows or "of another kind"
         found.append(f"the windows of state '{now.name}' are {cut}, were {before.windows}")
+    elif (kept_ms := _lateness_ms(now)) > (was_ms := _lateness_ms(before)):
+        found.append(
+            f"the lateness of the windows of state '{now.name}' is {kept_ms} ms, was {was_ms} ms: windows that were "
+            "complete are gone, and would come again with late events alone; a shorter one is possible"
+        )
     return found
+
+
+def _cut(state: StateInfo) -> Windows | UnsetType:
+    """Return how a state's windows are cut, whatever their lateness is."""
+    windows = state.windows
+    return structs.replace(windows, lateness_ms=0) if isinstance(windows, FixedWindows | SessionWindows) else windows
+
+
+def _lateness_ms(state: StateInfo) -> int:
+    windows = state.windows
+    return windows.lateness_ms if isinstance(windows, FixedWindows | SessionWindows) else 0
+
+
+def _is_within(path: str, other: str) -> bool:
+    """Return whether a path is another one, or of a part of it."""
+    return path == other or path.startswith(tuple(other + mark for mark in ".[{"))
 
 
 def _said(what: str, state: str, now: str, was: str) -> str:
     return f"the {what} of state '{state}' is {now}, was {was}"
 
 
-def _changed(schemas: Schemas, before: StateInfo, now: StateInfo, hints: Hints) -> tuple[Schemas, tuple[str, ...]]:
-    """Return a state's schemas with a new type after those that it had, and what changes."""
+def _changed(
+    schemas: Schemas, before: StateInfo, now: StateInfo, hints: Hints
+) -> tuple[Schemas, tuple[str, ...], tuple[Gone, ...]]:
+    """Return a state's schemas with a new type after those that it had, what changes, and which fields are gone."""
     old, new = parse_type(before.value_type), parse_type(now.value_type)
     hints = checked(hints, new)
     found = evolve(old, new, hints)
     if isinstance(found, Refusal):
         raise ConfigurationError("; ".join(found.reasons))
-    return schemas.followed_by(old, new, hints), found.changes
+    gone = tuple(lost for lost in found.gone if lost.path not in hints.spare)
+    return schemas.followed_by(old, new, hints), found.changes, gone

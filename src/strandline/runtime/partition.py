@@ -39,6 +39,7 @@ class OperatorPartition:
         yield from _not_empty(task.finish())
         # 4. Whatever could refuse the epoch has to do so now.
         task.store.check()
+        task.look_for_unsaved()
 
     def commit(self) -> None:
         """Keep the epoch that has run."""

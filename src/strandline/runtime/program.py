@@ -143,6 +143,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     max_row_bytes: int = 64 << 20
     """How large a row may be that the function gives."""
 
+    def __repr__(self) -> str:
+        return f"Program(uid={self.uid!r}, job={self.job!r}, generation={self.generation})"
+
     def load(self) -> Process:
         """Unpickle the user's function."""
         sys.path += [entry for entry in self.python_path if entry not in sys.path and Path(entry).exists()]

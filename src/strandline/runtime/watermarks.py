@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 from strandline.core.times import END_US, as_datetime
 from strandline.runtime.reached import WatermarkStatus
 
 REACHED = "watermark"
-"""Name of the watermark itself among what a manifest holds; the origins are `{spec's name or number}/{origin}`."""
+"""Name of the watermark itself among what a manifest holds; the origins are `{name of the watermark}/{origin}`."""
 FIRED_AT = "fired"
 """Name of the watermark up to which timers have fired: that of the checkpoint's epoch, which the next one moves on."""
 
@@ -25,13 +27,68 @@ class WatermarkSpec:
     """A column whose values are told apart: the slowest counts. Without `idle_us`, every value is kept for ever."""
     idle_us: int | None = None
     """After so long without news, an origin is not waited for, and forgotten once the watermark has passed it."""
-    name: str = ""
-    """What it is found by in manifests; without one, its number."""
+    source: str = ""
+    """The source's name, in a job that reads several."""
+    branch: str = ""
+    """Which operators its rows reach: tells watermarks apart that are of the same column of a source."""
+
+    @property
+    def name(self) -> str:
+        """The name in manifests, if no other watermark of the pipeline has it: its source, column and `per`."""
+        return ":".join(quote(part, safe="") for part in (self.source, self.column, self.per or ""))
+
+    @property
+    def full_name(self) -> str:
+        """The name in manifests where others are of the same column: also with the branch and the delay."""
+        return f"{self.name}@{self.branch}:{self.delay_us // 1000}ms"
+
+    def __str__(self) -> str:
+        of = f" of source '{self.source}'" if self.source else ""
+        return f"the watermark of column '{self.column}'{of}" + (f" per '{self.per}'" if self.per else "")
 
 
 def is_drained(stored: Mapping[str, int]) -> bool:
     """Whether a manifest's watermarks say that event time has come to its end."""
     return stored.get(REACHED) == END_US
+
+
+def find_stored(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> tuple[list[dict[str, int]], list[str]]:
+    """Return the newest times that a manifest holds of each watermark, by origin, and the names of which none is left.
+
+    A watermark is found by what it is of, wherever the program mentions it. Where it cannot be told which of several
+    of one column it was, the least of their times counts: it moves on with the next events.
+    """
+    times: dict[str, dict[str, int]] = {}
+    for stored_name, at_us in stored.items():
+        name, slash, origin = stored_name.partition("/")
+        if slash:
+            times.setdefault(name, {})[origin] = at_us
+    found = []
+    for spec in specs:
+        alike = [name for name in times if name.partition("@")[0] == spec.name]
+        of_branch = [name for name in alike if name.startswith(f"{spec.name}@{spec.branch}:")]
+        names = [name for name in of_branch if name == spec.full_name] or of_branch or alike
+        mine: dict[str, int] = {}
+        for name in names:
+            for origin, at_us in times[name].items():
+                mine[origin] = min(at_us, mine.get(origin, at_us))
+        found.append(mine)
+    known = {spec.name for spec in specs}
+    return found, [name for name in times if name.partition("@")[0] not in known]
+
+
+def describe_changes(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> list[str]:
+    """Return sentences about stored watermarks that a program does not have, and about those that it has instead."""
+    found, gone = find_stored(specs, stored)
+    if not gone:
+        return []
+    names = ", ".join(f"'{':'.join(filter(None, map(unquote, name.partition('@')[0].split(':'))))}'" for name in gone)
+    reached = time_text(stored.get(REACHED))
+    return [f"the program has no watermark {names} any more, which the snapshot has"] + [
+        f"{spec} is new: event time stays at {reached} until its first event, and events before that are late"
+        for spec, mine in zip(specs, found, strict=True)
+        if not mine and reached
+    ]
 
 
 _Origin = tuple[int, str]
@@ -58,12 +115,12 @@ class Watermarks:
         """The watermark when it was last advanced."""
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
-        self._names = [spec.name or str(index) for index, spec in enumerate(self._specs)]
-        self._newest: dict[_Origin, int] = {}
-        for stored_name, at_us in stored.items():
-            name, slash, origin = stored_name.partition("/")
-            if slash and name in self._names:
-                self._newest[self._names.index(name), origin] = at_us
+        counted = Counter(spec.name for spec in self._specs)
+        self._names = [spec.name if counted[spec.name] == 1 else spec.full_name for spec in self._specs]
+        found, _ = find_stored(self._specs, stored)
+        self._newest: dict[_Origin, int] = {
+            (index, origin): at_us for index, mine in enumerate(found) for origin, at_us in mine.items()
+        }
         # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
         self._heard: dict[_Origin, int] = dict.fromkeys(self._newest, now_us)
         self._started_us = now_us
@@ -145,11 +202,17 @@ class Watermarks:
         slowest = min(awake, key=lambda at: awake[at], default=None)
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
         waits_for = "" if slowest is None else slowest[1]
-        return WatermarkStatus(spec.column, spec.name, time_text(time_us), waits_for, len(awake) + len(idle), len(idle))
+        return WatermarkStatus(
+            spec.column, spec.source, time_text(time_us), waits_for, len(awake) + len(idle), len(idle)
+        )
 
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
+        found: dict[str, int] = {}
         with self._lock:
-            found = {f"{self._names[index]}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
+            for (index, origin), at_us in self._newest.items():
+                name = f"{self._names[index]}/{origin}"
+                # Nothing tells some branches apart: what a restart gives both must be true of both.
+                found[name] = min(at_us, found.get(name, at_us))
         known = {REACHED: self.reached_us, FIRED_AT: self.fired_us}
         return {name: at_us for name, at_us in known.items() if at_us is not None} | found

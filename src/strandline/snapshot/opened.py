@@ -18,12 +18,13 @@ from msgspec import UNSET
 from strandline.checkpoint.catalog import look_at, read_catalog
 from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.folder import Folder, delete_quietly
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_ours, manifest_id, manifest_path
 from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.pins import is_pin, renewed, write_pin
 from strandline.checkpoint.restore import choose
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
+from strandline.core.urls import check_url
 from strandline.format.manifest import MANIFEST, Manifest, misfit
 from strandline.storage.place import Place
 from strandline.storage.remote import open_store, remote_url
@@ -35,7 +36,6 @@ METADATA = "_metadata"
 Kind = Literal["checkpoint", "savepoint"]
 
 _IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
-_NOT_A_SAVEPOINT = re.compile(r"chk-\d+|generations|shared|pins")
 _SHOWN = 10
 _MOST_TRIES = 10
 _READ_THE_NEWEST = "read the job's folder: its newest checkpoint; Checkpoints(retain=…) keeps more of them"
@@ -228,7 +228,7 @@ def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync
     target = place_of(url, options, fsync=fsync)
     if not target.path:
         raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
-    if _NOT_A_SAVEPOINT.fullmatch(target.path):
+    if is_ours(target.path):
         raise ConfigurationError(
             f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
             hint="give another name",
@@ -242,13 +242,23 @@ def check_outside_jobs(url: str, options: Mapping[str, str] | None = None) -> No
     address = _address(url)
     above, name = _parted(address)
     while name:
-        if _NOT_A_SAVEPOINT.fullmatch(name) and _is_a_jobs(above, options):
+        if is_ours(name) and _is_a_jobs(above, options):
             raise ConfigurationError(
                 f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(above)}, where the job "
                 "deletes what it does not know",
                 hint="name a folder outside of it, or beside the job's directory",
             )
         above, name = _parted(above)
+
+
+def check_checkpoints_place(url: str, options: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigurationError for a directory of checkpoints that is a job's own directory, or in what it deletes."""
+    if _is_a_jobs(_address(url), options):
+        raise ConfigurationError(
+            f"checkpoints: {plain_url(url)} is the directory of one job, and cannot have those of jobs",
+            hint=f"give the directory above, {_parted(plain_url(url))[0]}: a job's own has the job's name",
+        )
+    check_outside_jobs(url, options)
 
 
 def _is_a_jobs(address: str, options: Mapping[str, str] | None) -> bool:
@@ -267,7 +277,7 @@ def plain_url(url: str) -> str:
 
 def _address(url: str) -> str:
     """Return the url of the folder that is meant: a manifest stands for its folder."""
-    parts = urlsplit(url)
+    parts = urlsplit(check_url(url))
     if not url.strip():
         # As of a variable that is not set: the working directory is '.'.
         raise ConfigurationError("the path or url of a snapshot is empty", hint="name a folder")

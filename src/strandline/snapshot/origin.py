@@ -125,7 +125,7 @@ def decide(
     choice = choose(jobdir, owned, exclude)
     if wanted is not None and _is_new(jobdir, choice, wanted, again):
         return _from_snapshot(jobdir, choice, open_snapshot(wanted, options, fsync=fsync), claimed, again)
-    if wanted is not None and choice.manifest is not None and owned is not None:
+    if wanted is not None and choice.manifest is not None and owned is not None and not owned.is_again:
         log.warning(
             "job '%s' goes on from its own checkpoint %d: it has restored %s before%s; to restore it once more, start "
             "it with again='…' (--again …), a name that was not given before",
@@ -253,14 +253,15 @@ def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previo
     return owned
 
 
-def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
-    """Read every byte of a checkpoint that a job is to go back to. Raises as `rollback` does."""
+def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
+    """Read every byte of a checkpoint that a job is to go back to; return its manifest. Raises as `rollback` does."""
     check_own(jobdir, checkpoint)
     catalog = read_catalog(jobdir)
     newest = max(catalog.live)
     if checkpoint != newest:
         what = f"job '{jobdir.job}' does not go back to checkpoint {checkpoint}"
         _read(jobdir, catalog.live[checkpoint], what, f"checkpoint {newest}")
+    return catalog.live[checkpoint]
 
 
 def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:

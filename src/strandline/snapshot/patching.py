@@ -101,9 +101,9 @@ class Plan:
                 if has_rows(info) and not self._is_dropped(named):
                     yield named, operator, info
 
-    def now(self, named: Named) -> Named:
-        """Return what a state is called now."""
-        return Named(self._renamed.get(Named(named.uid), named.uid), self._renamed.get(named, named.state))
+    def now(self, named: Named) -> tuple[str, str]:
+        """Return the uid and the name that a state has now."""
+        return self._renamed.get(Named(named.uid), named.uid), self._renamed.get(named, named.state)
 
     def most(self, operator: OperatorInfo) -> int:
         """Return an operator's max_parallelism."""
@@ -112,7 +112,7 @@ class Plan:
     def is_kept(self, named: Named, operator: OperatorInfo, state: StateInfo) -> bool:
         """Whether the files of a state are what they would be if they were made anew."""
         # Files have the names of operator and state.
-        if self.now(named) != named:
+        if self.now(named) != (named.uid, named.state):
             return False
         same_groups = state.kind == "broadcast" or self.most(operator) == operator.max_parallelism
         return same_groups and named not in self.edits and not self.is_given(named)
@@ -175,9 +175,9 @@ class Plan:
         left = [operator for operator in self._operators if Named(operator.uid) not in self._dropped]
         return [
             structs.replace(
-                op, uid=self.now(Named(op.uid)).uid, partitions=[], max_parallelism=self.most(op),
+                op, uid=self.now(Named(op.uid))[0], partitions=[], max_parallelism=self.most(op),
                 parallelism=min(op.parallelism, self.most(op)), states=[
-                    structs.replace(info, name=self.now(named).state)
+                    structs.replace(info, name=self.now(named)[1])
                     for info in op.states if (named := Named(op.uid, info.name)) not in self._dropped
                 ],
             )

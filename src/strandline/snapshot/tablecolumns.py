@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import StateTypeError, StrandlineError
-from strandline.types.columns import arrow_schema, check_moments, conform
+from strandline.types.columns import arrow_schema, check_readable, conform
 from strandline.types.datatypes import DataType, Field, IntegerType, StructType
 from strandline.types.murmurcolumns import key_groups
 from strandline.types.scalars import Numbers
@@ -113,7 +113,7 @@ class TableColumns:
     def _checked(self, array: pa.Array, field: Field) -> pa.Array:
         column = self.attempt(array, field.name, lambda some: conform(some, field.type))
         if field.name not in ANY_TIMES:
-            self.attempt(column, field.name, lambda some: check_moments(some, field.type))
+            self.attempt(column, field.name, lambda some: check_readable(some, field.type))
         if column.null_count and field.name not in self._nullable:
             raise self.refused(field.name, first_row(column.is_null()), "it is null, and must not be", field.type)
         return column

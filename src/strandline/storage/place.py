@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
+from strandline.core.failure import without_credentials
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import is_remote, open_store
 from strandline.storage.retrying import RetryingStore
@@ -26,6 +27,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     options: dict[str, str] = {}
     fsync: bool = True
+
+    def __repr__(self) -> str:
+        return f"Place(url={without_credentials(self.url)!r}, path={self.path!r})"
 
     def store(self) -> ObjectStore:
         """Return the store that the folder is in; a client of remote storage is kept, with its connections."""

@@ -16,6 +16,8 @@ from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
 from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.failure import without_credentials
+from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.local import LocalStore, downloaded
 
@@ -64,7 +66,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
     cannot work, and UnavailableError for a directory that cannot be made. No secret shows in `url` or in errors.
     """
     config: Any = dict(options or {})
-    parts = urlsplit(url)
+    parts = urlsplit(check_url(url))
     if "://" not in url or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else url)
         if not url or parts.netloc not in ("", "localhost") or (parts.scheme == "file" and not parts.path):
@@ -123,8 +125,7 @@ def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
     def hide(text: str) -> str:
         for word in words:
             text = text.replace(word, "***")
-        text = re.sub(r"://[^/@\s]+@", "://***@", text)
-        return re.sub(r"(https?://[^\s?\"]+)\?[^\s\"]*", r"\1?***", text)
+        return without_credentials(text)
 
     return hide
 
@@ -146,7 +147,7 @@ class _Bucket:
     """What objects are copied within, by whom: two are one if they compare equal."""
 
     url: str
-    config: Mapping[str, str]
+    config: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str]
     store: Callable[[], Any] = field(repr=False, compare=False)
     """Opens it, once: a client costs ten milliseconds, and few copy."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,8 @@ class Partitions:
                 (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
             process = self.program.load()
             backend, task = open_task(self.program, process, Partition(index), database)
+            if task.unsaved is not None:
+                task.unsaved.epochs_left = math.inf
             self._partitions.append(_Opened(OperatorPartition(task, epoch), process, backend))
 
     def snapshot(self) -> list[list[LocalFile]]:
@@ -119,6 +123,11 @@ class Partitions:
         batches: list[pa.RecordBatch] = []
         for each, part in zip(self._partitions, self._divide(rows), strict=True):
             batches += each.partition.run(epoch, times, [part] if part.num_rows else [])
+            each.task.store.check(in_full=True)
+            for found in each.task.findings:
+                if found.is_certain:
+                    raise found.error
+                warnings.warn_explicit(str(found.error), UserWarning, found.file, found.line)
         given = one(batches, self._partitions[0].task.output_schema)
         return given.append_column(AT, pa.array(range(given.num_rows), pa.int64()))
 

@@ -169,7 +169,12 @@ def _timestamp(value: Any) -> dt.datetime:
         return value
     if not isinstance(value, dt.datetime):
         raise MisfitError("timestamp", value, "give a datetime with a time zone")
-    if value.utcoffset() is None:
+    try:
+        offset = value.utcoffset()
+    except Exception as error:
+        # As pandas' NaT has none, and a zone of the user's may raise what it likes.
+        raise MisfitError("timestamp", value, "it is no moment") from error
+    if offset is None:
         raise MisfitError(
             "timestamp", value, "it has no time zone; give an aware datetime, like datetime.now(timezone.utc), "
             "or declare timestamp_ntz",
@@ -233,7 +238,8 @@ def _array(wanted: ArrayType, hashable: bool) -> Coercion:
     def coerce(value: Any) -> Any:
         if type(value) is list and fits(value):
             return make(value)
-        if not isinstance(value, list | tuple | np.ndarray) or isinstance(value, Record):
+        is_scalar = isinstance(value, np.ndarray) and not value.ndim
+        if not isinstance(value, list | tuple | np.ndarray) or isinstance(value, Record) or is_scalar:
             raise MisfitError(ddl, value, "give a list")
         try:
             return make([None if element is None else one(element) for element in value])

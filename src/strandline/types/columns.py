@@ -156,13 +156,13 @@ def _may_cast(given: DataType, wanted: DataType) -> bool:
 def to_python(array: pa.Array | pa.ChunkedArray, kind: DataType) -> list[Any]:
     """Return a column as Python values: None for null, Records for structs, dicts for maps, aware datetimes in UTC.
 
-    Raises StateTypeError if the column is of another type, UserCodeError if it holds a moment that Python cannot hold.
+    Raises StateTypeError if the column is of another type, UserCodeError if it holds what Python has no value for.
     """
     try:
         return _to_python(array, kind, False)
-    except CorruptionError as error:
+    except (CorruptionError, UnicodeDecodeError) as error:
         # Nothing is damaged: the rows are so, and come again.
-        raise UserCodeError(error.message, hint=error.hint) from error
+        raise _unreadable(error) from error
 
 
 def _to_python(array: pa.Array | pa.ChunkedArray, kind: DataType, hashable: bool) -> list[Any]:
@@ -231,22 +231,95 @@ def numbers_to_arrow(numbers: Numbers, kind: DataType, absent: Numbers | None = 
     return array.view(to_arrow_type(kind)) if isinstance(kind, _TEMPORAL) else array
 
 
-def check_moments(array: pa.Array, kind: DataType) -> None:
-    """Raise UserCodeError if a column that conforms to `kind` holds a moment that Python cannot hold."""
-    if isinstance(kind, _TEMPORAL):
+# -- what Spark's types hold and Python's do not
+
+
+def check_readable(array: pa.Array, kind: DataType) -> None:
+    """Raise UserCodeError if a column that conforms to `kind` holds a string or a moment that Python has no value for.
+
+    Spark takes any bytes for a string, and its calendar goes beyond the years 1 to 9999.
+    """
+    if isinstance(kind, StringType):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid:
+            to_python(array, kind)
+    elif isinstance(kind, _TEMPORAL):
         try:
             check_range(arrow_numbers(array, kind), kind.ddl)
         except CorruptionError as error:
-            raise UserCodeError(error.message, hint=error.hint) from error
+            raise _unreadable(error) from error
     elif isinstance(kind, StructType):
         for child, field in zip(array.flatten(), kind.fields, strict=True):
-            check_moments(child, field.type)
+            check_readable(child, field.type)
     elif isinstance(kind, ArrayType):
-        check_moments(array.flatten(), kind.element)
+        check_readable(array.flatten(), kind.element)
     elif isinstance(kind, MapType) and len(array):
         start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        check_moments(array.keys.slice(start, stop - start), kind.key)
-        check_moments(array.items.slice(start, stop - start), kind.value)
+        check_readable(array.keys.slice(start, stop - start), kind.key)
+        check_readable(array.items.slice(start, stop - start), kind.value)
+
+
+def _unreadable(error: CorruptionError | UnicodeDecodeError) -> UserCodeError:
+    if isinstance(error, CorruptionError):
+        return UserCodeError(error.message, hint=error.hint)
+    return UserCodeError(
+        f"the string {shown(error.object)} is no UTF-8: {error.reason} at byte {error.start}",
+        hint='drop such rows before key_by, as with where("is_valid_utf8(column)"), mend them with '
+        "make_valid_utf8(column), or let on_error decide",
+    )
+
+
+def to_readable(array: pa.Array, kind: DataType) -> list[Any]:
+    """Return a column as `to_python` does; bytes and numbers where Python has no value for a string or a moment."""
+    plain = _plain_type(kind)
+    values = to_python(conform(array, kind).view(to_arrow_type(plain)), plain)
+    return [_read(value, kind) for value in values]
+
+
+def readable_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows of whatever types as dicts, with what `to_readable` gives where Python has no value."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except (UnicodeDecodeError, ValueError, OverflowError):
+            columns[name] = to_readable(column, from_arrow_type(column.type))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _plain_type(kind: DataType) -> DataType:
+    """Return the type of what stands for the values of a type: bytes for strings, numbers for moments."""
+    if isinstance(kind, StringType):
+        return BinaryType()
+    if isinstance(kind, _TEMPORAL):
+        return IntegerType() if isinstance(kind, DateType) else LongType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(_plain_type(kind.element))
+    if isinstance(kind, MapType):
+        return MapType(_plain_type(kind.key), _plain_type(kind.value))
+    if isinstance(kind, StructType):
+        return StructType(tuple(Field(field.name, _plain_type(field.type)) for field in kind.fields))
+    return kind
+
+
+def _read(value: Any, kind: DataType) -> Any:
+    """Return the value that bytes or a number stand for, or these if there is none."""
+    if value is None:
+        return None
+    if isinstance(kind, ArrayType):
+        return type(value)([_read(element, kind.element) for element in value])
+    if isinstance(kind, MapType):
+        return {_read(key, kind.key): _read(item, kind.value) for key, item in value.items()}
+    if isinstance(kind, StructType):
+        return value._make([_read(part, field.type) for part, field in zip(value, kind.fields, strict=True)])
+    try:
+        if isinstance(kind, StringType):
+            return value.decode()
+        from_number = FIXED_SCALARS[kind].from_number if isinstance(kind, _TEMPORAL) else None
+        return value if from_number is None else from_number(value)
+    except (CorruptionError, UnicodeDecodeError):
+        return value
 
 
 # -- Python to Arrow
@@ -267,7 +340,9 @@ def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
     for index, value in enumerate(values):
         try:
             fitting.append(None if value is None else one(value))
-        except MisfitError as misfit:
+        except Exception as error:
+            # A list or a mapping of the user's own may raise what it likes.
+            misfit = error if isinstance(error, MisfitError) else f"it raised {type(error).__name__}"
             raise OutputError(
                 f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
                 hint="make the value fit, or change the column's type in `output` of process()",

@@ -54,6 +54,17 @@ def checked(hints: Hints, kind: DataType) -> Hints:
 
 
 @dataclass(frozen=True)
+class Gone:
+    """A field of the old type that the new one does not have."""
+
+    path: str
+    """In the old type."""
+    name: str
+    added: tuple[tuple[str, str], ...]
+    """The new fields of the same struct, by path in the new type and name: each may be this one, renamed."""
+
+
+@dataclass(frozen=True)
 class Converter:
     """The way from values of the old type to values of the new one."""
 
@@ -61,6 +72,8 @@ class Converter:
     """Of a value that is not null; None if every value stays what it is."""
     changes: tuple[str, ...]
     """What differs, for people; empty if nothing does."""
+    gone: tuple[Gone, ...] = ()
+    """The fields whose values are left out."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +97,10 @@ def evolve(old: DataType, new: DataType, hints: Hints | None = None) -> Converte
     ('value.n: added, int, filled with 1', 'value.items: dropped')
     """
     walk = _Walk(hints or Hints())
-    convert = walk.step(old, new, "")
-    return Refusal(tuple(walk.reasons)) if walk.reasons else Converter(convert, tuple(walk.changes))
+    convert = walk.step(old, new, "", "")
+    if walk.reasons:
+        return Refusal(tuple(walk.reasons))
+    return Converter(convert, tuple(walk.changes), tuple(walk.gone))
 
 
 def sources_of(old: StructType, new: StructType, hints: Hints) -> dict[str, str | None]:
@@ -105,20 +120,24 @@ class _Walk:
         self._hints = hints
         self.changes: list[str] = []
         self.reasons: list[str] = []
+        self.gone: list[Gone] = []
 
-    def step(self, old: DataType, new: DataType, path: str) -> Convert | None:
-        """Return the conversion of a part that is not null; None if it stays what it is."""
+    def step(self, old: DataType, new: DataType, was: str, path: str) -> Convert | None:
+        """Return the conversion of a part that is not null; None if it stays what it is.
+
+        `was` and `path` are where it is in the old type and in the new one.
+        """
         if old == new:
             return None
         if isinstance(old, StructType) and isinstance(new, StructType):
-            return self._struct(old, new, path)
+            return self._struct(old, new, was, path)
         if isinstance(old, ArrayType) and isinstance(new, ArrayType):
-            return each_element(self.step(old.element, new.element, path + "[]"))
+            return each_element(self.step(old.element, new.element, was + "[]", path + "[]"))
         if isinstance(old, MapType) and isinstance(new, MapType):
             if old.key != new.key:
                 said = f"{old.key.ddl} -> {new.key.ddl}: the keys of a map keep their type"
                 self.reasons.append(f"{_shown(path)}{{key}}: {said}")
-            return entry_by_entry(None, self.step(old.value, new.value, path + "{}"))
+            return entry_by_entry(None, self.step(old.value, new.value, was + "{}", path + "{}"))
         return self._scalar(old, new, path)
 
     def _scalar(self, old: DataType, new: DataType, path: str) -> Convert | None:
@@ -130,7 +149,7 @@ class _Walk:
         self.changes.append(said)
         return found[0]
 
-    def _struct(self, old: StructType, new: StructType, path: str) -> Convert | None:
+    def _struct(self, old: StructType, new: StructType, was: str, path: str) -> Convert | None:
         at = {name: position for position, name in enumerate(old.names)}
         sources = self._sources(old, new, path)
         parts: list[tuple[int | None, Any]] = []
@@ -145,8 +164,11 @@ class _Walk:
                 continue
             if source != f.name:
                 self.changes.append(f"{_shown(where)}: renamed, was {quoted(source)}")
-            parts.append((at[source], self.step(old.fields[at[source]].type, f.type, where)))
+            kind = old.fields[at[source]].type
+            parts.append((at[source], self.step(kind, f.type, _within(was, source), where)))
+        added = tuple((_within(path, name), name) for name, source in sources.items() if source is None)
         gone = [name for name in old.names if name not in sources.values()]
+        self.gone += [Gone(_within(was, name), name, added) for name in gone]
         self.changes += [f"{_shown(_within(path, name))}: dropped" for name in gone]
         order = [position for position, _ in parts if position is not None]
         if order != sorted(order):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,5 +15,7 @@ class Hints:
     """Which field of the same struct a field was before, by name."""
     fill: Mapping[str, Any] = field(default_factory=dict)
     """What a field that is new has in values that were written without it; else null."""
+    spare: Collection[str] = ()
+    """Fields of older versions, by paths in the old type, whose values nobody misses."""
     several: bool = False
     """Whether `renamed` always counts: of a field that has its name already, and of one that becomes several."""

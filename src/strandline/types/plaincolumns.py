@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import StateTypeError
-from strandline.types.columns import check_moments, to_arrow_type
+from strandline.types.columns import check_readable, to_arrow_type
 from strandline.types.datatypes import (
     ArrayType,
     DataType,
@@ -42,9 +42,9 @@ def plain_to_arrow(values: Sequence[Any], kind: DataType) -> pa.Array:
 def arrow_to_plain(array: pa.Array, kind: DataType) -> list[Any]:
     """Return the plain forms of a column that conforms to the type, structs and the keys of maps as tuples.
 
-    Raises UserCodeError if it holds a moment that Python cannot hold, StateTypeError if a map has a key twice.
+    Raises UserCodeError if it holds what Python has no value for, StateTypeError if a map has a key twice.
     """
-    check_moments(array, kind)
+    check_readable(array, kind)
     return _plain(array, kind, False)
 
 

@@ -75,7 +75,7 @@ class CopyingValueHandle(ValueHandle):
     def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         super().__init__(scope, table, codec, name, default)
         how = f"write x = self.{name}.value, change x, and then self.{name}.value = x"
-        self._copy = copy_for(codec.type, name, how) or codec.copy
+        self._copy = copy_for(codec.type, scope, table, name, how) or codec.copy
 
     @ValueHandle.value.getter  # type: ignore[attr-defined, untyped-decorator]
     def value(self) -> Any:
@@ -154,7 +154,12 @@ class ReducingHandle(Handle):
 
     def add(self, element: Any) -> None:
         current = self._cell.value
-        self._cell.value = element if current is None else self._reduce(current, element)
+        if current is not None:
+            element = self._reduce(current, element)
+            if element is None:
+                # The next element would pass for the first one.
+                raise none_given(f"state '{self.state_name}': its reduce function", "the new value")
+        self._cell.value = element
 
     def clear(self) -> None:
         self._cell.clear()
@@ -182,7 +187,10 @@ class AggregatingHandle(Handle):
         if self._cell.value is None:
             # Stored first, so that `add` always sees the accumulator in its one form.
             self._cell.value = self._declared.create()
-        self._cell.value = self._declared.add(self._cell.value, element)
+        value = self._declared.add(self._cell.value, element)
+        if value is None and self._declared.create() is not None:
+            raise none_given(f"state '{self.state_name}': its add function", "the new accumulator")
+        self._cell.value = value
 
     def result(self) -> Any:
         current = self._cell.value
@@ -209,7 +217,8 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         """For operators of ours, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
-        self._copy = copy_for(values.type, name, f"write x = self.{name}[key], change x, and then self.{name}[key] = x")
+        how = f"write x = self.{name}[key], change x, and then self.{name}[key] = x"
+        self._copy = copy_for(values.type, scope, table, name, how)
 
     def __getitem__(self, sub: Any) -> Any:
         value = self.table.get(self._scope.key, self._coerce_key(sub))
@@ -274,7 +283,7 @@ class ListHandle(Handle):
         self._table = table
         self._coerce = coercion(scope, name, element, "element ")
         how = f"write self.{name}.append(…), or x = self.{name}.get(), change x, and then self.{name}.set(x)"
-        self._whole = copy_for(ArrayType(element.type), name, how) or list
+        self._whole = copy_for(ArrayType(element.type), scope, table, name, how) or list
 
     def append(self, element: Any) -> None:
         self._table.append(self._scope.key, first_chunk(self._scope.epoch), self._coerce(element))
@@ -384,6 +393,13 @@ def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTy
     message = f"operator '{uid}', state '{name}': {what}{error.message}"
     discreet = f"operator '{uid}', state '{name}': {what}a value does not fit its type (it is not shown here)"
     return StateTypeError(message, hint=error.hint, discreet=discreet, **error.fields)
+
+
+def none_given(what: str, expected: str) -> StateTypeError:
+    """Return the error of a function that changed its argument, most likely, and gave nothing back."""
+    message = f"{what} gave None, expected {expected}"
+    hint = "return it: acc.append(x) changes a list and gives None, where [*acc, x] is a new one"
+    return StateTypeError(message, hint=hint, discreet=message)
 
 
 def wrapped(cell: Any, declared: Any) -> Any:

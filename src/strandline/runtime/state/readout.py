@@ -1,7 +1,8 @@
 """Lists and dicts as a function reads them from state: copies, which are its own to change.
 
 A copy that nobody holds is lost with the change: `self.tags.value.append(x)` would do nothing, without a word. That is
-refused, and nothing else is: whoever has given the copy a name may want to change it and assign it, or may not.
+refused, and nothing else is: whoever has given the copy a name may want to change it and assign it, or may not. Where
+unsaved state is looked for, the change is noted, so that one that is not assigned is found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from strandline.core.errors import UserCodeError
+from strandline.runtime.state.scope import Scope
 from strandline.types.datatypes import DataType
 from strandline.types.plain import copier
 
@@ -18,13 +20,15 @@ Copy = Callable[[Any], Any]
 
 _OF_LISTS = ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "__setitem__", "__delitem__")
 _OF_DICTS = ("update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__")
+_NOTED: dict[Any, tuple[str, ...]] = {list: ("__iadd__", "__imul__"), dict: ("__ior__",)}
+"""What changes a copy that has a name, or is assigned at once."""
 _SAID = {"__setitem__": "[…] = …", "__delitem__": "del […]"}
 
 
-def copy_for(kind: DataType, state: str, how: str) -> Copy | None:
+def copy_for(kind: DataType, scope: Scope, table: object, state: str, how: str) -> Copy | None:
     """Return the copy of what is mutable in a state's values, as its function is given it; None if nothing is.
 
-    `how` says how such a value gets back into the state.
+    `how` says how such a value gets back into the state, which is in `table`.
     """
     if copier(kind) is None:
         return None
@@ -33,22 +37,32 @@ def copy_for(kind: DataType, state: str, how: str) -> Copy | None:
         did = _SAID.get(method, f"{method}()")
         return UserCodeError(f"state '{state}': {did} changes a copy that is lost: the state stays as it was", hint=how)
 
-    return copier(kind, _watched(list, _OF_LISTS, lost), _watched(dict, _OF_DICTS, lost))
+    def note() -> None:
+        if scope.unsaved is not None:
+            # Of the function that has called the method that calls this.
+            scope.unsaved.note_change(state, how, table, scope.key, sys._getframe(2))
+
+    return copier(kind, _watched(list, _OF_LISTS, lost, note), _watched(dict, _OF_DICTS, lost, note))
 
 
-def _watched(base: type, methods: tuple[str, ...], lost: Callable[[str], UserCodeError]) -> Copy:
+def _watched(
+    base: type, methods: tuple[str, ...], lost: Callable[[str], UserCodeError], note: Callable[[], None]
+) -> Copy:
     # To whoever looks, it is a list or a dict; copies and pickles of it are no more than that.
     names: dict[str, Any] = {"__slots__": (), "__reduce_ex__": lambda self, protocol: (base, (base(self),))}
-    names |= {method: _watching(getattr(base, method), method, lost) for method in methods if method in _FEWEST}
+    names |= {method: _watching(getattr(base, method), method, lost, note) for method in (*methods, *_NOTED[base])}
     return type(base.__name__, (base,), names)
 
 
-def _watching(change: Callable[..., Any], method: str, lost: Callable[[str], UserCodeError]) -> Callable[..., Any]:
-    fewest = _FEWEST[method]
+def _watching(
+    change: Callable[..., Any], method: str, lost: Callable[[str], UserCodeError], note: Callable[[], None]
+) -> Callable[..., Any]:
+    fewest = _FEWEST.get(method, 0)
 
     def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if sys.getrefcount(self) <= fewest:
             raise lost(method)
+        note()
         return change(self, *args, **kwargs)
 
     return changed

@@ -51,6 +51,8 @@ class Scope:
     in_timer: bool = False
     guard: Any = None
     """Where errors do not end the job: what operators of ours ask for rows whose function may fail."""
+    unsaved: Any = None
+    """Where unsaved state is looked for: what is told of changes of values that were read."""
     _emit: Callable[[str, Any], None] | None = None
     _no_key: NoKey = field(init=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,11 +165,18 @@ class Store:
 
     # -- epochs
 
-    def check(self) -> None:
-        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
+    def check(self, *, in_full: bool = False) -> None:
+        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit.
+
+        `in_full`: raise StateTypeError if it cannot be stored, which else the next snapshot finds out.
+        """
+        uid = self._scope.uid
+        changes = {table.name: _naming(uid, table.name, table.changed()) for table in self._tables}
         if self._limit is not None:
-            uid = self._scope.uid
-            self._limit.check({table.name: _naming(uid, table.name, table.changed()) for table in self._tables})
+            self._limit.check(changes)
+        elif in_full:
+            for entries in changes.values():
+                deque(entries, maxlen=0)
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from strandline.backends.base import Backend, Entry
+from strandline.core.errors import UserCodeError
+from strandline.core.times import as_datetime
 from strandline.runtime.state.sortedbag import Runs
 from strandline.runtime.state.table import Kept, SomeKeys, StateTable
 
@@ -31,6 +33,8 @@ _CHUNK = 20_000
 _TIMER_BYTES = 200
 _SPARE_ENTRIES = 1000
 _END = b"\xff" * 9
+ENDLESS_CHAIN = 1_000_000
+"""A chain of timers, each set by the call of the one before, that gets this long within one epoch is an error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,9 +65,11 @@ class TimerTable(StateTable[Layer]):
         self._first_before: dict[int, bytes] | None = None
         self._due: list[bytes] | None = None
         self._limit = b""
+        self._until = b""
+        """While timers fire, up to where they do: a timer that is set before it fires in the same epoch."""
         self._longest: int | None = None
         self._links: dict[bytes, int] = {}
-        """Of timers that were set while others fire, where it matters: how many in a row have been, with them."""
+        """Of timers that were set while others fire, and fire with them: how long their chain is, with them."""
         self._link = 0
         self._left: list[bytes] = []
         """Timers that would have been one too many in a row."""
@@ -80,12 +86,15 @@ class TimerTable(StateTable[Layer]):
             return
         if self.journal is not None:
             self.journal.note((self._take_back, timer, changes.get(timer)))
-        changes[timer] = True
-        if self._longest is not None:
+        if timer <= self._until:
+            if self._link == ENDLESS_CHAIN:
+                raise _endless(at_us, _TIME.unpack_from(self._until)[0] - _BIAS)
             if self._link == self._longest:
+                changes[timer] = True
                 self._left.append(timer)
                 return
             self._links[timer] = self._link + 1
+        changes[timer] = True
         if self._due is not None and timer <= self._limit:
             heapq.heappush(self._due, timer)
         else:
@@ -116,23 +125,24 @@ class TimerTable(StateTable[Layer]):
 
         `prepare` is told the encoded keys of many timers before they come, and returns the keys to give for them; None:
         the encoded ones. After about `most` timers, those in memory not counted, the others stay pending. So do those
-        that are set on the way if `longest` in a row were, each by the call of the one before.
+        that are set on the way if `longest` in a row were, each by the call of the one before. Without `longest`, the
+        call that sets the ENDLESS_CHAINth raises UserCodeError.
         """
         left: list[bytes] = []
         self._longest, self._link, self._links, self._left = longest, 0, {}, left
+        self._until = bound = _TIME.pack(until_us + _BIAS) + _END
         try:
-            yield from self._fire(until_us, prepare, most)
+            yield from self._fire(bound, prepare, most)
         finally:
             # Closed late, after an abort, it may be that of another epoch.
             if self._left is left:
                 for timer in left:
                     heapq.heappush(self._set_now, timer)
-                self._longest, self._left = None, []
+                self._longest, self._left, self._until = None, [], b""
 
     def _fire(
-        self, until_us: int, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None
+        self, bound: bytes, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None
     ) -> Iterator[tuple[int, Any]]:
-        bound = _TIME.pack(until_us + _BIAS) + _END
         self._drop_written()
         # The layers are looked at before the backend is read: what is written meanwhile is in both.
         stored = self._stored_until(bound)
@@ -220,7 +230,7 @@ class TimerTable(StateTable[Layer]):
         if self._first_before is not None:
             self._first = self._first_before
         self._taken, self._first_before, self._due = [], None, None
-        self._longest, self._left = None, []
+        self._longest, self._left, self._until = None, [], b""
         self._now, self._set_now = {}, []
 
     def changed(self) -> Iterator[Entry]:
@@ -355,6 +365,15 @@ def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | 
     if event_us is not None and watermark_us is not None and event_us <= passed_us(watermark_us):
         return True
     return processing_us is not None and processing_us <= now_us
+
+
+def _endless(at_us: int, until_us: int) -> UserCodeError:
+    return UserCodeError(
+        f"on_timer set a timer for {as_datetime(at_us)}, and that is number {ENDLESS_CHAIN:,} of a chain in which each "
+        f"call sets the next timer: all of them are due in the same epoch, up to {as_datetime(until_us)}",
+        hint="set the next timer later than the time that is reached: timer.timestamp + a step, or, to skip what is "
+        "past, max(timer.timestamp, ctx.watermark) + a step (ctx.now for processing time)",
+    )
 
 
 def _times(timers: list[bytes]) -> list[int]:

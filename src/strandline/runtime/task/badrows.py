@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import NullKeyError, UserCodeError
-from strandline.types.columns import check_moments, to_python
+from strandline.types.columns import check_readable, conform, to_readable
 from strandline.types.datatypes import DataType, StructType
+
+_OURS = "__strandline_"
+_TO_HAVE_KEYS = 'drop such events before key_by, as with where("key is not null"), or give them a key'
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +27,29 @@ class BadRow:
     error: UserCodeError
 
 
-def bad_rows(columns: Sequence[pa.Array], schema: StructType, key_at: Sequence[int], uid: str) -> list[BadRow]:
-    """Return the bad ones among some rows, in order."""
+def bad_rows(
+    columns: Sequence[pa.Array],
+    schema: StructType,
+    key_at: Sequence[int],
+    uid: str,
+    read: Collection[int] | None = None,
+) -> list[BadRow]:
+    """Return the bad ones among some rows, in order: without a key, or unreadable in one of the columns `read`."""
     found: dict[int, BadRow] = {}
+    error: UserCodeError
     for at in key_at:
         if columns[at].null_count:
+            message = f"the key column '{schema.names[at]}' is null"
+            error = NullKeyError(message, hint=_TO_HAVE_KEYS, discreet=message, operator=uid)
             for row in np.flatnonzero(columns[at].is_null().to_numpy(zero_copy_only=False)).tolist():
-                error = NullKeyError(f"the key column '{schema.names[at]}' is null", operator=uid)
                 found.setdefault(row, BadRow(row, "key_by", error))
-    for column, field in zip(columns, schema.fields, strict=True):
-        for row, why in _misread(column, field.type, 0):
-            message = f"the column '{field.name}' cannot be read: {why.message}"
-            found.setdefault(row, BadRow(row, "read", UserCodeError(message, hint=why.hint, operator=uid)))
+    for at, (column, field) in enumerate(zip(columns, schema.fields, strict=True)):
+        if read is None or at in read:
+            name = field.name.removeprefix(_OURS)
+            what = f"the {'column' if name == field.name else 'accumulator'} '{name}' cannot be read"
+            for row, why in _unreadable(conform(column, field.type), field.type, 0):
+                error = UserCodeError(f"{what}: {why.message}", hint=why.hint, discreet=what, operator=uid)
+                found.setdefault(row, BadRow(row, "read", error))
     return [found[row] for row in sorted(found)]
 
 
@@ -47,26 +61,20 @@ def without(batch: pa.RecordBatch, bad: Sequence[BadRow]) -> pa.RecordBatch:
 
 
 def values_at(columns: Sequence[pa.Array], schema: StructType, row: int) -> list[Any]:
-    """Return the values of a row, of a moment that Python has not the number that stands for it."""
-    found = []
-    for column, field in zip(columns, schema.fields, strict=True):
-        one = column.slice(row, 1)
-        try:
-            found.append(to_python(one, field.type)[0])
-        except UserCodeError:
-            number = pa.int32() if pa.types.is_date(one.type) else pa.int64()
-            found.append(one.view(number)[0].as_py() if pa.types.is_temporal(one.type) else None)
-    return found
+    """Return the values of a row; bytes for strings that are no UTF-8, numbers for moments that Python has not."""
+    return [
+        to_readable(column.slice(row, 1), field.type)[0] for column, field in zip(columns, schema.fields, strict=True)
+    ]
 
 
-def _misread(column: pa.Array, kind: DataType, first: int) -> list[tuple[int, UserCodeError]]:
+def _unreadable(column: pa.Array, kind: DataType, first: int) -> list[tuple[int, UserCodeError]]:
     """Return the rows that Python has no value for: few, so halves without any are passed over."""
     try:
-        check_moments(column, kind)
+        check_readable(column, kind)
     except UserCodeError as error:
         if len(column) == 1:
             return [(first, error)]
         half = len(column) // 2
         halves = (column.slice(0, half), first), (column.slice(half), first + half)
-        return [found for part, begins in halves for found in _misread(part, kind, begins)]
+        return [found for part, begins in halves for found in _unreadable(part, kind, begins)]
     return []

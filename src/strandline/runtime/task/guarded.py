@@ -89,7 +89,7 @@ class Failures:
         """Count an event that never reached the function, and give it as a dead letter; raise the error if too much."""
         if self._is_too_much():
             raise self._too_much(error)
-        self.last = error.message
+        self.last = error.discreet
         if self._on_error.gives:
             self._give(step, error.message, key, event, time_us, None)
 
@@ -97,7 +97,7 @@ class Failures:
         """Count rows that somebody else makes dead letters of; raise the error if they are too much."""
         if self._is_too_much(count):
             raise self._too_much(error)
-        self.last = error.message
+        self.last = error.discreet
 
     def _is_too_much(self, more: int = 1) -> bool:
         """Count some more."""

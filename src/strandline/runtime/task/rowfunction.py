@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
 from strandline.core.errors import NullKeyError, UserCodeError
+from strandline.core.failure import shortened
 from strandline.runtime.given import rows_of
 from strandline.runtime.task.badrows import bad_rows, values_at, without
 from strandline.runtime.task.deadletters import is_the_events, kind_and_place, letter, reason_of
@@ -55,8 +56,7 @@ class RowFunction:
         for batch in batches:
             if bad is not None:
                 batch = bad.begin(batch, schema)
-            columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
-            records = list(map(make, zip(*columns, strict=True)))
+            records = list(map(make, zip(*self._values(batch.columns[: len(fields)], schema), strict=True)))
             rows, came_of = self._run(records, outputs, bad)
             try:
                 built = outputs.from_rows(rows, ()) if rows else None
@@ -73,6 +73,16 @@ class RowFunction:
                 yield self._with_hidden(built, bad.batch, bad.came_of)
         if bad is not None and bad.count and self.report is not None:
             self.report(bad.count, bad.last)
+
+    def _values(self, columns: Sequence[pa.Array], schema: StructType) -> list[list[Any]]:
+        try:
+            return [to_python(column, field.type) for column, field in zip(columns, schema.fields, strict=True)]
+        except UserCodeError:
+            bad, *_ = bad_rows(columns, schema, (), "")
+            row = shortened(repr(record_type(schema.names)._make(values_at(columns, schema, bad.at))))
+            message = f"{self.step}: {bad.error.message}, in the row {row}"
+            discreet = f"{self.step}: {bad.error.discreet}"
+            raise UserCodeError(message, hint=bad.error.hint, discreet=discreet, event=row) from None
 
     def _run(self, records: Sequence[Any], outputs: RawOutput, bad: BadRows | None) -> tuple[list[Any], list[int]]:
         """Call the function for each record; return what it gives, and of which record each row came."""
@@ -132,7 +142,7 @@ class BadRows:
         found = bad_rows(columns, schema, (), "")
         for each in found:
             row = record_type(schema.names)._make(values_at(columns, schema, each.at))
-            self._note(each.error.message, "read", each.error.message, row, each.at, None)
+            self._note(each.error.discreet, "read", each.error.message, row, each.at, None)
         is_bad = {each.at for each in found}
         self._places = [at for at in range(batch.num_rows) if at not in is_bad]
         return without(batch, found) if found else batch

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.backends.base import Backend
-from strandline.core.errors import NullKeyError, StateTypeError
+from strandline.core.errors import StateTypeError, UserCodeError
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.runtime.operators.joins import given_event
@@ -25,10 +25,11 @@ from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.state.timers import passed_us
-from strandline.runtime.task.badrows import bad_rows, values_at, without
+from strandline.runtime.task.badrows import BadRow, bad_rows, values_at, without
 from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.guarded import Failures, GuardedCalls
 from strandline.runtime.task.outputs import RawOutput
+from strandline.runtime.task.unsaved import Finding, UnsavedState
 from strandline.runtime.task.usererrors import user_error
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
@@ -37,6 +38,8 @@ from strandline.types.records import record_type
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GIVEN_ROWS = 50_000
+_RULE = 1
+"""Which of the columns holds rules for every partition: the right one of a pair."""
 LONGEST_CHAIN = 1000
 """At the end of event time all timers fire at once, and those that they set: so many in a row, lest it never ends."""
 
@@ -78,7 +81,7 @@ class Task:
         if self._columnar is not None and not program.on_error.fails:
             self.failures = Failures(process, self.scope, self._outputs, program.on_error, None)
         self._keyless_rows = 0
-        """Rows of the stream, of this epoch, that built-in aggregates have left out as they have no key."""
+        """Rows of the stream, of this epoch, that built-in aggregates have left out as they are bad."""
         self._lookups = Lookups(program, process, self.store)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
         self._at_end = program.layout.phased or self.store.broadcasts is not None
@@ -93,7 +96,15 @@ class Task:
         self._gathered_rows = self._gathered_bytes = 0
         self._fired: list[pa.RecordBatch] = []
         """What timers gave further up, gathered for a vectorised function."""
+        self.unsaved = None if isinstance(process, OwnOperator) else UnsavedState(process, program.uid)
+        """Looks for what the function keeps outside of its states; None: not any more."""
+        self.findings: list[Finding] = []
+        """What was found in this epoch."""
+        self._has_rows = False
         self._run_user(process.open, "open")
+        if self.unsaved is not None:
+            self.unsaved.opened()
+            self.scope.unsaved = self.unsaved
 
     def _calls_of(self, process: KeyedProcess) -> EventCalls:
         journal = self.store.journal
@@ -114,6 +125,7 @@ class Task:
             self.scope.watermark_us = self._reached_us = times.fired_us
         self._watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows, self._keyless_rows = {}, 0, 0, 0
+        self.findings, self._has_rows = [], False
         if self.failures is not None:
             self.failures.begin()
         if self._columnar is not None:
@@ -131,14 +143,15 @@ class Task:
         """
         if batch.num_rows == 0:
             return
+        self._has_rows = True
         if self._program.measured:
             self._find_newest(batch)
         if self.store.broadcasts is not None:
-            batch = self.store.broadcasts.take(batch, self._layout)
+            batch = self.store.broadcasts.take(self._with_readable_rules(batch), self._layout)
         if self.failures is None:
-            self._refuse_null_keys(self._layout.columns(batch))
+            self._refuse_bad(self._layout.columns(batch))
         elif self._columnar is not None:
-            batch = self._with_keys(batch, self.failures)
+            batch = self._without_bad(batch, self.failures)
         fired = self._layout.fired(batch)
         if fired is not None:
             fired = pc.fill_null(fired, False)
@@ -183,6 +196,15 @@ class Task:
             self.late_rows = self._columnar.late_rows
             self.source_rows = self._columnar.source_rows + self._keyless_rows
 
+    def look_for_unsaved(self) -> None:
+        """Find what the function has kept in this epoch where no checkpoint has it, as long as that is looked for."""
+        if self.unsaved is None:
+            return
+        self.findings = self.unsaved.find()
+        self.unsaved.epochs_left -= self._has_rows
+        if self.unsaved.epochs_left <= 0:
+            self.unsaved = self.scope.unsaved = None
+
     @property
     def failed_events(self) -> int:
         """How many events of this epoch failed, without ending the job."""
@@ -201,6 +223,8 @@ class Task:
             self._calls.forget()
         if self._columnar is not None:
             self._columnar.forget()
+        if self.unsaved is not None:
+            self.unsaved.forget()
         self._outputs.forget()
         self._take_gathered()
         self._fired = []
@@ -296,35 +320,51 @@ class Task:
 
     def _values_of(self, batch: pa.RecordBatch) -> list[list[Any]]:
         columns = self._layout.columns(batch)
-        return [to_python(column, field.type) for column, field in zip(columns, self._schema.fields, strict=True)]
+        try:
+            return [to_python(column, field.type) for column, field in zip(columns, self._schema.fields, strict=True)]
+        except UserCodeError:
+            self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid))
+            raise
 
     def _callable(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
         """Return the rows that the function can be called with; the others have failed."""
-        columns, names, stamps = self._layout.columns(batch), self._schema.names, self._layout.times(batch)
+        columns = self._layout.columns(batch)
         bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
+        self._bear(batch, bad, failures)
+        return without(batch, bad) if bad else batch
+
+    def _with_readable_rules(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch without the rules that cannot be read. They come to every partition: the first one says so."""
+        columns = self._layout.columns(batch)
+        if columns[_RULE].null_count == batch.num_rows:
+            return batch
+        bad = bad_rows(columns, self._schema, (), self._program.uid, {_RULE})
+        if self.failures is None:
+            self._refuse(columns, bad)
+        elif not self.scope.partition:
+            self._bear(batch, bad, self.failures)
+        return without(batch, bad) if bad else batch
+
+    def _bear(self, batch: pa.RecordBatch, bad: Sequence[BadRow], failures: Failures) -> None:
+        columns, names, stamps = self._layout.columns(batch), self._schema.names, self._layout.times(batch)
         for each in bad:
             values = values_at(columns, self._schema, each.at)
             key = tuple(values[at] for at in self._key_at)
             event = given_event(record_type(names)._make(values), names)
             time_us = None if stamps is None else stamps[each.at].as_py()
             failures.bear_row(each.error, each.step, key[0] if len(key) == 1 else key, event, time_us)
-        return without(batch, bad) if bad else batch
 
-    def _with_keys(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
-        """Return the accumulators that have a key; the rows of the others have failed."""
-        columns, names = self._layout.columns(batch), self._schema.names
-        has_key = None
-        for at in self._key_at:
-            if columns[at].null_count:
-                is_there = columns[at].is_valid()
-                error = NullKeyError(f"the key column '{names[at]}' is null", operator=self._program.uid)
-                has_key = is_there if has_key is None else pc.and_(has_key, is_there)
-        if has_key is None:
+    def _without_bad(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
+        """Return the accumulators that have a key and can be read; the rows of the others have failed."""
+        columns = self._layout.columns(batch)
+        bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
+        if not bad:
             return batch
-        count = pc.sum(columns[names.index(ROWS)].filter(pc.invert(has_key))).as_py()
+        rows = columns[self._schema.names.index(ROWS)]
+        count = pc.sum(rows.take(pa.array([each.at for each in bad]))).as_py()
         self._keyless_rows += count
-        failures.bear_rows(error, count)
-        return batch.filter(has_key)
+        failures.bear_rows(bad[-1].error, count)
+        return without(batch, bad)
 
     # -- columns
 
@@ -398,7 +438,10 @@ class Task:
         times, origins = self._layout.times(batch), self._layout.origins(batch)
         if origins is not None:
             newest = pa.table([origins, times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
-            found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
+            named = newest["origin"].cast(pa.binary()).to_pylist()
+            # A device may call itself what is no UTF-8.
+            names = [None if name is None else name.decode(errors="backslashreplace") for name in named]
+            found = list(zip(names, newest["time_max"].to_pylist(), strict=True))
         else:
             found = [("", pc.max(times).as_py())]
         for origin, time in found:
@@ -407,24 +450,33 @@ class Task:
                 name = origin or ""
                 self.newest_us[name] = max(time, self.newest_us.get(name, time))
 
-    def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:
-        for at in self._key_at:
-            if columns[at].null_count:
-                row = columns[at].is_null().index(True).as_py()
-                # Operators of ours get more than users know of.
-                is_ours = isinstance(self._process, OwnOperator) and self._process.own_hides_events
-                known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
-                names = [self._schema.names[i] for i in known]
-                values = [to_python(columns[i].slice(row, 1), self._schema.fields[i].type)[0] for i in known]
-                event = given_event(record_type(names)._make(values), names)
-                raise NullKeyError(
-                    f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
-                    f"{shortened(repr(event))}",
-                    discreet=f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in an "
-                    "event",
-                    hint='drop such events before key_by, as with where("key is not null"), or give them a key',
-                    operator=self._program.uid,
-                )
+    def _refuse_bad(self, columns: Sequence[pa.Array]) -> None:
+        """Raise the error of the first row that is bad, where rows are not made Python's values later."""
+        if self._calls is None:
+            # The user's vectorised functions get columns as they are. Keys, and what operators of ours keep, are read.
+            read = None if self._columnar is not None else self._key_at
+            self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid, read))
+        elif any(columns[at].null_count for at in self._key_at):
+            self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid))
+
+    def _refuse(self, columns: Sequence[pa.Array], bad: Sequence[BadRow]) -> None:
+        """Raise the error of the first of some bad rows, with the event."""
+        if not bad:
+            return
+        # Operators of ours get more than users know of.
+        is_ours = isinstance(self._process, OwnOperator) and self._process.own_hides_events
+        known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
+        names = [self._schema.names[at] for at in known]
+        values = values_at(columns, self._schema, bad[0].at)
+        event = given_event(record_type(names)._make([values[at] for at in known]), names)
+        error, uid = bad[0].error, self._program.uid
+        message = error.message + ("," if bad[0].step == "read" else "")
+        raise type(error)(
+            f"operator '{uid}': {message} in the event {shortened(repr(event))}",
+            discreet=f"operator '{uid}': {error.discreet} in an event",
+            hint=error.hint,
+            operator=uid,
+        )
 
     def _run_user(self, method: Callable[[], None], name: str) -> None:
         try:

@@ -1,15 +1,22 @@
-"""Spark's types and errors as text."""
+"""Spark's types as text and as Arrow's, and its errors as text."""
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
+from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import types
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructField, StructType
 
 from strandline.plan.columns import quoted
 from strandline.types import datatypes
+
+# PySpark 4.1 always takes UTC for moments, and has no parameter for it.
+_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def ddl_of(kind: DataType) -> str:
@@ -49,3 +56,8 @@ def spark_type(kind: datatypes.DataType) -> DataType:
 def first_line(error: PySparkException) -> str:
     """Return what an error of Spark's says, without the plan behind it."""
     return str(error).strip().splitlines()[0]
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return a schema as Spark sends it to Python, with moments in UTC."""
+    return to_arrow_schema(schema, **_UTC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,15 @@ from pyspark.sql import SparkSession
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import unique_name
+from strandline.core.urls import check_url
 from strandline.spark.base.objectfiles import SCHEMES, ObjectFiles
 from strandline.storage.local import if_allowed, sync_directory, sync_file
 
 
 def absolute(path: str | Path) -> str:
     """Return a path as an absolute one: Spark's JVM has a working directory of its own."""
-    return str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
+    text = check_url(path, hadoop=True)
+    return text.rstrip("/") if re.match("[A-Za-z][A-Za-z0-9+.-]*:/", text) else str(Path(path).absolute())
 
 
 def open_filesystem(

@@ -37,23 +37,30 @@ FIRST_FAILURE = "strandline.first.failure"
 
 @dataclass(frozen=True)
 class Seal:
-    """Marks errors so that only its owner reads them: they may quote keys and events, and Spark logs what fails."""
+    """Encrypts what only its owner is to read: errors, which may quote events, and which Spark logs; and programs."""
 
     _key: bytes = field(repr=False)
 
     def mark(self, error: StrandlineError) -> str:
         """Put an error into text that survives Spark's wrapping."""
-        nonce, data = os.urandom(_NONCE_BYTES), msgspec.msgpack.encode(to_failure(error))
-        return f"{_MARK}{base64.b64encode(nonce + self._crypt(nonce, data)).decode()}:"
+        sealed = self.encrypt(msgspec.msgpack.encode(to_failure(error)))
+        return f"{_MARK}{base64.b64encode(sealed).decode()}:"
 
     def find(self, text: str) -> StrandlineError | None:
         """Return the error that was put into a text, if there is one."""
         for marked in _MARKED.finditer(text):
-            sealed = base64.b64decode(marked[1])
-            nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
             with suppress(msgspec.DecodeError):
-                return from_failure(msgspec.msgpack.decode(self._crypt(nonce, data), type=Failure))
+                return from_failure(msgspec.msgpack.decode(self.decrypt(base64.b64decode(marked[1])), type=Failure))
         return None
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Return data as it may lie in a file, or stand in a log."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._crypt(nonce, data)
+
+    def decrypt(self, sealed: bytes) -> bytes:
+        """Return what `encrypt` was given."""
+        return self._crypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:])
 
     def _crypt(self, nonce: bytes, data: bytes) -> bytes:
         stream = shake_256(self._key + nonce).digest(len(data))

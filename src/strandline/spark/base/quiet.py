@@ -97,7 +97,8 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> bool:
     )
     passing.start()
     try:
-        gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
+        with _utf8_locale():
+            gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
     except BaseException:
         os.close(write)
         # Why there is none, Java has said there.
@@ -106,6 +107,23 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> bool:
     os.close(write)
     SparkContext._ensure_initialized(gateway=gateway)
     return True
+
+
+@contextlib.contextmanager
+def _utf8_locale() -> Iterator[None]:
+    """Start programs in C.UTF-8 where the environment has the locale C, in which Java knows ASCII file names only."""
+    names = ("LC_ALL", "LC_CTYPE", "LANG")
+    before = os.environ.get("LC_ALL")
+    if next(filter(None, map(os.environ.get, names)), "C") not in ("C", "POSIX"):
+        yield
+        return
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        del os.environ["LC_ALL"]
+        if before is not None:
+            os.environ["LC_ALL"] = before
 
 
 def spark_log() -> Path | None:

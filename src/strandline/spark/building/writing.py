@@ -17,7 +17,6 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, StrandlineError
@@ -30,6 +29,7 @@ from strandline.snapshot.export import Files
 from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.tablecolumns import KEY_GROUP, key_fields
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.said import find_error
@@ -95,7 +95,7 @@ def _reached(watermark: dt.datetime) -> int:
 def check_columns(operator: OperatorInfo, state: StateInfo, rows: Any, name: str) -> None:
     """Refuse rows whose columns are not the table's, before any of them is computed."""
     if isinstance(rows, DataFrame):
-        schema = to_arrow_schema(rows.schema, timezone="UTC")
+        schema = arrow_schema(rows.schema)
         rows_of(operator, state).check(pa.RecordBatch.from_pylist([], schema))
     else:
         rows_of(operator, state).check(next(iter(_batches(rows, name))).slice(0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from strandline.checkpoint.retention import Holds
 from strandline.control.status import SinkStatus, SourceStatus
 from strandline.control.telling import tell
 from strandline.core.clock import Clock
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import SparkError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest, OperatorInfo
@@ -32,6 +33,7 @@ from strandline.spark.base import behind
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.failing import is_alive
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.timewatch import TimeWatch
 from strandline.spark.keepers.fleet import Fleet
@@ -49,12 +51,16 @@ _UNSHOWN_S = 60.0
 """For how long a job that has come to its end waits for what it writes to."""
 
 
+Check = Callable[[], object]
+"""Looks at something and touches nothing; raises what stands against a start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a run is to begin with instead of the job's newest checkpoint, and what may be lost on the way."""
 
-    url: str = ""
-    """Of the snapshot to restore; "" if none is named."""
+    url: str = field(default="", repr=False)
+    """Of the snapshot to restore, which may have a password; "" if none is named."""
     claim: bool = False
     drop: tuple[str, ...] = ()
     again: str = ""
@@ -80,6 +86,8 @@ class Blueprint:
     holds: Holds = field(default_factory=Holds)
     """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
     draining: Draining = field(default_factory=Draining)
+    paused: threading.Event = field(default_factory=threading.Event)
+    """Whether the run begins no epochs, in whatever attempt: it is about to go on in another way, or to end."""
 
 
 @dataclass
@@ -149,6 +157,9 @@ class Attempt:
                     self.claim.check()
             if now - looked > _QUERY_LOOK_S:
                 looked = now
+                if not is_alive(self._b.spark.sparkContext):
+                    # A query that waits for rows does not notice: it would wait for ever.
+                    raise SparkError("Spark's session has been stopped")
                 self._times.look(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
@@ -174,7 +185,7 @@ class Attempt:
             return True
         if draining.asked.is_set():
             # Else Spark's next epoch might come before it, again and again.
-            driver.paused.set()
+            driver.is_draining = True
             return True
         has_ended = draining.at_end and finished_us is not None and not driver.paused.is_set()
         return has_ended and not driver.has_due(finished_us)
@@ -185,7 +196,8 @@ class Attempt:
         if not self.driver.drained and not self.driver.drain():
             return False
         is_saved = restored is not None and restored.epoch == self.driver.progress.epoch
-        if draining.held.is_set() or not (is_saved or self._final_checkpoint_done()):
+        is_done = self._is_all_shown if is_saved else self._final_checkpoint_done
+        if draining.held.is_set() or not is_done():
             return False
         draining.done.set()
         return True
@@ -295,6 +307,7 @@ class Attempt:
             raise UnavailableError(
                 f"job '{self._b.name}' has come to its end, and what it writes to does not take its last rows",
                 hint="they wait in the checkpoints' storage, and are written when the job is started again",
+                is_final=True,
             )
         return False
 

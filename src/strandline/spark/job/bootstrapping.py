@@ -269,7 +269,7 @@ class Replay(Starting):
                 self._b.places.forget_failures(self.claim.generation)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
-        b, found = self._b, self._open(quietly=True)
+        b, found = self._b, self._open(reads_sources=False)
         manifest = found.origin.manifest
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from shlex import quote
 
 from strandline.checkpoint.start import Start
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, IncompatibleStateError
-from strandline.format.manifest import Manifest, OperatorInfo, SinkInfo, SourceInfo
+from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
+from strandline.runtime.watermarks import WatermarkSpec, describe_changes, is_drained
+from strandline.spark.sinks.base import Sink, kind_of
 from strandline.spark.sinks.files import left_by
 
 
 def check_compatible(
     manifest: Manifest,
     operators: Sequence[Operator],
-    sinks: Sequence[str],
+    sinks: Mapping[str, Sink],
     sources: Sequence[str],
     drop: Collection[str] = (),
     *,
@@ -26,8 +28,8 @@ def check_compatible(
 ) -> Upgrade:
     """Return what becomes of what is stored; raise IncompatibleStateError naming all that stands against it.
 
-    `drop` names what may be lost: operators as "uid", states as "uid.state", aggregates as "uid.result". `url` is where
-    the snapshot is, and `fork` says that the job begins a life of its own with it.
+    `drop` names what may be lost: operators as "uid", states as "uid.state", fields as "uid.state.field", aggregates as
+    "uid.result". `url` is where the snapshot is, and `fork` says that the job begins a life of its own with it.
     """
     upgrade, found = differences(manifest, operators, sinks, sources, drop, fork=fork)
     if found:
@@ -48,35 +50,68 @@ def check_compatible(
 def differences(
     manifest: Manifest,
     operators: Sequence[Operator],
-    sinks: Sequence[str],
+    sinks: Mapping[str, Sink],
     sources: Sequence[str],
     drop: Collection[str] = (),
     *,
     fork: bool = False,
 ) -> tuple[Upgrade, list[str]]:
     """Return what becomes of what is stored, and all that stands against it; see `check_compatible`."""
-    gone = [] if fork else [sink for sink in manifest.sinks if sink.name not in sinks]
-    upgrade = plan_upgrade(manifest.operators, operators, _of_states(manifest, drop, gone))
+    # What is staged is the job's that the snapshot is of: a fork neither shows it nor loses it.
+    lost = {} if fork else lost_sinks(manifest, sinks)
+    upgrade = plan_upgrade(manifest.operators, operators, _of_states(manifest, drop, lost))
     found = list(upgrade.refusals)
     for operator in operators:
         stored = upgrade.migrations[operator.uid].stored
         if stored is not None:
             found += _differences(stored, operator)
-    # What is staged is the job's that the snapshot is of: a fork neither shows it nor loses it. What a file sink has
-    # left is shown by whoever goes on.
     found += [
-        f"the program has no sink named '{sink.name}', and the checkpoint lists rows that it is to show: have one of "
-        f"that name until a checkpoint lists none for it, or give them up with drop={json.dumps([sink.name])}"
-        for sink in gone
-        if sink.pending and sink.name not in drop and left_by(sink.name, sink.pending) is None
+        f"{why}, or give them up with drop={json.dumps([name])}"
+        for name, why in lost.items()
+        if why and name not in drop
     ]
     return upgrade, found + _sources_differ(manifest, sources)
 
 
-def _of_states(manifest: Manifest, drop: Collection[str], gone: Sequence[SinkInfo]) -> list[str]:
+def lost_sinks(manifest: Manifest, sinks: Mapping[str, Sink]) -> dict[str, str]:
+    """Return the snapshot's sinks that the program does not have, by name, and what stands against going on without.
+
+    That is "" where nothing is lost: no rows are listed, or they are a file sink's, and whoever goes on shows them.
+    """
+    found: dict[str, str] = {}
+    names = [stored.name for stored in manifest.sinks]
+    for stored in manifest.sinks:
+        name, sink = stored.name, sinks.get(stored.name)
+        is_shown = not stored.pending or left_by(name, stored.pending) is not None
+        if sink is None:
+            found[name] = "" if is_shown else (
+                f"the program has no sink named '{name}', and the checkpoint lists rows that it is to show: have one "
+                "of that name until a checkpoint lists none for it"
+            )  # fmt: skip
+        elif stored.kind and stored.kind != kind_of(sink):
+            found[name] = "" if is_shown else (
+                f"the sink '{name}' is of kind {kind_of(sink)}, and the checkpoint lists rows that one of kind "
+                f"{stored.kind} is to show: give the new one another name, and have the old one until a checkpoint "
+                "lists no rows for it"
+            )  # fmt: skip
+        elif sink.name is None and stored.destination and stored.destination != sink.destination:
+            found[name] = (
+                f"the sink '{name}' has no name=, so that it is known by its place in sinks=: its rows went to "
+                f"{stored.destination}, and now go to {sink.destination or 'a place that it does not tell'}: give "
+                f"name='{name}' to the sink of {stored.destination}, and names of their own to all others"
+            )
+        elif sink.name is None and not stored.destination and stored.pending and names != list(sinks):
+            found[name] = (
+                f"the sink '{name}' has no name=, so that it is known by its place in sinks=; there are other sinks "
+                f"now, and the checkpoint lists rows that it is to show: give name='{name}' to the one that they are of"
+            )
+    return found
+
+
+def _of_states(manifest: Manifest, drop: Collection[str], lost: Collection[str]) -> list[str]:
     """Return what `drop` names beside sinks that the program has no more; a name may be both a sink's and a uid."""
-    sinks, uids = {sink.name for sink in gone}, {operator.uid for operator in manifest.operators}
-    return [name for name in drop if name not in sinks or name in uids]
+    uids = {operator.uid for operator in manifest.operators}
+    return [name for name in drop if name not in lost or name in uids]
 
 
 def to_regroup(upgrade: Upgrade, operators: Sequence[Operator], url: str) -> str:
@@ -133,6 +168,14 @@ def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
         for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
         if before != now
     ]
+
+
+def watermark_changes(manifest: Manifest | None, watermarks: Sequence[WatermarkSpec]) -> list[str]:
+    """Return what is to be known of watermarks that a snapshot has and a program has not, as sentences."""
+    # After a drain, event time begins anew.
+    if manifest is None or is_drained(manifest.watermarks):
+        return []
+    return describe_changes(watermarks, manifest.watermarks)
 
 
 def place_in_sources(manifest: Manifest, where: str, sources: Sequence[str]) -> SourceInfo:

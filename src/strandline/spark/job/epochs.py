@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ from strandline.spark.lower.reduction import limit_shuffle
 
 log = logging.getLogger(__name__)
 
+_PAUSE_LOOK_S = 0.05
+
 
 class Progressing(Protocol):
     """Whoever knows how far the sources are."""
@@ -77,6 +79,8 @@ class EpochDriver:
     """Where tasks note what has failed, and need not be tried again."""
     max_row_bytes: int = 0
     """How large a row may be on its way to an operator; 0: any."""
+    paused: threading.Event = field(default_factory=threading.Event)
+    """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
 
     def __post_init__(self) -> None:
         self._looked_us = self.steady_us
@@ -86,12 +90,13 @@ class EpochDriver:
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
+        self._findings: set[str] = set()
         self.error: BaseException | None = None
         self.failed = threading.Event()
         self.sealed = threading.Event()
         """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
-        self.paused = threading.Event()
-        """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
+        self.is_draining = False
+        """Begin no more epochs but the one that drains the run."""
         self.drained = self.watermarks.reached_us == END_US
         """Event time has come to its end, and everything has fired that does: there are no more epochs."""
         self.epoch_carries_trigger = False
@@ -111,9 +116,7 @@ class EpochDriver:
         """Process one epoch; called by Spark."""
         # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
         looked_us = self.steady_us
-        while self._is_resting and not self.sealed.wait(0.05):
-            pass
-        with self._lock:
+        with self._turn():
             if self.failed.is_set() or self.sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
@@ -134,6 +137,20 @@ class EpochDriver:
             finally:
                 self.last_contact = time.monotonic()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until an epoch may begin, and hold the lock within.
+
+        Whether the run is paused is looked at under the lock: who pauses it can rely on it that each epoch has begun
+        before, and that a checkpoint requested from then on covers it.
+        """
+        while True:
+            with self._lock:
+                if not self._is_resting or self.sealed.is_set():
+                    yield
+                    return
+            self.sealed.wait(_PAUSE_LOOK_S)
+
     def _refuse_other_batch(self, batch: int) -> None:
         """Batches are numbered without gaps: a query that finds no progress begins with 0, and all comes again."""
         if batch != self._batch + 1:
@@ -151,16 +168,15 @@ class EpochDriver:
         """
         if self._is_resting or not self.has_due(by_us):
             return False
-        return self._run_without_rows(lambda: None)
+        return self._run_without_rows()
 
     def drain(self) -> bool:
         """Bring event time to its end: run an epoch without events in which all its timers fire. Return whether it ran.
 
         No other epoch comes after it. What the sources have in the meantime stays unread.
         """
-        if not self._run_without_rows(self.watermarks.end):
+        if not self._run_without_rows(drains=True):
             return False
-        self.drained = True
         failpoints.hit("drain.epoch")
         for uid in sorted({uid for (uid, _), ack in self.progress.acks.items() if ack.next_event_us is not None}):
             log.warning(
@@ -170,18 +186,23 @@ class EpochDriver:
             )  # fmt: skip
         return True
 
-    def _run_without_rows(self, prepare: Callable[[], object]) -> bool:
-        """Run an epoch that no rows come with, unless another one runs."""
+    def _run_without_rows(self, *, drains: bool = False) -> bool:
+        """Run an epoch that no rows come with, unless another one runs; one that `drains` is the last of all."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if self.failed.is_set() or self.sealed.is_set():
                 # The epoch that was running: its number must not be given again.
                 return False
+            if self.paused.is_set() or (self._is_resting and not drains):
+                return False
             if self._nothing is None:
                 self._nothing = make_nothing(self._source)
-            prepare()
+            if drains:
+                self.watermarks.end()
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
+            # Before the lock is free: the next batch would be late as a whole.
+            self.drained = self.drained or drains
         except Exception as error:
             # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
             self.error = find_error(error)
@@ -194,7 +215,7 @@ class EpochDriver:
 
     @property
     def _is_resting(self) -> bool:
-        return self.paused.is_set() or self.drained
+        return self.paused.is_set() or self.is_draining or self.drained
 
     @property
     def is_running(self) -> bool:
@@ -257,12 +278,12 @@ class EpochDriver:
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
         operate = lambda node, rows: self._operate(node, rows, instructions)  # noqa: E731
-        built = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
-        try:
-            with self._noting_failures(df, epoch):
+        with self._noting_failures(df, epoch):
+            built = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
+            try:
                 acks = self._write(built, epoch)
-        finally:
-            built.close()
+            finally:
+                built.close()
         missing = self._fleet.slots - acks.keys()
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
@@ -397,6 +418,10 @@ class EpochDriver:
             work.rows_in += ack.rows_in
             work.rows_out += ack.rows_out
             work.took_ms += ack.process_ms
+        for finding in {text: None for ack in acks.values() for text in ack.findings if text not in self._findings}:
+            # Each partition finds the same.
+            self._findings.add(finding)
+            log.warning("%s", finding)
         for uid, reduction in self._plan.reductions.items():
             mine = [ack for (of, _), ack in acks.items() if of == uid]
             reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))

@@ -74,7 +74,7 @@ def _gone(spark: SparkSession) -> SparkError | None:
     context: Any = spark.sparkContext
     process: Any = getattr(context._gateway, "proc", None)
     deadline = time.monotonic() + _AWAIT_END_S
-    while (code := None if process is None else process.poll()) is None and not (alive := _is_alive(context)):
+    while (code := None if process is None else process.poll()) is None and not (alive := is_alive(context)):
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
@@ -85,12 +85,12 @@ def _gone(spark: SparkSession) -> SparkError | None:
     return SparkError(
         "Spark's session has been stopped, or does not answer any more",
         hint="end the job before the session: run.stop(), or run.await_termination()",
-        jvm_ended=True,
+        is_final=True,
     )
 
 
-def _is_alive(context: Any) -> bool:
-    """Whether Spark works: one that runs out of memory stops, and its JVM ends a moment later."""
+def is_alive(context: Any) -> bool:
+    """Whether a SparkContext works: one that runs out of memory stops, and its JVM ends a moment later."""
     try:
         return not context._jsc.sc().isStopped()
     except Exception:
@@ -109,5 +109,5 @@ def _jvm_ended(pid: int, code: int) -> SparkError:
         f"Spark's JVM, process {pid}, has ended: {how}{f'; its log is {log}' if (log := spark_log()) else ''}",
         hint="start the program again: the job goes on from its last checkpoint. For more memory: "
         "sl.session(spark_driver_memory='4g'), or spark-submit --driver-memory; a row needs several times its size",
-        jvm_ended=True,
+        is_final=True,
     )

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
+from strandline.spark.job.rewinding import check_rollback
 from strandline.spark.job.saving import save, target_of
+from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
+from strandline.spark.job.supervision import Desired, Rollback
 from strandline.spark.job.waiting import ON_THE_WAY, Waiting
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -67,7 +71,7 @@ class Run(Waiting):
         try:
             self._control.start()
             settings, spark = self._b.settings, self._b.spark
-            self._told = first_told(settings, spark, wait=True)
+            self._desired = Desired(first_told(settings, spark, wait=True))
             self._begin_first()
             _live.add(self)
             self._thread.start()
@@ -110,7 +114,7 @@ class Run(Waiting):
             last_failure=self._last_failure,
             last_failure_ms=self._last_failure_ms,
             sources=self._b.plan.sources.names,
-            follows=self._told.is_room,
+            follows=self._desired.parallelism.is_room,
             **(status_of_attempt(attempt, sources=sources and self._is_at_work()) if attempt else self._known),
         )
 
@@ -222,7 +226,8 @@ class Run(Waiting):
     ) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
 
-        With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it.
+        With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it: no sink shows
+        anything later, also if the job restarts meanwhile.
 
         With `drain`, the job ends for good: no more events are read, event time comes to its end, windows and
         event-time timers give what they hold, and a last checkpoint has sinks show it. Timers of processing time do not
@@ -230,29 +235,23 @@ class Run(Waiting):
         gives it up. Raises UnavailableError if the job has ended before, or is not drained within `timeout`.
 
         Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
-        last one fails, or the job restarts before its savepoint is complete, CheckpointError is raised and the job goes
-        on; a job that restarts or is being rescaled is waited for. Raises UnavailableError if the job has not ended
-        within `timeout`; it ends as soon as it can.
+        last one fails, CheckpointError is raised and the job goes on; a job that restarts or is being rescaled is
+        waited for. Raises UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
         deadline = time.monotonic() + timeout
         if drain:
             self._drain(deadline, savepoint, format, progress)
             return
-        if savepoint is not None:
-            with self._alone(deadline), self._paused(deadline) as attempt:
-                made = self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
-                if self._attempt is not attempt:
-                    # Its epochs were not paused: sinks may show what the savepoint does not know of.
-                    raise CheckpointError(
-                        f"job '{self._b.name}' failed and restarted while it was stopped with a savepoint, and goes on "
-                        f"beyond it; {made.url} is complete",
-                        hint="stop it again, with another savepoint",
-                    )
-        elif checkpoint:
-            with self._alone(deadline):
-                self._await_attempt(deadline)
-                if not self._ended.is_set():
-                    self._pause_with_checkpoint(deadline)
+        if savepoint is not None or checkpoint:
+            # Paused in whatever attempt, until the end: sinks show nothing that the last checkpoint does not know of.
+            with self._alone(deadline), self._paused():
+                if savepoint is not None:
+                    self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
+                else:
+                    self._await_attempt(deadline)
+                    if not self._ended.is_set():
+                        self.checkpoint(max(0.0, deadline - time.monotonic()))
+                self._stopping.set()
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -303,13 +302,24 @@ class Run(Waiting):
         format: str,
         progress: Callable[[TakingProgress], object] | None,
     ) -> None:
-        """Wait until the job is drained, and make a savepoint of it. If that fails, the job is drained all the same."""
+        """Make a savepoint of the drained job. If that fails, the job is drained all the same."""
+        while (attempt := self._await_drained(deadline)) is not None:
+            try:
+                # Of this attempt: one that takes its place has yet to be drained, and gives its windows once more.
+                self._save(partial(self._checkpoint_of, attempt, deadline), savepoint, format, progress)
+                return
+            except CheckpointError as error:
+                if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
+                    raise
+
+    def _await_drained(self, deadline: float) -> Attempt | None:
+        """Wait until an attempt has drained the job; return None if the job has ended before."""
         while not ((attempt := self._attempt) is not None and self._is_at_work() and attempt.driver.drained):
             if self._ended.wait(_LOOK_S):
-                return
+                return None
             if time.monotonic() > deadline:
                 raise self._not_drained("is being drained, and there is no savepoint yet", "it ends as soon as it is")
-        self.savepoint(savepoint, format=format, timeout=max(0.0, deadline - time.monotonic()), progress=progress)
+        return attempt
 
     def _not_drained(self, what: str, then: str) -> UnavailableError:
         return UnavailableError(f"job '{self._b.name}' {what}", hint=then)
@@ -326,7 +336,8 @@ class Run(Waiting):
         check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
-            self._go_on_with(self._told.and_then(parallelism), f"is rescaled to {_number_text(parallelism)}", deadline)
+            told = self._desired.parallelism.and_then(parallelism)
+            self._go_on_with(told, f"the rescale to {_number_text(parallelism)}", deadline)
 
     @property
     def followed(self) -> tuple[int, int] | None:
@@ -334,24 +345,24 @@ class Run(Waiting):
 
         None: it follows them no more.
         """
-        if self._stopping.is_set() or not self._told.is_room or self._told.job is None:
+        told = self._desired.parallelism
+        if self._stopping.is_set() or not told.is_room or told.job is None:
             return None
         attempt = self._attempt
         operators = attempt.driver.operators if attempt is not None and self._is_at_work() else ()
         most = max((operator.max_parallelism for operator in operators if not operator.has_own), default=0)
-        return min(self._told.job, most), most
+        return min(told.job, most), most
 
     def follow(self, room: int) -> bool:
         """Go on with as many partitions as there is room for, unless this is no time for it."""
         if not self._changing.acquire(blocking=False):
             return False
         try:
-            attempt, told = self._attempt, self._told
-            if not self._is_at_work() or attempt is None or self._stopping.is_set() or not told.is_room:
+            told = self._desired.parallelism
+            if not self._is_at_work() or self._stopping.is_set() or self._b.draining.asked.is_set() or not told.is_room:
                 return False
-            if attempt.driver.paused.is_set():
-                return False
-            self._go_on_with(replace(told, job=room), f"follows its executors to {room}", time.monotonic() + _FOLLOW_S)
+            what = f"the rescale to {room}, which its executors have room for,"
+            self._go_on_with(replace(told, job=room), what, time.monotonic() + _FOLLOW_S)
             return True
         finally:
             self._changing.release()
@@ -363,9 +374,9 @@ class Run(Waiting):
         b = self._b
         said = parallelism_of(b.settings, b.spark, told)
         b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
-        attempt = self._pause_with_checkpoint(deadline)
-        self._told = told
-        self._begin_anew(attempt, what, deadline)
+        with self._paused():
+            self.checkpoint(max(0.0, deadline - time.monotonic()))
+            self._change(replace(self._desired, parallelism=told), what, deadline)
 
     def savepoint(
         self,
@@ -384,26 +395,44 @@ class Run(Waiting):
         savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
         one that does so when this is called is waited for.
         """
-        target = target_of(self._b, url, format)
+        target_of(self._b, url, format)
         if self._state not in (*ON_THE_WAY, "running"):
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
+        return self._save(lambda: self.checkpoint(timeout), url, format, progress)
+
+    def _save(
+        self,
+        take_checkpoint: Callable[[], CheckpointStats],
+        url: str | Path,
+        format: str,
+        progress: Callable[[TakingProgress], object] | None,
+    ) -> Savepoint:
         report: Any = progress or (lambda _: None)
         form: Any = format
-        return save(self._b, lambda: self.checkpoint(timeout), target, form, report, self._is_ending)
+        target = target_of(self._b, url, format)
+        return save(self._b, take_checkpoint, target, form, report, self._is_ending)
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
 
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
         show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
-        CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged.
+        CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; ConfigurationError, and the
+        job goes on, if it was drained with it, or the sources do not have any more what would be read again; and
+        UnavailableError if the job has ended, or has not gone back within `timeout`: then it still does, as soon as
+        storage lets it.
         """
-        deadline = time.monotonic() + timeout
-        with self._alone(deadline):
-            verify_own(self._b.jobdir, CheckpointId(checkpoint))
-            with self._paused(deadline) as attempt:
-                self._back_to = CheckpointId(checkpoint)
-            self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)
+        deadline, rollback = time.monotonic() + timeout, Rollback(CheckpointId(checkpoint))
+        # Held: what was read stays until it is what the job goes on from.
+        with self._alone(deadline), self._b.holds:
+            manifest = verify_own(self._b.jobdir, rollback.checkpoint)
+            self._b.draining.refuse_rollback(self._b.name, manifest)
+            check_rollback(self._b, rollback.checkpoint)
+            with self._paused():
+                desired = replace(self._desired, rollback=rollback)
+                self._change(desired, f"the rollback to checkpoint {checkpoint}", deadline)
+        if rollback.refusal is not None:
+            raise rollback.refusal
 
     def __enter__(self) -> Run:
         return self
@@ -423,13 +452,15 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
 
 
 def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:
-    """Wait until a query has processed what there is; False if it failed or the time was up."""
+    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up."""
     done = threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(Exception):
             query.processAllAvailable()
-            done.set()
+            # It returns when somebody stops the query, too.
+            if query.isActive or has_read_all(query):
+                done.set()
 
     # In a thread of its own, because Spark's call knows no time-out; it ends with the query.
     waiting = threading.Thread(target=wait, name="strandline-wait", daemon=True)

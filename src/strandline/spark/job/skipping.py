@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import UNSET, structs
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.jobdir import JobDirectory
@@ -78,7 +79,9 @@ def place_behind(
             f"skip_files: Spark's log of the files that it has read is not as it is known to be: {error}",
             hint="leave skip_files out, and have the stream leave out what the history has",
         ) from None
-    return upload_source(jobdir, captured, CheckpointId(0), batch, None, sources.names)
+    info = upload_source(jobdir, captured, CheckpointId(0), batch, None, sources.names)
+    # The folder is of this bootstrap alone: no later checkpoint will be there.
+    return structs.replace(info, directory=UNSET)
 
 
 def _number_of(node: FrameSource, leaves: list[object]) -> int:

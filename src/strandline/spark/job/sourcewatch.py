@@ -1,4 +1,4 @@
-"""What Spark's query does between epochs: whether it looks for rows, has some, rests, or has ended."""
+"""What Spark's query does between epochs: whether it looks for rows, has some, rests, has ended, or was stopped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from strandline.core.errors import SparkError
 from strandline.spark.base.said import find_error
 
 _PATIENCE_S = 1.0
@@ -16,9 +17,10 @@ _NOTICE_S = 0.05
 class SourceWatch:
     """Looks at a query. One thread at a time."""
 
-    def __init__(self, query: StreamingQuery, between_ms: int) -> None:
-        """`between_ms` is how long Spark rests between two looks for rows."""
+    def __init__(self, query: StreamingQuery, between_ms: int, *, ends: bool = False) -> None:
+        """`between_ms` is how long Spark rests between two looks for rows; `ends` says that it ends after the last."""
         self.query = query
+        self._ends = ends
         self._between_us = between_ms * 1000
         self._asked = 0.0
         self._rested_us: int | None = None
@@ -44,8 +46,8 @@ class SourceWatch:
     def has_looked(self) -> bool:
         """Whether Spark has looked at the sources, so that it is written down where they begin."""
         if not self.query.isActive:
-            # One that failed may have done so before it had looked at all of them.
-            return self.query.exception() is None
+            # One that failed, or was stopped, may have done so before it had looked at all of them.
+            return self.query.exception() is None and has_read_all(self.query)
         status = self._status()
         return not status.isTriggerActive() and not str(status.message()).startswith(("Initializing", "Terminated"))
 
@@ -57,13 +59,27 @@ class SourceWatch:
         return idle_s < _PATIENCE_S and bool(self._status().isTriggerActive())
 
     def has_ended(self) -> bool:
-        """Whether the query has read all there is; raise what made it fail."""
+        """Whether the query has read all there is; raise what made it fail, and SparkError if it was stopped."""
         if self.query.isActive:
             return False
         error = self.query.exception()
         if error is not None:
             raise find_error(error)
-        return True
+        if self._ends and has_read_all(self.query):
+            return True
+        raise SparkError(
+            "Spark's streaming query of the job was stopped, and not by the job",
+            hint="stop the job instead: run.stop() or `strandline stop`; where a program stops the queries in "
+            "spark.streams.active, leave out run.query",
+        )
 
     def _status(self) -> Any:
         return self.query._jsq.status()
+
+
+def has_read_all(query: StreamingQuery) -> bool:
+    """Whether a query that has ended did so because its last look at the sources found nothing.
+
+    Spark says the same of one that somebody stopped: no exception, and the message "Stopped".
+    """
+    return bool(query._jsq.streamingQuery().noNewData())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import UNSET
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
-from strandline.spark.sinks.base import Sink, committables_of
+from strandline.spark.sinks.base import Sink, committables_of, kind_of
 from strandline.spark.sinks.blame import named
 
 Staged = list[tuple[str, str]]
@@ -20,10 +22,11 @@ Staged = list[tuple[str, str]]
 class Staging:
     """The sinks of one run, by name, and what each has staged. Epochs add to it, checkpoints take from it."""
 
-    def __init__(self, sinks: Sequence[tuple[str, Sink]]) -> None:
-        self._sinks = list(sinks)
+    def __init__(self, sinks: Sequence[tuple[str, Sink]], waiting: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`waiting` is, by sink, what the restored checkpoint lists and could not be shown yet."""
+        self._sinks, waiting = list(sinks), waiting or {}
         # In order, and each once: the values mean nothing.
-        self._staged: dict[str, dict[str, None]] = {name: {} for name, _ in sinks}
+        self._staged: dict[str, dict[str, None]] = {name: dict.fromkeys(waiting.get(name, ())) for name, _ in sinks}
         self._lock = threading.Lock()
 
     def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
@@ -54,7 +57,16 @@ class Staging:
     def pending(self) -> list[SinkInfo]:
         """Return what a checkpoint of now makes visible."""
         with self._lock:
-            return [SinkInfo(name=name, pending=list(texts)) for name, texts in self._staged.items()]
+            return [
+                SinkInfo(
+                    name=name,
+                    pending=list(self._staged[name]),
+                    kind=kind_of(sink),
+                    destination=str(sink.destination) or UNSET,
+                    reached=sink.reached() or UNSET,
+                )
+                for name, sink in self._sinks
+            ]
 
     def commit(self, manifest: Manifest) -> bool:
         """Show what a published checkpoint lists; return True if some of it has to wait, for what is away."""

@@ -7,8 +7,9 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.start import Start, load_start
+from strandline.control import journal
 from strandline.control.telling import tell, tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
@@ -27,25 +29,28 @@ from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
-from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start
+from strandline.spark.job.attempt import Attempt, Blueprint, Check, end
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
+from strandline.spark.job.rewinding import SourcePlace, find_place
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
-from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
+from strandline.spark.sources.filechecks import ChangedFiles
+from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -93,6 +98,7 @@ class Starting:
         self._coordinator: Coordinator | None = None
         self._driver: EpochDriver | None = None
         self._query: StreamingQuery | None = None
+        self._place: SourcePlace | None = None
 
     @errors_reported()
     def start(self) -> Attempt:
@@ -111,21 +117,18 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _open(self, *, quietly: bool = False) -> Opened:
+    def _open(self, *, reads_sources: bool = True) -> Opened:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self._decide()
-        if found.is_new or not found.is_own:
-            b.draining.refuse(b.name, found.manifest, reopen=b.wanted.reopen)
-        self._settle(found)
-        self._load_start(found.manifest)
-        self._check_sinks(found)
+        found = self.decide()
+        for check in self.checks(found, reads_sources=reads_sources):
+            check()
         verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
-        origin = self._decide(owned)
+        origin = self.decide(owned)
         choice, manifest = origin.choice, origin.manifest
         for damaged in choice.damaged_bases:
             log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
@@ -137,15 +140,20 @@ class Starting:
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
-        operators = self._settle(origin)
-        start = self._load_start(manifest)
+        operators, upgrade = self._settle(origin)
+        start = self._load_start(origin)
         next_id = max(choice.next_id, self._least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
         origin.make_base(b.jobdir, owned)
-        if not quietly:
+        if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
+            for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
+                tell_everybody(f"job '{b.name}': {change}")
+            if manifest is None and not origin.life:
+                warn_of_other_directory(b)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -171,44 +179,46 @@ class Starting:
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
         fork = manifest is not None and manifest.life != owned.life
-        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own, fork=fork)
+        place = self._find_place(origin, start)
+        rewind(spark_dir, place.files, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
-        #    came later.
-        self._recover_sinks(owned, origin, fresh=manifest is None or fork)
+        #    came later. What goes to a system that is away goes on waiting, after the first start of the program.
+        waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # Not before: a driver that was killed may have left it to this one to show what a drain has given.
         b.draining.refuse(b.name, manifest, reopen=b.wanted.reopen)
         # 7. The query starts with the epoch after.
-        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
+        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
+            manifest if waiting else None,
         )  # fmt: skip
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
-        progress = manifest.source if manifest else None
-        batch = progress.batch if progress else -1
-        names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
-        source = b.plan.sources.together(names)
-        topics = kafka_sources(source, names)
-        check_kept(b.spark, topics, spark_dir, batch)
-        commits = KafkaCommits(b.spark, topics)
+        source, batch = place.source, place.batch
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files)
+        self._cleanup.callback(topics.close)
+        commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
         # Of a snapshot that is somebody else's, the files it covers may be, too.
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
+        changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
         sources = SourceProgress(
-            spark_dir, names, b.jobdir, owned, b.clock, coordinator,
-            progress is not None or start is not None, retained_batches(b.spark), source_numbers(source),
-            [cleaner.captured, commits.captured],
+            spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
+            source_numbers(source), [cleaner.captured, changed.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
             sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
+            paused=b.paused,
         )  # fmt: skip
+        # A drain that was asked for before reads nothing more.
+        driver.is_draining = b.draining.asked.is_set()
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
@@ -217,8 +227,8 @@ class Starting:
         between_ms = max(int(b.trigger.get("processingTime", "0").partition(" ")[0]), polling_delay_ms(b.spark))
         query = self._query = writer.start()
         b.draining.begun()
-        watch = SourceWatch(query, between_ms)
-        lag = SourceLag(b.spark, source, names, spark_dir, lambda: driver.batch)
+        watch = SourceWatch(query, between_ms, ends="availableNow" in b.trigger)
+        lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
         return Attempt(
             b,
             owned,
@@ -235,7 +245,14 @@ class Starting:
             lag,
         )
 
-    def _decide(self, owned: Claim | None = None) -> Origin:
+    def checks(self, origin: Origin, *, reads_sources: bool = True) -> list[Check]:
+        """Return what is looked at before a start from there; `strandline check-upgrade` does the same."""
+        sinks = [partial(self._check_sink, name, sink, origin) for name, sink, _ in self._b.plan.sinks]
+        fit = partial(self._check_fit, origin, reads_sources=reads_sources)
+        return [partial(self._check_drained, origin), fit, *sinks]
+
+    def decide(self, owned: Claim | None = None) -> Origin:
+        """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""
         b = self._b
         return decide(
             b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim,
@@ -247,23 +264,38 @@ class Starting:
         stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
-    def _settle(self, origin: Origin) -> list[Operator]:
+    def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
+        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
         manifest = origin.manifest
         said = parallelism_of(self._b.settings, self._b.spark, self._told)
         operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
-        if manifest is not None:
-            sinks = [name for name, _, _ in self._b.plan.sinks]
-            upgrade = check_compatible(
-                manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
-                fork=origin.is_fork,
-            )  # fmt: skip
-            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
-        return operators
+        if manifest is None:
+            return operators, None
+        upgrade = check_compatible(
+            manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+            fork=origin.is_fork,
+        )  # fmt: skip
+        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
 
-    def _check_sinks(self, origin: Origin) -> None:
-        """Ask the sinks whether they can begin where the job does."""
-        for name, sink, _ in self._b.plan.sinks:
-            sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
+    @property
+    def _sinks(self) -> dict[str, Sink]:
+        return {name: sink for name, sink, _ in self._b.plan.sinks}
+
+    def _check_drained(self, origin: Origin) -> None:
+        # A drained checkpoint of its own is refused later: sinks may have to show first what the drain has given.
+        if origin.is_new or not origin.is_own:
+            self._b.draining.refuse(self._b.name, origin.manifest, reopen=self._b.wanted.reopen)
+
+    def _check_fit(self, origin: Origin, *, reads_sources: bool) -> None:
+        """Check that the program fits what is stored, and that its sources have what comes next."""
+        self._settle(origin)
+        start = self._load_start(origin)
+        if reads_sources:
+            self._find_place(origin, start)
+
+    def _check_sink(self, name: str, sink: Sink, origin: Origin) -> None:
+        """Ask a sink whether it can begin where the job does."""
+        sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
 
     def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
         b, manifest = self._b, origin.manifest
@@ -279,23 +311,39 @@ class Starting:
         place = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
         return structs.replace(place, path=f"{place.path}/{SINKS}" if place.path else SINKS)
 
-    def _load_start(self, manifest: Manifest | None) -> Start | None:
+    def _find_place(self, origin: Origin, start: Start | None) -> SourcePlace:
+        """Return where the job goes on in its sources; look again only if it starts from something else by now."""
+        if self._place is None or (self._place.manifest, self._place.start) != (origin.manifest, start):
+            self._place = find_place(self._b, origin, start)
+        return self._place
+
+    def _load_start(self, origin: Origin) -> Start | None:
         """Return where the job's life began, when there is no snapshot that says how far it came."""
-        start = load_start(self._b.jobdir) if manifest is None or manifest.source is None else None
+        manifest, restored = origin.manifest, origin.restored if origin.manifest else origin.choice.restored
+        start = load_start(self._b.jobdir, restored) if manifest is None or manifest.source is None else None
         if start is not None:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
+    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
+        """Have the sinks show what is restored; return what has to wait, by sink."""
         b, manifest = self._b, origin.manifest
+        waiting: dict[str, Sequence[str]] = {}
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
+        listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
+        lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
+        left = {name: listed.pop(name).pending for name in lost}
+        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
+            before = listed[name].destination if name in listed else None
+            if before and before != sink.destination:
+                tell(f"job '{b.name}': sink '{name}' goes on in {sink.destination}; its rows went to {before} before")
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.pop(name, []), epoch, fresh=fresh)
-        for name, texts in pending.items():
+            if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
+                waiting[name] = rest
+        for name, texts in left.items():
             gone = None if name in b.wanted.drop else left_by(name, texts)
             if gone is not None:
                 owned.check()
@@ -305,6 +353,7 @@ class Starting:
         for _, sink, _ in () if fresh else b.plan.sinks:
             owned.check()
             sink.tidy(epoch)
+        return waiting
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None
@@ -350,6 +399,21 @@ def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
     except CorruptionError as error:
         hint = f"{error.hint}; or give up what the sink was to show with drop={json.dumps([sink.name])}"
         raise CorruptionError(error.message, hint=hint, **error.fields) from None
+
+
+def warn_of_other_directory(blueprint: Blueprint) -> None:
+    """Warn of a relative checkpoint directory if a job of this name ran last with another one: it starts afresh."""
+    b, given = blueprint, str(blueprint.checkpoints.directory)
+    if "://" in given or Path(given).expanduser().is_absolute():
+        return
+    others = (record.directory for record in journal.records(b.places.local_dir, b.name))
+    before = next((url for url in others if url != b.jobdir.store.url), "")
+    if before:
+        log.warning(
+            "job '%s' starts afresh in %s: the checkpoint directory '%s' is relative to %s, and a job of this name ran "
+            "last with %s; if that is the one to go on, give Checkpoints(…) its absolute path",
+            b.name, b.jobdir.url, given, Path.cwd(), before,
+        )  # fmt: skip
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from strandline.api.config import Restart
@@ -20,7 +21,7 @@ from strandline.core.errors import (
     ConfigurationError,
     CorruptionError,
     FencedError,
-    SparkError,
+    NotFoundError,
     StateLimitError,
     StrandlineError,
     UserCodeError,
@@ -40,6 +41,30 @@ log = logging.getLogger(__name__)
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
+@dataclass(eq=False)
+class Rollback:
+    """A command to go back to an older checkpoint. It is in force until a record of the job says that it has."""
+
+    checkpoint: CheckpointId
+    is_recorded: bool = False
+    refusal: StrandlineError | None = None
+    """Why the job cannot go back, and goes on from its newest checkpoint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Desired:
+    """What a run is to go on with. Commands replace it; the supervisor starts attempts until one has begun with it.
+
+    Only commands write it, and only the supervisor writes what became of it: an attempt that fails on the way, before
+    or after a command was carried out, loses nothing of it.
+    """
+
+    parallelism: Told = field(default_factory=Told)
+    """What `rescale` was told; where nothing, what the program, the settings or the checkpoint say counts."""
+    rollback: Rollback | None = None
+    """The last one, whether it was carried out or not."""
+
+
 class Supervised:
     """A job's attempts: begun, restarted after failures, ended. What can be asked of it meanwhile is `Run`'s."""
 
@@ -53,14 +78,10 @@ class Supervised:
         self._state: State = "starting"
         self._since_ms = blueprint.clock.now_ms()
         self._log = DriverLog(blueprint.places.driver_log)
-        self._told = Told()
-        """What `rescale` was told; where nothing, what the program, the settings or the checkpoint say counts."""
+        self._desired = self._begun_with = Desired()
+        """As commands want the run, and as the newest attempt has begun: while they differ, another one is due."""
         self._stopping = threading.Event()
-        self._again = threading.Event()
-        """The attempt is to end, and another one to begin in another way."""
         self._changing = threading.Lock()
-        self._back_to: CheckpointId | None = None
-        """Where the next attempt goes back to."""
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._last_failure = ""
@@ -126,7 +147,7 @@ class Supervised:
                 if self._attempt is None:
                     self._begin()
                 assert self._attempt is not None
-                if self._attempt.watch(lambda: self._stopping.is_set() or self._again.is_set()):
+                if self._attempt.watch(self._is_over):
                     return True
                 if not self._stopping.is_set():
                     self._begin_again()
@@ -134,6 +155,10 @@ class Supervised:
                 if not self._stopping.is_set():
                     self._recover(find_error(error))
         return False
+
+    def _is_over(self) -> bool:
+        """Whether the attempt at work is to end, since the job is, or since another attempt is to take its place."""
+        return self._stopping.is_set() or self._begun_with is not self._desired
 
     def _begin_again(self) -> None:
         """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
@@ -144,18 +169,18 @@ class Supervised:
         self._forget_attempt()
 
     def _begin(self) -> None:
-        # Whatever the next attempt comes of, it is as it was told to be.
-        self._again.clear()
-        if (back_to := self._back_to) is not None:
-            self._back_to = None
-            warn_of_sinks(self._b, back_to)
-            self._claim = go_back(self._b.jobdir, back_to, self._b.clock, self._claim)
-        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._told)
+        desired = self._desired
+        if desired.rollback is not None:
+            self._go_back(desired.rollback)
+        starting = self._starting = Starting(
+            self._b, self._excluded, self._least_id, self._claim, desired.parallelism
+        )  # fmt: skip
         try:
             self._attempt = starting.start()
         finally:
             self._claim = starting.claim
             self._starting = None
+        self._begun_with = desired
         self._enter("running")
         self._tell_begin(self._attempt)
         if self._failed_at:
@@ -166,6 +191,21 @@ class Supervised:
                 time.monotonic() - self._failed_at,
             )  # fmt: skip
             self._failed_at = 0.0
+
+    def _go_back(self, rollback: Rollback) -> None:
+        """Carry out a rollback, unless that was done; storage that is away leaves it to the next attempt."""
+        if rollback.is_recorded or rollback.refusal is not None:
+            return
+        try:
+            self._claim = go_back(self._b.jobdir, rollback.checkpoint, self._b.clock, self._claim)
+        except (NotFoundError, CorruptionError) as error:
+            rollback.refusal = error
+            log.warning("job '%s' does not go back to checkpoint %d: %s", self._b.name, rollback.checkpoint, error)
+            return
+        rollback.is_recorded = True
+        # Every byte of it was read: it is whole now if it was found damaged before.
+        self._excluded -= {rollback.checkpoint}
+        warn_of_sinks(self._b, rollback.checkpoint)
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
@@ -223,7 +263,10 @@ class Supervised:
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return False
-        return not isinstance(error, _FINAL) and not (isinstance(error, SparkError) and "jvm_ended" in error.fields)
+        if isinstance(error, StrandlineError) and "is_final" in error.fields:
+            # No restart helps: Spark is gone, or the job is done but for what it writes to.
+            return False
+        return not isinstance(error, _FINAL)
 
     def _pass_over(self, error: BaseException) -> bool:
         """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""

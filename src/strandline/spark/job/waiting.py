@@ -15,7 +15,7 @@ from strandline.control.status import State
 from strandline.core.errors import CheckpointError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.spark.job.attempt import Attempt
-from strandline.spark.job.supervision import Supervised
+from strandline.spark.job.supervision import Desired, Supervised
 
 ON_THE_WAY: tuple[State, ...] = ("starting", "restarting", "rescaling")
 """Who asks something of the job then waits until it works."""
@@ -74,43 +74,29 @@ class Waiting(Supervised):
         finally:
             self._changing.release()
 
-    def _begin_anew(self, before: Attempt, what: str, deadline: float) -> None:
-        """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
-        self._again.set()
-        while self._attempt is before or self._again.is_set() or not self._is_at_work():
+    def _change(self, desired: Desired, what: str, deadline: float) -> None:
+        """Set what the run is to go on with, and wait until an attempt works that has begun with it."""
+        self._desired = desired
+        while self._begun_with is not desired or not self._is_at_work():
             self._raise_if_failed()
             if self._ended.is_set():
-                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it {what}")
+                raise UnavailableError(f"job '{self._b.name}' was {self._state} before {what} was complete")
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"job '{self._b.name}' {what}, and does not work yet",
-                    hint="it goes on restoring; run.status() tells when it is done",
+                    f"job '{self._b.name}': {what} is not complete yet",
+                    hint="it goes on; run.status() tells when the job is running again",
                 )
             time.sleep(_LOOK_S)
 
     @contextlib.contextmanager
-    def _paused(self, deadline: float) -> Iterator[Attempt]:
-        """Begin no epochs within and from then on, since the attempt is to end; if something fails, they go on."""
-        attempt = self._await_attempt(deadline)
-        if attempt is None:
-            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-        attempt.driver.paused.set()
+    def _paused(self) -> Iterator[None]:
+        """Begin no epochs within, in whatever attempt; nor from then on, if the run is being stopped."""
+        self._b.paused.set()
         try:
-            yield attempt
-        except BaseException:
-            attempt.driver.paused.clear()
-            raise
-
-    def _pause_with_checkpoint(self, deadline: float) -> Attempt:
-        """Take a last checkpoint of an attempt, and leave it paused; if it ends on the way, of the one that follows."""
-        while True:
-            with self._paused(deadline) as attempt:
-                try:
-                    self._checkpoint_of(attempt, deadline)
-                    return attempt
-                except CheckpointError as error:
-                    if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
-                        raise
+            yield
+        finally:
+            if not self._stopping.is_set():
+                self._b.paused.clear()
 
     def _await_attempt(self, deadline: float) -> Attempt | None:
         """Wait while the job restarts; return what is at work then, if anything is."""

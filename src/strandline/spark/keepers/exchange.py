@@ -1,7 +1,7 @@
 """Sends each key group to its partition, and each partition to the executor that keeps its state.
 
-See the design page: a route value hashes to its partition, and a cached anchor row on every partition makes tasks
-follow the executor that caches it, and gives every keeper a part in every epoch.
+See the design page: a route value hashes to its partition, and a pinned anchor row on every partition makes tasks
+follow the executor that keeps it, and gives every keeper a part in every epoch.
 
 A second anchor row, the END, has a route that no row has. The outer join gives what found no partner after the last of
 the rows: whoever has seen a row without a key group has seen all rows of the partition. Nothing else says so: when the
@@ -19,12 +19,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from strandline.core.ids import Partition, unique_name
+from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.expressions import as_the_jvm_has, parsed, select
+from strandline.spark.base.pinned import Pinned
 from strandline.spark.keepers.placing import lie_evenly
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
@@ -74,14 +75,12 @@ class Exchange:
             prepare_session(session)
             # Of a list of Python's, Spark would make rows in Python: in workers of another kind than ours, with a
             # process of their own that forks them, a second's work.
-            # And of one that is like another job's, Spark would have one cache for both, gone with the first of them.
-            own = f"'{unique_name()}' <> ''"
-            anchor = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION}) WHERE {own}")
-            self._anchor = anchor.repartition(self._tasks, _ANCHOR_ROUTE).cache()
+            values = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION})")
+            self._unplaced = values.repartition(self._tasks, _ANCHOR_ROUTE)
+            self._place()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
-        self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
-        self._route = as_the_jvm_has(self._anchor, F.col(_ROUTE))
+        self._route = as_the_jvm_has(self._unplaced, F.col(_ROUTE))
         self._made: dict[tuple[Any, ...], _Columns] = {}
         """By what `route` is told: that is the same in every epoch."""
         self._after = after
@@ -93,7 +92,7 @@ class Exchange:
     def partitions(self) -> DataFrame:
         """One row a partition, on the executor that keeps the partition's state."""
         self._settle()
-        return self._anchor.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
+        return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
     def route(
         self,
@@ -157,25 +156,32 @@ class Exchange:
         """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
         self._warming.join()
 
+    def _place(self) -> None:
+        """Have each partition placed with the first task that computes its row of the anchor."""
+        self._anchor = Pinned(self._unplaced)
+        self._hinted = self._anchor.rows.hint("shuffle_hash")
+
     def _warm(self) -> None:
         # Whatever is wrong, the first epoch will meet it too, and say so.
         with suppress(Exception):
-            sc: Any = self._anchor.sparkSession.sparkContext
+            sc: Any = self._unplaced.sparkSession.sparkContext
             sc.setJobGroup(self.job_group, "strandline: partitions", interruptOnCancel=True)
             # Tasks of two at the same time would take each other's executors.
             if self._after:
                 self._after._settle()
-            self._anchor.count()
+            self._anchor.rows.count()
             for _ in range(_MOVES):
-                if lie_evenly(self._anchor, self._parallelism):
+                if lie_evenly(self._anchor.rows, self._parallelism):
                     break
                 # An executor had not come yet, or had to load what the others had loaded; or another job's tasks run.
-                self._anchor.unpersist(blocking=True).cache().count()
+                self._anchor.release(blocking=True)
+                self._place()
+                self._anchor.rows.count()
 
     def close(self) -> None:
         """Let the anchor go."""
         self._warming.join()
-        self._anchor.unpersist()
+        self._anchor.release()
 
 
 class Exchanges:

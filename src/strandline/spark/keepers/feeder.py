@@ -72,8 +72,9 @@ class Feeder(threading.Thread):
                 yield rows
         if not has_ended:
             raise KeeperError(
-                f"epoch {self._epoch}: the rows of a partition broke off: Spark failed while it gave them",
-                hint="Spark runs the task again; its log says why it failed",
+                f"epoch {self._epoch}: the rows of a partition broke off: the row that marks their end did not come",
+                hint="Spark failed while it gave them, and runs the task again: its log says why; if it did not fail, "
+                "something else in the session has changed how Spark plans the shuffle",
             )
 
     def _send(self, kind: int, payload: Any) -> None:

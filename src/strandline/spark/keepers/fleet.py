@@ -27,6 +27,7 @@ from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.marks import SEAL
 from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.keepers.deaths import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
@@ -71,8 +72,10 @@ class Fleet:
         # Here, too: a broadcast's value is read from a file, and where Spark encrypts that, anew each time and not for
         # two threads at once.
         self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
+        # What cleans up in /tmp takes Spark's directory away where a driver has not used it for days.
+        Path(sc._temp_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._broadcasts: dict[str, Broadcast[bytes]] = {
-            uid: sc.broadcast(program) for uid, program in self._programs.items()
+            uid: sc.broadcast(SEAL.encrypt(program)) for uid, program in self._programs.items()
         }
         self._only_executor = _only_executor(spark)
         self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())

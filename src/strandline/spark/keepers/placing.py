@@ -11,16 +11,15 @@ from pyspark.sql import DataFrame
 from strandline.spark.base.session import has_one_process
 
 
-def lie_evenly(cached: DataFrame, partitions: int) -> bool:
-    """Whether no executor has many more of the first partitions of what is cached than its share."""
-    sc: Any = cached.sparkSession.sparkContext
+def lie_evenly(pinned: DataFrame, partitions: int) -> bool:
+    """Whether no executor has many more of the first partitions of pinned rows than its share."""
+    sc: Any = pinned.sparkSession.sparkContext
     if has_one_process(sc.master):
         return True
     core = sc._jsc.sc()
     # One of them is the driver.
     executors = core.getExecutorMemoryStatus().size() - 1
-    # Anew: the plan of a DataFrame that was used remembers what was cached by then.
-    rows = cached.select("*")._jdf.queryExecution().toRdd()
+    rows = pinned._jdf.queryExecution().toRdd()
     places = [core.getPreferredLocs(rows, partition).mkString() for partition in range(partitions)]
     # Of one that Spark has dropped already, it says nothing.
     return are_even(list(filter(None, places)), executors)

@@ -1,7 +1,8 @@
 """The functions that run in Spark's Python workers: they carry rows between Spark and the keepers.
 
 Passed to mapInArrow, so they are pickled for every epoch: they hold little, and the program is a broadcast that only
-the worker which starts a keeper reads.
+the worker which starts a keeper reads. Spark keeps broadcasts in files, which stay where a driver is killed: there the
+program is encrypted, with the key of the worker's seal, which is in no file.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def _connect(path: Path, timeout_s: float | None) -> Connection:
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
+    connection = Connection(sock)
+    connection.check_peer(path)
+    return connection
 
 
 @contextmanager
@@ -183,7 +186,7 @@ class EpochWorker:
         connection.send(p.BEGIN, Begin(instructions=self.instructions, schema=schema.serialize().to_pybytes()))
         kind, _ = connection.expect(p.NEED_PROGRAM, p.READY, p.REPLAY)
         if kind == p.NEED_PROGRAM:
-            connection.send(p.PROGRAM, self.program.value)
+            connection.send(p.PROGRAM, self.seal.decrypt(self.program.value))
             kind, _ = connection.expect(p.READY, p.REPLAY)
         feeder = Feeder(connection, first, rest, self.instructions.epoch, is_replay=kind == p.REPLAY)
         feeder.start()
@@ -237,7 +240,8 @@ class ControlWorker:
                     if self.programs is None:
                         return []
                     program = self.programs[keeper.uid]
-                    connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
+                    plain = program if isinstance(program, bytes) else self.seal.decrypt(program.value)
+                    connection.send(p.PROGRAM, plain)
                     with _renewing(keeper, self.renew_s):
                         _, payload = connection.expect(p.ACK)
                 return [payload.to_pybytes()]

@@ -33,7 +33,18 @@ from strandline.spark.base.said import overflow
 from strandline.spark.lower.failedrows import CountFailed
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
-from strandline.types.datatypes import DecimalType, parse_schema
+from strandline.types.datatypes import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    parse_schema,
+)
 
 TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
@@ -57,7 +68,9 @@ def lowered(
             assert report is not None
             return map_batches(df, CountFailed(report, "it is malformed"), df.schema)
         case KeylessNode():
-            return df.where(" or ".join(f"{quoted(key)} is null" for key in node.keys)).drop(ORIGIN)
+            bad = " or ".join(f"{quoted(key)} is null" for key in node.keys)
+            readable = _are_readable(node.read)
+            return df.where(f"{bad} or not ({readable})" if readable else bad).drop(ORIGIN)
         case WatermarkNode():
             return with_times(df, node.spec)
         case OutputNode():
@@ -104,13 +117,13 @@ def _accumulators_of_one(node: PartialNode, df: DataFrame) -> DataFrame:
     times = {FIRST: TIME, LAST: TIME} if cut.sends_span else {}
     ones = {name: f"cast({part.one} as {part.type.ddl})" for name, part in node.parts.items()}
     rest = _same([*node.more, *node.columns.hidden])
-    return select_sql(df, _same(node.keys) | pane | {ROWS: "1L"} | times | ones | rest)
+    return select_sql(df, _keys(node) | pane | {ROWS: "1L"} | times | ones | rest)
 
 
 def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
     """Aggregate the rows of each key, and of each stretch of time."""
     cut, hidden = node.cut, node.columns.hidden
-    by = _same([*node.keys, *(name for name in hidden if name != TIME)])
+    by = _keys(node) | _same(name for name in hidden if name != TIME)
     if cut.every_us:
         df = df.where(f"{TIME} is not null")
         by[PANE] = _end_of(cut.offset_us, cut.every_us, cut.every_us)
@@ -121,6 +134,41 @@ def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
     is_exact = df.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
     many |= {name: part.many if is_exact else _checked(part) for name, part in node.parts.items()}
     return select_sql(aggregate_sql(df, by, many), _same([*node.columns.names, *hidden]))
+
+
+def _keys(node: PartialNode) -> dict[str, str]:
+    """Return the key's columns: of rows that cannot be read, which would spoil what others are aggregated to, null."""
+    keys = _same(node.keys)
+    readable = _are_readable(node.read)
+    if readable:
+        first = node.keys[0]
+        keys[first] = f"if({readable}, {quoted(first)}, null)"
+    return keys
+
+
+def _are_readable(read: Iterable[tuple[str, DataType]]) -> str:
+    """Return the SQL of whether Python has values for what is read of a row; nothing if it always has."""
+    return " and ".join(f"coalesce({sql}, true)" for c, kind in read if (sql := _is_readable(f"({c})", kind)))
+
+
+def _is_readable(c: str, kind: DataType) -> str:
+    match kind:
+        case StringType():
+            return f"is_valid_utf8({c})"
+        case DateType():
+            return f"{c} between date'0001-01-01' and date'9999-12-31'"
+        case TimestampType():
+            return f"{c} between timestamp'0001-01-01 00:00:00Z' and timestamp'9999-12-31 23:59:59.999999Z'"
+        case TimestampNTZType():
+            return f"{c} between timestamp_ntz'0001-01-01 00:00:00' and timestamp_ntz'9999-12-31 23:59:59.999999'"
+        case ArrayType():
+            element = _are_readable([("x", kind.element)])
+            return f"forall({c}, x -> {element})" if element else ""
+        case MapType():
+            return _are_readable([(f"map_keys({c})", ArrayType(kind.key)), (f"map_values({c})", ArrayType(kind.value))])
+        case StructType():
+            return _are_readable((f"{c}.{quoted(field.name)}", field.type) for field in kind.fields)
+    return ""
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from strandline.api.badrecords import DEAD_LETTERS
@@ -26,6 +25,7 @@ from strandline.plan.graph import (
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.empty import no_rows
+from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
@@ -116,11 +116,15 @@ class Plan:
         `reports`: what steps tell of rows that fail.
         """
         copies = _copies(operators)
-        kept: list[DataFrame] = []
+        kept: list[Pinned] = []
+
+        def pinned(df: DataFrame) -> DataFrame:
+            kept.append(Pinned(df))
+            return kept[-1].rows
+
         if self.sources.are_several:
             # Every branch reads all of it: without this, once a branch from the sources.
-            df = df.persist(StorageLevel.MEMORY_AND_DISK)
-            kept.append(df)
+            df = pinned(df)
         made = self.sources.apart(df)
         reducing = {uid for uid, reduction in self.reductions.items() if reduction.on}
         reduced = {node.parent for node in self.pipeline.operators if node.uid in reducing}
@@ -132,8 +136,7 @@ class Plan:
                 report = reports.get(node)
                 made[node] = lowered(node, parents, copies.get(node, 0), reduced=node in reduced, report=report)
             if node in self._kept:
-                made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
-                kept.append(made[node])
+                made[node] = pinned(made[node])
         outputs = []
         for name, sink, node in self.sinks:
             hidden = node.columns.hidden
@@ -185,12 +188,12 @@ class Built:
     outputs: list[tuple[str, Sink, DataFrame]]
     operators: dict[str, DataFrame]
     """What each operator gives, by uid."""
-    kept: list[DataFrame]
+    kept: list[Pinned]
 
     def close(self) -> None:
         """Let go of what was kept."""
-        for df in self.kept:
-            df.unpersist()
+        for pinned in self.kept:
+            pinned.release()
 
 
 def _unread(where: str) -> ConfigurationError:

@@ -47,7 +47,7 @@ class SinkContext:
     @property
     def identity(self) -> str:
         """Names this sink of this job among all that write to the same place."""
-        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:8]
+        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:32]
 
 
 class Sink(ABC):
@@ -61,6 +61,8 @@ class Sink(ABC):
     """Whether `recover` takes back what later checkpoints have shown; if not, a warning says so."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
+    destination: str = ""
+    """Where rows go, in words that are the same at each start: what a sink without a name is compared by."""
 
     def __init__(self, *, name: str | None = None, visibility: Visibility = "epoch") -> None:
         if visibility not in ("checkpoint", "epoch"):
@@ -109,14 +111,24 @@ class Sink(ABC):
             raise NotImplementedError(f"{type(self).__name__} stages rows and does not define commit")
         return None
 
-    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str] | None:
         """After a restore: commit what the checkpoint lists as pending, forget everything later than `epoch`.
+
+        The last of `pending` is what `reached` gave, if it gave anything.
 
         What older generations have staged besides is in no checkpoint: only now, since a run that ends does not know
         whether its last one was published. Nothing that they do from now on may show.
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
+        What cannot be shown now may be returned, as by `commit`: the run goes on with it.
         """
-        self.commit(pending)
+        return self.commit(pending)
+
+    def reached(self) -> str | None:
+        """Return how far the sink has come in what it writes to, in any thread: each checkpoint lists it for `recover`.
+
+        What it writes to may be put back to an older state, and what is missing then is in no checkpoint any more.
+        """
+        return None
 
     def tidy(self, epoch: Epoch) -> None:  # noqa: B027
         """Every sink of the job has recovered: take back what others, which it has no more, have shown after `epoch`.
@@ -130,6 +142,12 @@ class Sink(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the run held, if it was opened."""
+
+
+def kind_of(sink: Sink) -> str:
+    """Return which of the package's sinks it is, or is derived from: committables of another kind are not its own."""
+    ours = next(each for each in type(sink).__mro__ if each.__module__.startswith("strandline."))
+    return ours.__name__.removesuffix("Sink").lower()
 
 
 def committables_of(sink: str, written: Committables) -> list[str]:

@@ -83,6 +83,8 @@ class FileSink(Sink):
     checkpoints (`endpoint`, `access_key_id`, …); what is missing comes from the environment.
     """
 
+    destination = "the directories that committables name"
+
     def __init__(
         self,
         path: str,

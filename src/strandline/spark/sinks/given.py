@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.urls import check_url
 
 
 def columns_of(what: str, option: str, given: Any) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def place_of(what: str, option: str, given: str | Path) -> str:
     """Return a directory or url."""
     if not isinstance(given, str | os.PathLike) or not str(given).strip():
         raise ConfigurationError(f"{what}: {option} is {given!r:.200}, expected a directory or url")
-    return os.fspath(given)
+    return check_url(os.fspath(given))
 
 
 def options_of(what: str, option: str, given: Mapping[str, str] | None) -> dict[str, str]:

@@ -129,6 +129,21 @@ def answer(future: Any, client: Any, said: Said, cluster: Cluster) -> Any:
     return future.result(0.1)
 
 
+def topic_setting(name: str, topic: str, admin: Any, said: Said, cluster: Cluster) -> str | None:
+    """Return a setting of a topic; None if the user may not see it, who may write to the topic all the same."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    (config,) = admin.describe_configs([resource], request_timeout=cluster.answer_s).values()
+    try:
+        return str(answer(config, admin, said, cluster)[name].value)
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            return None
+        raise
+
+
 class Said:
     """What a client says besides the answers to its calls, which only time out: that a password is wrong, as a rule."""
 
@@ -200,7 +215,12 @@ _PASSING = (
     "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION",
     "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "LISTENER_NOT_FOUND",
     "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "NOT_ENOUGH_REPLICAS",
-    "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "KAFKA_STORAGE_ERROR", "UNSTABLE_OFFSET_COMMIT",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "KAFKA_STORAGE_ERROR", "UNSTABLE_OFFSET_COMMIT", "NOT_CONTROLLER",
+    "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID", "TRANSACTION_ABORTABLE",
+    "REASSIGNMENT_IN_PROGRESS", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE",
+    "REBALANCE_IN_PROGRESS", "STALE_BROKER_EPOCH", "STALE_CTRL_EPOCH", "REBOOTSTRAP_REQUIRED", "UNKNOWN",
+    "FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH", "_DESTROY_BROKER", "_FAIL", "_UNKNOWN_BROKER",
+    "_WAIT_CACHE", "_ISR_INSUFF", "_RETRY", "_INTR", "_IN_PROGRESS", "_PREV_IN_PROGRESS", "_OUTDATED", "_NODE_UPDATE",
 )  # fmt: skip
 
 

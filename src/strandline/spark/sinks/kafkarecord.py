@@ -187,7 +187,7 @@ class Record:
 
     def note_claim(self, generation: int, older: set[int]) -> None:
         """Have it on record that a run has begun; earlier ones need not be known any more."""
-        about = {"job": self.writer.label}
+        about = {"writer": self.writer.owner}
         old = {self._key("claim", each): None for each in older}
         self._tell({self._key("claim", generation): msgspec.json.encode(about), **old})
 
@@ -300,6 +300,9 @@ class Record:
             return
         what, _, number = rest.partition(" ")
         if what == "claim":
+            if message.value() is not None:
+                said = self._decoded(message.value(), dict[str, str])
+                self.writer.check_owner(said.get("writer", ""), f"Kafka at {self.cluster.servers}")
             (found.claims.discard if message.value() is None else found.claims.add)(int(number))
         elif what == "lane":
             found.lanes.add(int(number))

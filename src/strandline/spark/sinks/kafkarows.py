@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -9,6 +10,8 @@ import pyarrow as pa
 from strandline.core.errors import UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words
 from strandline.spark.sinks.kafkarecord import Rows
+
+TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 class UnfitRowError(Exception):
@@ -28,7 +31,8 @@ class Sent:
     """What brokers say of the rows that a client has sent them."""
 
     def __init__(self) -> None:
-        self.failed: list[Any] = []
+        self.failed: list[tuple[Any, Any]] = []
+        """Errors, each with the message that was not written."""
         self.rows: Rows = {}
         self.is_known = True
         """Whether it is known of all of them where they are: not of some that were sent again."""
@@ -43,13 +47,13 @@ class Sent:
         """Return where rows are, as far as is known now."""
         return {topic: {number: list(runs) for number, runs in found.items()} for topic, found in self.rows.items()}
 
-    def hear_error(self, error: Any, _: Any) -> None:
+    def hear_error(self, error: Any, message: Any) -> None:
         if error is not None:
-            self.failed.append(error)
+            self.failed.append((error, message))
 
     def hear(self, error: Any, message: Any) -> None:
         if error is not None:
-            self.failed.append(error)
+            self.failed.append((error, message))
             return
         offset = message.offset()
         if offset is None:
@@ -79,14 +83,13 @@ COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
 def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) -> None:
     """Hand rows to the client, which sends them meanwhile."""
     names = batch.schema.names
-    columns = [batch.column(name).to_pylist() if name in names else None for name in COLUMNS]
+    columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
     nothing = [None] * batch.num_rows
     topics = columns[0] or [target.topic] * batch.num_rows
     rest = (column if column is not None else nothing for column in columns[1:])
     send = producer.produce
     for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
-        if topic is None:
-            raise UnfitRowError("it has no topic: its topic column is null")
+        _check(topic, headers, timestamp)
         given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
         if headers:
             given.append([(each["key"], each["value"]) for each in headers])
@@ -97,6 +100,26 @@ def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) ->
         except Exception as error:
             raise _refused(error, label, target, given) from error
     producer.poll(0)
+
+
+def _check(topic: str | None, headers: list[dict[str, Any]] | None, timestamp: int | None) -> None:
+    """Refuse a row that Kafka's client would change, or raise an error of Python's for."""
+    if topic is None:
+        raise UnfitRowError("it has no topic: its topic column is null")
+    if not TOPIC.fullmatch(topic):
+        raise UnfitRowError(f"its topic is {topic!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most")
+    if timestamp == 0:
+        raise UnfitRowError("its timestamp is 1970-01-01 00:00:00, which Kafka's client takes for none")
+    if headers and any(each["key"] is None or "\0" in each["key"] for each in headers):
+        raise UnfitRowError("a header has no name, or one with a null character")
+
+
+def _values(column: pa.Array, name: str) -> list[Any]:
+    """Return a column's values, of texts the bytes: Kafka takes any, UTF-8 or not."""
+    if name in ("key", "value") and pa.types.is_string(column.type):
+        column = column.view(pa.binary())
+    found: list[Any] = column.to_pylist()
+    return found
 
 
 def _send_when_there_is_room(producer: Any, given: list[Any], target: RowsTo, label: str) -> None:
@@ -135,10 +158,22 @@ def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> 
     while left := producer.flush(0.5):
         if sent.failed or stall.is_seen(left):
             break
-    if sent.failed and sent.failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        raise _too_large(target.topic, "a row", target)
     if sent.failed:
-        raise in_words(sent.failed[0], label, target.cluster, said)
+        error, message = sent.failed[0]
+        topic, partition = message.topic(), message.partition()
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            raise _too_large(topic, "a row", target)
+        if error.code() == KafkaError.INVALID_RECORD:
+            raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")
+        if error.code() == KafkaError.INVALID_TIMESTAMP:
+            raise UnfitRowError(f"topic '{topic}' refuses its timestamp: see message.timestamp.after.max.ms there")
+        if error.code() == KafkaError._UNKNOWN_PARTITION:
+            # The client may not know yet of partitions that were added.
+            known = producer.list_topics(topic, target.cluster.answer_s).topics[topic].partitions
+            if known and partition not in known:
+                raise UnfitRowError(f"topic '{topic}' has no partition {partition}: it has {len(known)}")
+            raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} has just added partition {partition}")
+        raise in_words(error, label, target.cluster, said)
     if left:
         late = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} rows could not be sent"))
         raise in_words(late, label, target.cluster, said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +29,12 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.given import check_column, columns_of
-from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made
-from strandline.spark.sinks.kafkarows import Sent, drain, produce, producer_settings
+from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made, topic_setting
+from strandline.spark.sinks.kafkarows import TOPIC, Sent, drain, produce, producer_settings
 from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _HEADERS = "array<struct<key:string,value:binary>>"
 Columns = str | Sequence[str] | None
 
@@ -120,7 +118,7 @@ class _Topics:
     def try_out(self, empty: DataFrame) -> None:
         """Refuse what is known to fail: columns, brokers that do not answer, a password, a topic that is not there."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
-        from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+        from confluent_kafka.admin import AdminClient
 
         self.layout.messages(empty)
         said, cluster, topic = Said(), self.target.cluster, self.layout.topic
@@ -132,16 +130,8 @@ class _Topics:
                 return
             (found,) = admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.answer_s).values()
             answer(found, admin, said, cluster)
-            resource = ConfigResource(ResourceType.TOPIC, topic)
-            (config,) = admin.describe_configs([resource], request_timeout=cluster.answer_s).values()
-            try:
-                self.target.limit = int(answer(config, admin, said, cluster)["max.message.bytes"].value)
-            except KafkaException as error:
-                # Whoever may write to a topic need not see its settings.
-                if error.args[0].code() not in (
-                    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-                ):  # fmt: skip
-                    raise
+            if (limit := topic_setting("max.message.bytes", topic, admin, said, cluster)) is not None:
+                self.target.limit = int(limit)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise ConfigurationError(
@@ -265,7 +255,7 @@ def kafka(
             hint="topic='alerts' for all rows, or topic_column='kind' where each row names its own",
         )
     for what, text in (("topic", topic), ("prefix", prefix)):
-        if text is not None and not (isinstance(text, str) and _TOPIC.fullmatch(text)):
+        if text is not None and not (isinstance(text, str) and TOPIC.fullmatch(text)):
             raise ConfigurationError(
                 f"sinks.kafka(): {what} is {text!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most"
             )

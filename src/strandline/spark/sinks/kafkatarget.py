@@ -22,7 +22,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, FencedError, StrandlineError, UnavailableError
+from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words, made, within
 from strandline.spark.sinks.kafkahanging import Lane, open_at, places_of
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
@@ -47,6 +47,7 @@ class KafkaTarget(Target):
         self.prefix = prefix
         self.limit = _LIMIT
         """How large a message may be: as the topic says when the job starts."""
+        self.destination = f"{f'topic {topic}' if topic else 'topics'} of Kafka at {cluster.servers}"
 
     def __repr__(self) -> str:
         return f"KafkaTarget({self.cluster.servers!r})"
@@ -148,6 +149,8 @@ class KafkaConnection(Connection):
         self._said = Said()
         self._sent = Sent()
         self._is_whole = False
+        self._was_deleted = False
+        """Whether the topic with the record was found deleted."""
         self._key = _key_of(target, writer, lane)
         name = self._record.name_of(lane)
         settings = producer_settings(
@@ -184,13 +187,27 @@ class KafkaConnection(Connection):
         The first answer comes from the address that it was given; it may leave that for the name that the broker has.
         """
         for _ in range(2):
-            self._target.cluster.ask(self._producer.list_topics, self._record.topic)
+            known = self._target.cluster.ask(self._producer.list_topics, self._record.topic)
+        if known.topics[self._record.topic].error is not None:
+            # Deleted while the run goes on. Older runs must still find that this one has begun.
+            self._was_deleted = True
+            make_topic(self._record)
+            self._record.note_claim(self._writer.generation, set())
+            self._record.note_lane(self._lane)
 
     def _check_found(self) -> None:
         writer, known = self._writer, _known.get(self._key)
         if self._found.generation > writer.generation:
             raise fenced(writer, self._found.generation)
         if known is not None and self._found.place < known.place:
+            if self._was_deleted:
+                raise CorruptionError(
+                    f"{writer.label}: topic '{self._record.topic}' of Kafka at {self._target.cluster.servers} was "
+                    "deleted while the job ran, and with it the record of how far the sink came: lane "
+                    f"{self._lane} came to {known.mark}",
+                    hint="start the job again: it says whether it can go on. If it cannot, give the sink another name: "
+                    "it begins anew, and goes on behind the rows that were delivered",
+                )
             # To write what comes after the older one would be to write rows a second time.
             raise UnavailableError(
                 f"{writer.label}: Kafka at {self._target.cluster.servers} says that lane {self._lane} came to "

@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.sinks.tables.columns import plain
 from strandline.spark.sinks.tables.datafiles import ParquetFile, fitted
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
@@ -72,7 +72,7 @@ class ObjectFormat:
             raise ConfigurationError(
                 f"{where}: options that {self.name} in object storage does not have: {', '.join(unknown)}"
             )
-        columns = to_arrow_schema(self.shaped(empty).schema, timezone="UTC")
+        columns = arrow_schema(self.shaped(empty).schema)
         if self.name == "text" and columns.types != [pa.string()]:
             raise ConfigurationError(
                 f"{where}: format 'text' takes one column of text, not {', '.join(columns.names)}",
@@ -128,7 +128,7 @@ class ObjectFormat:
 def stage(df: DataFrame, form: ObjectFormat, place: Place, directory: str) -> list[str]:
     """Write an epoch's rows into a folder; return the names of those files that count."""
     shaped = form.shaped(df)
-    schema = form.in_file(to_arrow_schema(shaped.schema, timezone="UTC"))
+    schema = form.in_file(arrow_schema(shaped.schema))
     found = write_tasks(shaped, _WriteFiles(form, place, directory, schema, form.header(df)))
     return sorted(name for names in found for name in msgspec.json.decode(names, type=list[str]))
 
@@ -174,8 +174,9 @@ class _TextFile:
         self._size, self._rows = len(header), 0
 
     def add(self, rows: pa.Table) -> None:
-        lines = rows.column(0).to_pylist()
-        part = "".join(f"{line if line is not None else ''}\n" for line in lines).encode()
+        # As bytes: Spark's strings need not be UTF-8, and its own files have them as they are.
+        lines = rows.column(0).cast(pa.binary()).to_pylist()
+        part = b"".join([b"\n" if line is None else line + b"\n" for line in lines])
         self._parts.append(part)
         self._size += len(part)
         self._rows += len(lines)

@@ -12,7 +12,7 @@ from strandline.spark.sinks.shown import Owner, ShownRecords
 
 OURS = "_strandline"
 _SPARKS = "_spark_metadata"
-_SHOWN = re.compile(r"part-(\d{10})-([0-9a-f]{8})-g\d+-")
+_SHOWN = re.compile(r"part-(\d{10})-([0-9a-f]{32})-g\d+-")
 
 
 @dataclass(frozen=True)

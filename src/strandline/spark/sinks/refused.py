@@ -10,6 +10,7 @@ from strandline.core.errors import StrandlineError
 from strandline.core.failure import shortened
 from strandline.spark.sinks.target import Rows, Target, Writer
 from strandline.storage.place import Place
+from strandline.types.columns import readable_rows
 from strandline.types.jsonforms import to_json
 
 
@@ -24,7 +25,7 @@ class Refusals:
     def takes(self, target: Target, error: Exception) -> bool:
         """Whether the job goes on without the row that this error is for."""
         # Of ours, those that a target names: others tell of drivers, tasks and storage.
-        is_refused = isinstance(error, target.refusing)
+        is_refused = isinstance(error, (UnicodeDecodeError, *target.refusing))
         if isinstance(error, StrandlineError):
             is_refused = type(error) in target.refusing
         return self.then != "fail" and is_refused and not target.may_pass(error)
@@ -33,15 +34,17 @@ class Refusals:
         """Keep a row, before the target's record says that it is done: under one name, however often it comes."""
         if self.place is None:
             return
-        (row,), (name,) = (row for batch in rows.batches for row in batch.to_pylist()), rows.ids
+        (row,), (name,) = (row for batch in rows.batches for row in readable_rows(batch)), rows.ids
         letter = {
             "operator": writer.name,
             "step": "deliver",
             "reason": shortened(f"{type(error).__name__}: {error}".strip()),
             "key": None,
-            "event": json.dumps({column: to_json(value) for column, value in row.items()}, ensure_ascii=False),
+            "event": json.dumps(
+                {column: to_json(value) for column, value in row.items()}, ensure_ascii=False, default=repr
+            ),
             "event_time": None,
             "traceback": "",
         }
         path = f"{self.place.path}/{name}.json".lstrip("/")
-        self.place.store().put(path, (json.dumps(letter, ensure_ascii=False) + "\n").encode())
+        self.place.store().put(path, (json.dumps(letter, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))

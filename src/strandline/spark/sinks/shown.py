@@ -13,7 +13,7 @@ import re
 import msgspec
 
 from strandline.core.decoding import decodable
-from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.format.frame import RecordFormat
 from strandline.spark.base.filesystem import FileSystem
 
@@ -94,6 +94,14 @@ class ShownRecords:
         for older in self._numbers():
             if older < number:
                 self._files.delete(self._path(older))
+
+    def check_owner(self) -> None:
+        """Raise ConfigurationError if the records are of another owner."""
+        if self.newest.owner and self.newest.owner != self._owner:
+            raise ConfigurationError(
+                f"sink {self._root}: {self._directory} has the record of {self.newest.owner}, expected {self._owner}",
+                hint="give the sink another name, or another directory",
+            )
 
     def check_before(self, generation: int) -> None:
         """Raise UnavailableError unless this generation, which begins, is newer than all on record.

@@ -20,6 +20,8 @@ from strandline.spark.sinks.blame import ForEach
 class MemorySink(Sink):
     """Collect rows in the driver, for tests: `rows` are visible exactly once while the driver lives."""
 
+    destination = "memory"
+
     def __init__(self, *, visibility: Visibility = "checkpoint", name: str | None = None) -> None:
         super().__init__(name=name, visibility=visibility)
         # A checkpoint may list rows that another object staged, in a driver that is gone: they went with it.

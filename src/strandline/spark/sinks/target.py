@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.storage.place import Place
 
 
@@ -28,11 +28,27 @@ class Writer:
     job: str
     storage: Place = field(repr=False)
     """Where a target may keep records that it has no better place for: below `{sink}/`, at will."""
+    life: str = ""
+    """The life of the job."""
 
     @property
     def label(self) -> str:
         """For people: which sink, and of which job."""
         return f"sink '{self.name}' of job '{self.job}'"
+
+    @property
+    def owner(self) -> str:
+        """For records: the label, and the life of the job."""
+        return f"{self.label}, life {self.life}"
+
+    def check_owner(self, found: str, where: str) -> None:
+        """Raise ConfigurationError if a record under this sink's identity names another owner."""
+        if found != self.owner:
+            raise ConfigurationError(
+                f"{self.label}: {where} has a record of {found} under the same identity {self.sink}; expected one of "
+                f"{self.owner}",
+                hint="give the sink another name: it begins anew in that target",
+            )
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,8 @@ class Target(ABC):
     """Errors that may pass, as when the target is down: writing is tried again, for as long as it takes."""
     refusing: tuple[type[Exception], ...] = ()
     """Errors that a row is to blame for: with `on_error`, the job goes on without those that cause them."""
+    destination: str = ""
+    """Where rows go, in words that are the same at each start: what a sink without a name is compared by."""
     max_rows: int = 100_000
     """At about how many rows a transaction ends."""
     max_bytes: int = 64 << 20

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
-from strandline.core.ids import Epoch
+from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.failure import shortened
+from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
@@ -93,6 +94,7 @@ class Transactional(Sink):
             )
         check_shippable(f"{what}: the target {type(target).__name__}", target)
         self.target = target
+        self.destination = str(target.destination)
         self.on_error = _checked(what, on_error, target, dead_letters)
         self._dead_letters = None if dead_letters is None else place_of(what, "dead_letters", dead_letters)
         self._staging = None if staging is None else place_of(what, "staging", staging)
@@ -102,10 +104,13 @@ class Transactional(Sink):
         self._rows = self._refused = 0
         self._reached: dict[int, str] = {}
         self._late_since = 0.0
+        self._has_recovered = False
+        """Whether the target has answered to a run of this process."""
+        self._has_claimed = self._has_forgotten = False
 
     def try_out(self, empty: DataFrame) -> None:
         # The zone is how times are shown: all are of UTC.
-        self.target.try_out(to_arrow_schema(empty.schema, timezone="UTC"))
+        self.target.try_out(arrow_schema(empty.schema))
 
     def open(self, context: SinkContext) -> None:
         if self._staging is not None:
@@ -119,21 +124,26 @@ class Transactional(Sink):
             )
         self._context = context
         self._sink = context.identity
-        self._writer = Writer(self._sink, context.generation, context.sink, context.job, self._place)
+        self._writer = Writer(
+            self._sink, context.generation, context.sink, context.job, self._place, context.life
+        )  # fmt: skip
         aside = None if self._dead_letters is None else Place(
             url=self._dead_letters, options=self._options, fsync=context.fsync
         )  # fmt: skip
         self._refusals = Refusals(self.on_error, aside)
         self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
         self._reached = {}
+        self._has_claimed = self._has_forgotten = False
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
-        reached = Reached(self._sink, epoch, dict(self._reached))
-        staged = write_tasks(df, StageRows(self._place, self._sink, self._opened.generation, epoch))
-        return [*staged, reached.text] if reached.lanes else staged
+        generation, parallel = self._opened.generation, self.target.parallel
+        return write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        left, why = self._deliver(pending, self.patience_s)
+        return self._note(*self._deliver(pending, self.patience_s))
+
+    def _note(self, left: Sequence[Staged], why: str) -> Sequence[str]:
+        """Say what waits, in the log and in the status; return it."""
         now = time.monotonic()
         pieces = [piece for each in left for piece in each.pieces]
         rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
@@ -147,56 +157,97 @@ class Transactional(Sink):
         self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
         return [each.text for each in left]
 
+    def reached(self) -> str | None:
+        return Reached(self._sink, self._reached).text if self._reached else None
+
     def status(self) -> SinkStatus | None:
         return self._told
 
-    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
-        del epoch, fresh
-        writer = self._writer
-        try:
-            self.target.claim(writer)
-        except Exception as error:
-            if isinstance(error, StrandlineError) or not self.target.may_pass(error):
-                raise
-            raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
-        left, why = self._deliver(pending, self.start_patience_s)
-        if left:
-            raise UnavailableError(
-                f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
-            )
-        self._forget_older()
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str]:
+        """Claim the target, and write what the checkpoint lists.
 
-    def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[Staged], str]:
+        A program that starts needs the target for that. A run that goes on after a failure, or in another way, does
+        not: while the target is away, rows go on waiting, and it is claimed before the first of them is written. Older
+        runs can write nothing by then that the checkpoint does not list, and each lane's record tells what they have.
+        """
+        del epoch, fresh
+        patience_s = self.patience_s if self._has_recovered else self.start_patience_s
+        left, why = self._deliver(pending, patience_s, begins=True)
+        if why and not self._has_recovered:
+            waits = ", and rows of the last checkpoint wait for it" if left else ""
+            raise UnavailableError(f"{self._writer.label}: the target does not answer{waits}: {why}")
+        self._has_recovered = True
+        return self._note(left, why)
+
+    def _claim(self, patience_s: float, lanes: Collection[int]) -> str:
+        """Have the target refuse older runs from now on, unless it does; return why it cannot be reached.
+
+        Of the lanes other than these, which are about to be written to, it is seen that the target has what it had.
+        """
+        if self._has_claimed:
+            return ""
+        try:
+            self.target.claim(self._writer)
+        except Exception as error:
+            if not self.target.may_pass(error):
+                raise
+            return shortened(f"{type(error).__name__}: {error}".strip())
+        # Nothing else asks those whose rows were lost with a target that was put back.
+        if asked := self._reached.keys() - lanes:
+            failing = self._deliver_run([], patience_s, asked)
+            if failing:
+                return next(iter(failing.values()))
+        self._has_claimed = True
+        return ""
+
+    def _deliver(self, pending: Sequence[str], patience_s: float, *, begins: bool = False) -> tuple[list[Staged], str]:
         """Write what the target does not have; return what has to wait, and why."""
-        listed: list[Staged] = []
-        lanes: dict[int, list[Waiting]] = {}
+        runs: dict[Generation, list[Staged]] = {}
         for each in read_listed(pending, LISTED, self._writer.label):
             if isinstance(each, Staged):
-                listed.append(each)
-                lanes.setdefault(self._lane(each), []).extend(waiting_in(self._sink, each))
+                runs.setdefault(each.generation, []).append(each)
             elif each.sink == self._sink:
                 self._remember(each.lanes)
+        left: list[Staged] = []
+        lanes = {each.lane for listed in runs.values() for each in listed}
+        why = self._claim(patience_s, lanes) if runs or begins else ""
+        # Each run may have other lanes: a key's rows in one of them come before its rows in another.
+        for _, listed in sorted(runs.items()):
+            if not why:
+                failing = self._deliver_run(listed, patience_s)
+                why = next(iter(failing.values()), "")
+                left += [each for each in listed if each.lane in failing]
+            else:
+                left += listed
+        if self._has_claimed and not left:
+            self._forget_older()
+        return left, why
+
+    def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
+        """Write what one run has staged; return the lanes that have to wait, and why each does.
+
+        Of lanes that are `asked`, too, it is seen that the target has what it had.
+        """
+        lanes: dict[int, list[Waiting]] = {lane: [] for lane in asked}
+        for each in listed:
+            lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():
             waiting.sort(key=lambda each: each.number)
         delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._reached)
         done = self._run(delivery, lanes)
         self._remember({lane: found.mark for lane, found in done.items()})
-        failing = {lane: found.failure for lane, found in done.items() if found.failure}
         self._rows += sum(found.rows for found in done.values())
         refused = sum(found.refused for found in done.values())
         if refused:
             self._refused += refused
             log.warning("%s: the target refused %d rows: %s", self._writer.label, refused, self._aside())
-        left = [each for each in listed if self._lane(each) in failing]
+        failing = {lane: found.failure for lane, found in done.items() if found.failure}
         through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
         failpoints.hit("sink.delivered")
         # What cannot be deleted now is when the next run begins.
         with suppress(UnavailableError):
             folder_at(self._place).delete(through)
-        return left, next(iter(failing.values()), "")
-
-    def _lane(self, staged: Staged) -> int:
-        return staged.partition if self.target.parallel else 0
+        return failing
 
     def _remember(self, reached: Mapping[int, str]) -> None:
         """What was on record once is: a target that has less was put back, and lacks what nobody will write again."""
@@ -222,10 +273,15 @@ class Transactional(Sink):
         return {row.lane: Delivered(row.rows, row.refused, row.mark, row.failure) for row in rows}
 
     def _forget_older(self) -> None:
-        """Delete what older generations have staged: what the checkpoint lists of it is in the target."""
+        """Delete what older generations have staged, once: what checkpoints list of it is in the target."""
+        if self._has_forgotten:
+            return
         folder = folder_at(self._place)
-        found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
-        folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
+        # What cannot be deleted now is later.
+        with suppress(UnavailableError):
+            found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
+            folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
+            self._has_forgotten = True
 
     def _aside(self) -> str:
         return "they are left out" if self._dead_letters is None else f"they are in {self._dead_letters}"

@@ -116,10 +116,11 @@ class Trial:
         return made
 
     def stage(self, sink: Sink, *epochs: int, version: int = 0, tasks: int = TASKS) -> list[str]:
-        """Write epochs; return their committables."""
+        """Write epochs; return their committables, and how far the sink has come."""
         found = [text for epoch in epochs for text in self.write(sink, epoch, self.rows(epoch, version, tasks))]
         assert len(set(found)) == len(found), f"committables that are the same: {found}"
-        return found
+        reached = sink.reached()
+        return found if reached is None else [*found, reached]
 
     def write(self, sink: Sink, epoch: int, df: DataFrame) -> list[str]:
         """Write these rows as an epoch; return its committables."""

@@ -45,14 +45,15 @@ class Staged(Listed, frozen=True, array_like=True, tag="rows"):
     generation: Generation
     epoch: Epoch
     partition: int
+    lane: int
+    """In which it is delivered, whatever lanes the target has in later runs: that lane's record says what is done."""
     pieces: list[Piece]
 
 
 class Reached(Listed, frozen=True, array_like=True, tag="reached"):
-    """How far lanes had come in the target when an epoch was staged: it may not be less again. A committable, too."""
+    """How far lanes had come in the target at a checkpoint: it may not be less again."""
 
     sink: str
-    epoch: Epoch
     lanes: dict[int, str]
 
 
@@ -73,6 +74,8 @@ class StageRows:
     sink: str
     generation: Generation
     epoch: Epoch
+    parallel: bool = True
+    """Whether each partition has a lane; else all are in lane 0."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
         folder = folder_at(self.place)
@@ -97,7 +100,8 @@ class StageRows:
         if held:
             put()
         failpoints.hit("sink.rows_staged")
-        return Staged(self.generation, self.epoch, attempt.partition, pieces).text
+        lane = attempt.partition if self.parallel else 0
+        return Staged(self.generation, self.epoch, attempt.partition, lane, pieces).text
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,16 @@ class Waiting:
                 hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; if "
                 "it was, restore the job from a savepoint of before",
             ) from error
-        rows = decode_rows(data, where)
+        hint = (
+            "bring the file back from a copy; or give the sink another name and start the job with drop=[…] of the "
+            "present one, which gives up all rows that wait for it"
+        )
+        try:
+            rows = decode_rows(data, where)
+        except CorruptionError as error:
+            raise CorruptionError(f"{sink}: staged rows cannot be read: {error.message}", hint=hint) from None
         if zlib.crc32(data) != self.piece.crc32:
-            raise CorruptionError(f"{sink}: staged rows are others than the checkpoint lists: {where}")
+            raise CorruptionError(f"{sink}: staged rows are others than the checkpoint lists: {where}", hint=hint)
         return rows
 
 

@@ -84,9 +84,12 @@ _REFUSED = (
         "the Redis connector acknowledges entries before a checkpoint covers them",
     ),
 )
+KAFKA = "org.apache.spark.sql.kafka010."
+"""How the classes of Spark's connector for Kafka begin."""
+_TOPICS = ("subscribe", "subscribepattern", "assign")
 _SAFE = (
     "org.apache.spark.sql.execution.streaming.",  # rate, and what tests keep in the JVM's memory
-    "org.apache.spark.sql.kafka010.",
+    KAFKA,
     "org.apache.spark.sql.delta.",
     "io.delta.",
     "org.apache.iceberg.",
@@ -94,6 +97,7 @@ _SAFE = (
 )
 _known: WeakKeyDictionary[DataFrame, list[Relation | None]] = WeakKeyDictionary()
 """What a DataFrame reads: it stays the same, and a job's start asks for it five times."""
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _PYTHON = "org.apache.spark.sql.execution.datasources.v2.python."
 
 
@@ -116,6 +120,8 @@ def check_source(df: Any) -> None:
         )
     for relation in relations_of(df):
         check_relation(relation)
+        if relation.is_files:
+            _check_file_names(df, relation.options.get("path", ""))
 
 
 def check_source_name(name: object) -> str:
@@ -183,6 +189,21 @@ def check_relation(relation: Relation) -> None:
             )
 
 
+def _check_file_names(df: DataFrame, path: str) -> None:
+    """Refuse local files where Java has ASCII names only: Spark lists a directory without the files of other names."""
+    session: Any = df.sparkSession
+    encoding = str(session._jvm.java.lang.System.getProperty("sun.jnu.encoding"))
+    if encoding not in ("ANSI_X3.4-1968", "US-ASCII"):
+        return
+    default = session._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:"
+    if (path if _SCHEME.match(path) else default).startswith("file:"):
+        raise ConfigurationError(
+            f"the source reads {path or 'files'}, and this JVM's locale has ASCII file names only ({encoding}): Spark "
+            "would pass over each file whose name has any other character",
+            hint="start the program in a locale with UTF-8, as with LC_ALL=C.UTF-8 in its environment",
+        )
+
+
 def source_warnings(relations: Iterable[Relation]) -> list[str]:
     """Return what users should make sure of about sources that nothing is known of, each said once."""
     found = [_warning(relation) for relation in relations if not relation.is_files]
@@ -190,6 +211,13 @@ def source_warnings(relations: Iterable[Relation]) -> list[str]:
 
 
 def _warning(relation: Relation) -> str:
+    if relation.implementation.startswith(KAFKA) and "kafka.isolation.level" not in relation.options:
+        topics = next((value for name, value in relation.options.items() if name in _TOPICS), "")
+        return (
+            f"the source of Kafka '{topics}' has no kafka.isolation.level: it also reads rows of transactions that are "
+            "aborted, and counts what their writers write again twice. Set option('kafka.isolation.level', "
+            "'read_committed'), as sl.kafka.read does, or 'read_uncommitted' if every row is to count"
+        )
     if relation.implementation.startswith(_PYTHON):
         return (
             f"the source '{relation.provider}' is written in Python: Spark calls commit(end) of its reader before a "

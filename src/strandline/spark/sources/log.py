@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec import structs
 
 _VERSION = b"v1"
 
@@ -51,7 +52,12 @@ def reached_steps(
 
 
 def _step(line: bytes) -> int:
-    return -1 if line.strip() == b"-" else msgspec.json.decode(line, type=_Offset).logOffset
+    if line.strip() == b"-":
+        return -1
+    try:
+        return msgspec.json.decode(line, type=_Offset).logOffset
+    except msgspec.MsgspecError as error:
+        raise UnreadableLogError(f"{line[:80]!r} is no offset of a source of files") from error
 
 
 def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int] = ()) -> str:
@@ -76,20 +82,48 @@ def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int
 
 def logged_paths(files: Mapping[str, bytes], source: int) -> frozenset[str]:
     """Return the URIs of all files that a source has read, or has planned to."""
-    return frozenset(_file.decode(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
+    return frozenset(iterate_paths(files, source))
+
+
+def iterate_paths(files: Mapping[str, bytes], source: int) -> Iterator[str]:
+    """Yield the URIs of all files that a source has read, or has planned to, some of them twice."""
+    return (_decoded(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
+
+
+def last_step(files: Mapping[str, bytes], source: int) -> int:
+    """Return the newest step of a source's log; -1 if it has none."""
+    names = (name.rpartition("/")[2].removesuffix(".compact") for name, _ in _log_of(files, source))
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def with_moved_files(files: Mapping[str, bytes], source: int, before: str, now: str) -> dict[str, bytes]:
+    """Return a source's log as if its files had always been below the directory `now`, not `before`: both are URIs."""
+    made = {}
+    for name, data in _log_of(files, source):
+        logged = map(_decoded, _lines(data, name))
+        moved = [structs.replace(file, path=now + file.path.removeprefix(before)) for file in logged]
+        made[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, moved)])
+    return made
 
 
 def only_files(files: Mapping[str, bytes], source: int, kept: Collection[str]) -> dict[str, bytes]:
     """Return Spark's files as if a source had read no others than those kept, which are URIs."""
     made = dict(files)
     for name, data in _log_of(files, source):
-        lines = [line for line in _lines(data, name) if _file.decode(line).path in kept]
+        lines = [line for line in _lines(data, name) if _decoded(line).path in kept]
         made[name] = b"\n".join([_VERSION, *lines])
     return made
 
 
 def _log_of(files: Mapping[str, bytes], source: int) -> list[tuple[str, bytes]]:
     return [(name, data) for name, data in files.items() if name.startswith(f"sources/{source}/")]
+
+
+def _decoded(line: bytes) -> LoggedFile:
+    try:
+        return _file.decode(line)
+    except msgspec.MsgspecError as error:
+        raise UnreadableLogError(f"{line[:80]!r} names no file") from error
 
 
 def _lines(data: bytes, where: str) -> list[bytes]:
@@ -132,7 +166,7 @@ def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile
         end = start
         if not line:
             continue
-        logged = _file.decode(line)
+        logged = _decoded(line)
         if logged.step <= above:
             break
         if logged.step <= up_to:

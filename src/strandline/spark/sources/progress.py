@@ -19,12 +19,20 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in
-from strandline.checkpoint.source_log import capture, capture_start, restore_source, upload_source
-from strandline.checkpoint.start import Start, save_start, write_start
+from strandline.checkpoint.source_log import capture, capture_start, read_source, upload_source, write_files
+from strandline.checkpoint.start import Start, save_start, start_files
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
+from strandline.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.core.ids import CheckpointId, unique_name
 from strandline.format.manifest import Manifest
+from strandline.spark.sources.kafka import KafkaTopics
 from strandline.spark.sources.log import damage_in_logs
 
 _OVERDUE_BATCHES = 8
@@ -32,16 +40,19 @@ _NEEDED_BATCHES = 2
 """A checkpoint needs Spark's log of its batch, and of the one before."""
 
 
-def rewind(
-    folder: Folder,
-    directory: Path,
-    manifest: Manifest | None,
-    start: Start | None,
-    *,
-    own: bool = True,
-    fork: bool = False,
-) -> None:
-    """Make the directory `spark-{generation}`, from which Spark goes on: after the checkpoint, or where it all began.
+def read_progress(folder: Folder, manifest: Manifest | None, start: Start | None, *, own: bool) -> dict[str, bytes]:
+    """Return Spark's files as of a checkpoint, or of where it all began; none for sources that have not begun.
+
+    Raises CorruptionError, which names the checkpoint if it is the job's own.
+    """
+    if manifest is not None and manifest.source is not None:
+        with damage_in(manifest.checkpoint if own else None):
+            return read_source(folder, manifest.source)
+    return {} if start is None else start_files(start)
+
+
+def rewind(directory: Path, files: Mapping[str, bytes], *, fork: bool = False) -> None:
+    """Make the directory `spark-{generation}`, from which Spark goes on, of what `read_progress` has given.
 
     Those of older generations go. A newer driver may be at work on this machine already: its own is left alone.
     """
@@ -50,14 +61,10 @@ def rewind(
         number = old.name.removeprefix("spark-")
         if number.isdigit() and int(number) <= generation:
             shutil.rmtree(old, ignore_errors=True)
-    if manifest is not None and manifest.source is not None:
-        with damage_in(manifest.checkpoint if own else None):
-            restore_source(folder, manifest.source, directory)
-        if fork:
-            # Of two queries that it takes for one, Spark stops the older: that of the job whose snapshot it is.
-            (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
-    elif start is not None:
-        write_start(folder, start, directory)
+    write_files(files, directory)
+    if fork and files:
+        # Of two queries that it takes for one, Spark stops the older: that of the job whose snapshot it is.
+        (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
 
 
 @dataclass
@@ -89,6 +96,7 @@ class SourceProgress:
     """Spark's numbers of the sources, as `log.py` explains."""
     _captured: Sequence[Callable[[CheckpointId, int, Mapping[str, bytes]], None]]
     """Are told what a checkpoint has."""
+    _topics: KafkaTopics
 
     def __post_init__(self) -> None:
         self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
@@ -104,6 +112,7 @@ class SourceProgress:
 
         Raises CorruptionError as `deliver` does.
         """
+        self._topics.begin(batch)
         if not self._start_is_kept:
             # Without it, a source that began at "now" would begin anew after a failure.
             files = capture_start(self._directory)
@@ -125,6 +134,7 @@ class SourceProgress:
 
         `has_looked`: whether the sources were looked at, so that those which begin at "now" have begun. Raises
         CorruptionError if files that Spark counts on are gone: what is done from now on, no restart could go on from.
+        Raises ConfigurationError or ConflictError if rows were read of another topic than the checkpoint names.
         """
         wanted = self._wanted
         if wanted is None:
@@ -135,12 +145,12 @@ class SourceProgress:
         base = self._coordinator.confirmed
         try:
             files = self._files_of(wanted, has_looked)
-            if files is None:
+            if files is None or not self._topics.check(wanted.batch, files):
                 return
             info = upload_source(
                 self._jobdir, files, wanted.checkpoint, wanted.batch, base.source if base else None, self._names
             )
-        except (FencedError, CorruptionError):
+        except (FencedError, CorruptionError, ConfigurationError, ConflictError):
             raise
         except StrandlineError as error:
             self._fail(wanted, error)

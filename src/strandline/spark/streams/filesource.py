@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from strandline.api.badrecords import OnError, Then
 from strandline.core.errors import ConfigurationError
+from strandline.snapshot.opened import plain_url
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.quiet import errors_reported
@@ -23,6 +24,7 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sources.checks import leaves_of, relations_of, source_numbers
 from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.filechecks import MOVED_FROM
 from strandline.spark.sources.files import Cleaning, open_source_files
 from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.malformed import check_malformed, with_corrupt_column
@@ -31,6 +33,9 @@ from strandline.spark.streams.stream import Stream, source_stream
 log = logging.getLogger(__name__)
 
 _GLOB = set("*?[{")
+_ANY_AGE = "36500d"
+"""Spark ignores files that are older than the newest by more than a week, without a word: also all that come after one
+whose time was in the future."""
 
 
 def files_source(
@@ -43,6 +48,7 @@ def files_source(
     clean: Literal["delete", "archive"] | None = None,
     archive_dir: str | Path | None = None,
     max_files_per_epoch: int | None = None,
+    moved_from: str | Path | None = None,
     on_error: OnError | Then | None = None,
     **options: Any,
 ) -> Stream:
@@ -52,6 +58,12 @@ def files_source(
     once a checkpoint covers them and no older one is kept that could need them. It leaves alone what was changed after
     it was read, and never overwrites a file of the archive. Nothing else may read the directory, and a file's name must
     not be used again. Storage that refuses is asked again after the next checkpoint; the job does not wait for it.
+
+    Files of any age are read, unless the option `maxFileAge` says otherwise.
+
+    `moved_from` is the directory in which the files were before they were moved or copied to `path`, with their paths
+    below it: the job takes those that it had read there for read. Without it, a job is refused whose source reads
+    another directory than before.
 
     `on_error` says what becomes of rows that are malformed, in JSON, CSV and XML: "fail", or "dead-letter", or an
     `sl.OnError`; see `dead_letters`. Without it, Spark's `mode` counts: by default, what does not fit is null.
@@ -68,6 +80,10 @@ def files_source(
         if not isinstance(max_files_per_epoch, int) or max_files_per_epoch < 1:
             raise ConfigurationError(f"max_files_per_epoch is {max_files_per_epoch!r}, expected 1 or more, or None")
         options["maxFilesPerTrigger"] = max_files_per_epoch
+    if "maxfileage" not in map(str.lower, options):
+        options["maxFileAge"] = _ANY_AGE
+    if moved_from is not None:
+        options[MOVED_FROM] = absolute(moved_from)
     try:
         with errors_reported():
             if on_error is not None:
@@ -101,12 +117,17 @@ def check_not_shared(nodes: Sequence[FrameSource]) -> None:
                     )
 
 
-def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink]) -> None:
-    """Refuse sinks that write where the job reads, or files of several formats into one directory."""
+def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink], directory: str) -> None:
+    """Refuse sinks that write where the job reads or has its checkpoints, or several formats into one directory."""
     files = [sink for sink in sinks if isinstance(sink, FileSink)]
     formats: dict[str, str] = {}
     for sink in files:
         path = _plain(sink.path)
+        if PurePosixPath(plain_url(sink.path)).is_relative_to(directory):
+            raise ConfigurationError(
+                f"a sink writes to {sink.path}, in the job's own directory, {directory}: it is for checkpoints alone",
+                hint="give the sink a directory outside of it",
+            )
         if formats.setdefault(path, sink.format) != sink.format:
             raise ConfigurationError(
                 f"two sinks write to {sink.path}, as {formats[path]} and as {sink.format}: no reader reads both",

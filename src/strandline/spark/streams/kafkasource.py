@@ -62,6 +62,10 @@ def read(
     say. With `commit_to`, each checkpoint commits how far it came as the offsets of that group, for tools that watch
     lag. `options` are Spark's; those that begin with "kafka." are the client's.
 
+    Rows of transactions are read when these are committed, and those of aborted ones never. A partition is read up to
+    the first row of a transaction that is still open. With `options={"kafka.isolation.level": "read_uncommitted"}`
+    all rows are read at once, those of aborted transactions too.
+
     >>> payments = stream(kafka.read(spark, "one:9092", "payments"), name="payments")
     """
     if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
@@ -109,6 +113,7 @@ def read(
         **which,
         "startingOffsets": starting,
         "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed",
         **({"maxOffsetsPerTrigger": str(max_rows_per_epoch)} if max_rows_per_epoch else {}),
         **({COMMIT_GROUP: commit_to} if commit_to else {}),
         **(options or {}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strandline.core.errors import ConfigurationError
 
@@ -17,11 +17,11 @@ _KNOWN = ("url", "table", "metadata")
 class Options:
     """Options, checked."""
 
-    url: str
+    url: str = field(repr=False)
     table: str
     metadata: str
     """One of the two is ""."""
-    storage: dict[str, str]
+    storage: dict[str, str] = field(repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:

@@ -11,7 +11,7 @@ from strandline.core.errors import ConfigurationError, OutputError, StateTypeErr
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.given import frozen, rows_of
-from strandline.runtime.state.handles import coercion
+from strandline.runtime.state.handles import coercion, none_given
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
 from strandline.types.datatypes import ArrayType, parse_type
@@ -93,11 +93,17 @@ class Folding(Contents):
         return self._checked(self._create())
 
     def add(self, at: int, value: Any, event: Any) -> Any:
-        return self._add(value, event)
+        return self._given(self._add(value, event))
 
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
         assert self._merge is not None
-        return self._checked(self._merge(value, other_value))
+        return self._checked(self._given(self._merge(value, other_value)))
+
+    def _given(self, value: Any) -> Any:
+        """Return a new value; refuse None, unless that is what a window begins with."""
+        if value is None and self._create() is not None:
+            raise none_given("the function", "the new value")
+        return value
 
     def _checked(self, value: Any) -> Any:
         return None if value is None else self._coerce(value)

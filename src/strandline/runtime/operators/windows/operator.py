@@ -19,6 +19,7 @@ from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
 from strandline.core.times import within
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.own import OwnOperator, explained_value, windows_info
+from strandline.types.hints import Hints
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,17 @@ class WindowOperator(OwnOperator, KeyedProcess):
     own_step = "window"
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
-        self.own_windows = windows_info(kind, processing=rules.processing)
+        self.own_windows = windows_info(kind, processing=rules.processing, lateness_us=rules.lateness_us)
         self._contents = contents
         self._rules = rules
         self._early_us = rules.early_us
         self._early_events = rules.early_events
         self._purges = not rules.accumulate
         self._processing = rules.processing
-        self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
+        windows = self._declared(contents.value_type)
+        # When results come may change at any start.
+        windows.hints = Hints(spare=("events",))
+        self.own_states = {"windows": windows, **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
         """Events that were too late and went nowhere."""
 
@@ -116,9 +120,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         if not self._rules.early_by_event_time:
             ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
             return
-        known = [at_us for at_us in (ctx.time_us, ctx.watermark_us) if at_us is not None]
-        if known:
-            self._set_timer(next_multiple(max(known), self._early_us), ctx)
+        # Before there is a watermark, it is taken to be where the event is.
+        now_us = ctx.time_us if ctx.watermark_us is None else ctx.watermark_us
+        if now_us is not None:
+            self._set_timer(next_multiple(now_us, self._early_us), ctx)
 
     def _is_early(self, timer: Any) -> bool:
         """Whether a timer may be one for the result so far."""
@@ -242,6 +247,14 @@ class TimeWindows(EndingWindows):
                 self._remove(now_us)
         if lateness and self.windows.get(now_us - lateness) is not None:
             self._remove(now_us - lateness)
+        elif entry is None:
+            self._sweep(now_us)
+
+    def _sweep(self, now_us: int) -> None:
+        """Remove windows whose timers were set by a longer lateness, or a shorter one, of an earlier start."""
+        for end in list(self.windows):
+            if end + self._rules.lateness_us <= now_us:
+                self._remove(end)
 
     def _given(self, end: int, ctx: Any) -> Iterator[Row]:
         """Give the result so far of a window, which goes on."""
@@ -281,7 +294,7 @@ class GlobalWindows(WindowOperator):
             value = self._emptied(0)
         events = self._counts(counted) if self._early_events else 0
         self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
-        if n == self._count or (self._when is not None and self._when(event, n)):
+        if (self._count is not None and n >= self._count) or (self._when is not None and self._when(event, n)):
             rows = list(self._borne(self.shown(ctx.key), None, ctx))
             self._contents.clear(0)
             self.windows.clear()

@@ -5,7 +5,7 @@ States without a TTL have handles of their own (handles.py), which know nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from strandline.runtime.state.columnar import BatchKeys, VectorValueHandle
 from strandline.runtime.state.handles import MapHandle, ValueHandle, coercion
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.misuse import ALL, Handle, refusing
+from strandline.runtime.state.readout import copy_for
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
@@ -36,7 +37,8 @@ class ExpiringValueHandle(Handle):
         self._table = table
         self._name = name
         self._coerce = coercion(scope, name, codec)
-        self._copy: Callable[[Any], Any] | None = codec.copy if codec.mutable else None
+        how = f"write x = self.{name}.value, change x, and then self.{name}.value = x"
+        self._copy = copy_for(codec.type, scope, table, name, how) or (codec.copy if codec.mutable else None)
         self._default = None if default is None else codec.coerce(default)
         self._life = life
 

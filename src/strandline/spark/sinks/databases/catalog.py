@@ -86,13 +86,19 @@ def table_at(db: Any, table: str) -> Table | None:
     return Table(schema, name, kind, persistence, allowed, user, columns, unique)
 
 
+def identifier(db: Any, name: str) -> str:
+    """Return a name that a program writes as SQL has it, `bank."Accounts"`, as no more than that in a statement."""
+    (parts,) = db.execute("select parse_ident(%s)", [name]).fetchone()
+    return ".".join(map(quoted, parts))
+
+
 def check_table(found: Table | None, shape: Shape, rows: pa.Schema) -> None:
     """Raise ConfigurationError unless rows of these columns can be written, with what to do about it."""
     what, columns = f"table {shape.table}", shape.written(rows)
     if found is None:
         raise ConfigurationError(
             f"{what} does not exist",
-            hint=f"make it, or have the sink make it with create=True:\n    {creating(shape, columns)}",
+            hint=f"make it, or have the sink make it with create=True:\n    {creating(shape.table, shape, columns)}",
         )
     if found.kind not in "rp":
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
@@ -154,13 +160,14 @@ def is_exact(found: Table, shape: Shape, rows: pa.Schema) -> bool:
     plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
     for name in shape.key:
         column = found.columns[name]
+        # varchar(n) drops the spaces behind its n-th character.
         rounds = column.modifier != -1 and not pa.types.is_decimal(rows.field(name).type)
-        if column.kind not in (*plain, "varchar") or not column.is_exact or (rounds and column.kind != "varchar"):
+        if column.kind not in (*plain, "varchar") or not column.is_exact or rounds:
             return False
     return True
 
 
-def creating(shape: Shape, columns: pa.Schema) -> str:
+def creating(table: str, shape: Shape, columns: pa.Schema) -> str:
     """Return the statement that makes a table for rows of these columns."""
     parts = [
         f"{quoted(field.name)} {type_for(field.type)}" + (" not null" if field.name in shape.key else "")
@@ -168,7 +175,7 @@ def creating(shape: Shape, columns: pa.Schema) -> str:
     ]
     if shape.key:
         parts.append(f"primary key ({', '.join(map(quoted, shape.key))})")
-    return f"create table if not exists {shape.table} ({', '.join(parts)})"
+    return f"create table if not exists {table} ({', '.join(parts)})"
 
 
 def type_for(kind: pa.DataType) -> str:

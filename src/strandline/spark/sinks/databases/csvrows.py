@@ -37,7 +37,7 @@ def _cells(array: pa.Array, name: str, as_json: bool) -> pa.Array:
     if pa.types.is_list(kind) and not as_json:
         return _arrays(array, name)
     if pa.types.is_nested(kind):
-        return documents(array)
+        return documents(array, name)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if pc.any(pc.match_substring(array, "\0")).as_py():
             raise SinkError(
@@ -72,7 +72,7 @@ def check_range(numbers: pa.Array, of_a_day: int, name: str) -> None:
 def _arrays(array: pa.ListArray, name: str) -> pa.Array:
     """Return lists as PostgreSQL writes arrays: {1,2,NULL}, {"a","b"}."""
     cells = _cells(array.flatten(), name, as_json=False)
-    texts = cells.cast(pa.string()).to_pylist()
+    texts = values_of(cells.cast(pa.string()), name)
     if pa.types.is_string(cells.type):
         texts = [None if text is None else _quoted(text) for text in texts]
     elements = ["NULL" if text is None else text for text in texts]
@@ -92,11 +92,24 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def documents(array: pa.Array) -> pa.Array:
+def values_of(array: pa.Array, name: str) -> list[Any]:
+    """Return a column as Python values; raise SinkError for one that Python has no value for."""
+    try:
+        found: list[Any] = array.to_pylist()
+    except (UnicodeDecodeError, ValueError, OverflowError) as error:
+        raise SinkError(
+            f"column {name}: a text is no UTF-8, or a time lies before the year 1 or after 9999: {error}",
+            hint=f"mend it in a step before the sink, texts with .with_column('{name}', \"make_valid_utf8({name})\")",
+            discreet=f"column {name}: a text is no UTF-8, or a time lies before the year 1 or after 9999",
+        ) from None
+    return found
+
+
+def documents(array: pa.Array, name: str) -> pa.Array:
     """Return nested values as JSON: numbers, times in ISO 8601, bytes in base64; NaN and infinities become null."""
     kind = array.type
     return pa.array(
-        [None if value is None else _JSON.encode(_plain(value, kind)).decode() for value in array.to_pylist()],
+        [None if value is None else _JSON.encode(_plain(value, kind)).decode() for value in values_of(array, name)],
         pa.string(),
     )
 

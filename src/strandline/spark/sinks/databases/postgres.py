@@ -15,7 +15,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
 from strandline.core.settings import parse_duration_ms
-from strandline.spark.sinks.databases.catalog import Table, check_table, creating, table_at
+from strandline.spark.sinks.databases.catalog import Table, check_table, creating, identifier, table_at
 from strandline.spark.sinks.databases.merging import Rows
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
@@ -39,7 +39,7 @@ _RECORD = """create table if not exists {record} (
 _COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s jobs came. Do not change it.'"
 _CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
 on conflict (sink, lane) do update set generation = excluded.generation, at = now()
-where {record}.generation <= excluded.generation returning generation"""
+where {record}.generation <= excluded.generation and {record}.writer = excluded.writer returning generation"""
 # An older driver that was stopped in a transaction may hold the claim for as long as it likes.
 _ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
 and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
@@ -48,7 +48,7 @@ set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
 _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
-_READ_ONLY, _IDLE, _UNIQUE = "25006", "25P03", "23505"
+_READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
 _OF_ROWS = ("21", "22", "23", "44", "P0")
 """Classes of errors that a row is to blame for: values that do not fit, constraints, what triggers raise."""
 
@@ -121,6 +121,7 @@ class PostgresTarget(TableTarget):
         self._timeout_ms = timeout_ms
         self._columns: pa.Schema | None = None
         self._parameters()
+        self.destination = repr(self)
 
     def __repr__(self) -> str:
         return f"table {self.shape.table} of {self.where}"
@@ -176,14 +177,20 @@ class PostgresTarget(TableTarget):
                     with db.transaction():
                         db.execute(settings)
                         row = db.execute(
-                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.label]
+                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.owner]
                         ).fetchone()
                     break
                 except psycopg.errors.LockNotAvailable:
                     if tried == _CLAIM_TRIES - 1:
                         raise
                     db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
+            if row is None:
+                found = db.execute(
+                    f"select writer from {record} where sink = %s and lane = %s", [writer.sink, _CLAIM]
+                ).fetchone()
         if row is None:
+            if found is not None:
+                writer.check_owner(found[0], repr(self))
             raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
 
     def connect(self, writer: Writer, lane: int) -> PostgresLane:
@@ -194,8 +201,8 @@ class PostgresTarget(TableTarget):
         # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return True
-        # It became a replica, for a moment or until the other one is found.
-        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE):
+        # It became a replica, for a moment or until the other one is found; or the server's own time-outs.
+        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
             return True
         return super().may_pass(error)
 
@@ -227,8 +234,15 @@ class PostgresTarget(TableTarget):
                     timer.join()
 
     def settings(self, db: Any, lock_ms: int | None = None) -> str:
-        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows."""
-        (synchronous,) = db.execute("show synchronous_commit").fetchone()
+        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows.
+
+        Raises an error that may pass for a replica: its record may be older than that of the primary server.
+        """
+        synchronous, read_only = db.execute(
+            "select current_setting('synchronous_commit'), current_setting('transaction_read_only')"
+        ).fetchone()
+        if read_only == "on":
+            raise _psycopg().errors.ReadOnlySqlTransaction("the server is read-only: it may be a replica")
         return _SETTINGS.format(
             timeout=self._timeout_ms,
             lock=lock_ms or self._timeout_ms,
@@ -265,13 +279,14 @@ class PostgresTarget(TableTarget):
     def _make_record(self, db: Any) -> None:
         if table_of_record(db, self.record) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
-            db.execute(_RECORD.format(record=self.record))
-            db.execute(_COMMENT.format(record=self.record))
+            record = identifier(db, self.record)
+            db.execute(_RECORD.format(record=record))
+            db.execute(_COMMENT.format(record=record))
 
     def _make_table(self, db: Any, columns: pa.Schema) -> None:
         if table_at(db, self.shape.table) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
-            db.execute(creating(self.shape, self.shape.written(columns)))
+            db.execute(creating(identifier(db, self.shape.table), self.shape, self.shape.written(columns)))
 
 
 class PostgresLane(Connection):
@@ -333,7 +348,7 @@ class PostgresLane(Connection):
         self._db.execute(
             f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
             "on conflict do nothing",
-            [sink, lane, generation, self._writer.label],
+            [sink, lane, generation, self._writer.owner],
         )
         (reached,) = self._db.execute(f"select mark {where} for update", [sink, lane]).fetchone()
         if reached != since:
@@ -344,6 +359,7 @@ class PostgresLane(Connection):
         if filled:
             if self._table is None:
                 self._table = table_at(self._db, shape.table)
+                shape.check(filled[0].schema)
                 check_table(self._table, shape, filled[0].schema)
             assert self._table is not None
             Rows(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
@@ -380,12 +396,12 @@ def _shut(connection: socket.socket) -> None:
 
 
 def table_of_record(db: Any, record: str) -> str | None:
-    """Return the record's full name; None if there is none."""
+    """Return the record's full name as statements with parameters have it; None if there is none."""
     row = db.execute(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where c.oid = to_regclass(%s)", [record],
     ).fetchone()  # fmt: skip
-    return f"{quoted(row[0])}.{quoted(row[1])}" if row else None
+    return f"{quoted(row[0])}.{quoted(row[1])}".replace("%", "%%") if row else None
 
 
 def _application(writer: Writer, lane: str) -> str:

@@ -36,7 +36,8 @@ class Shape:
             if name not in columns.names:
                 raise ConfigurationError(
                     f"the sink of table {self.table}: its {'key' if name in self.key else 'delete'} names the column "
-                    f"'{name}', which the rows do not have; they have {', '.join(columns.names)}"
+                    f"'{name}', which the rows do not have; they have {', '.join(columns.names)}",
+                    hint="name columns of the rows; rows that an older program has staged want what it named",
                 )
         if self.delete and not pa.types.is_boolean(columns.field(self.delete).type):
             raise ConfigurationError(

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.settings import parse_duration_ms
-from strandline.spark.sinks.databases.csvrows import documents
+from strandline.core.urls import check_local_path
+from strandline.spark.sinks.databases.csvrows import documents, values_of
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
     TableSink,
@@ -66,6 +67,7 @@ def sqlite(
             f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
             hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
         )
+    check_local_path(f"{what}: path", path)
     shape = shape_of(what, table, key, delete)
     check_name(what, "record", record)
     check_flag(what, "create", create)
@@ -93,6 +95,7 @@ class SqliteTarget(TableTarget):
         self._create = create
         self._timeout_ms = timeout_ms
         self._columns: pa.Schema | None = None
+        self.destination = repr(self)
 
     def __repr__(self) -> str:
         return f"table {self.shape.table} of {self.path}"
@@ -127,9 +130,14 @@ class SqliteTarget(TableTarget):
                 db.execute(_creating(self.shape, self.shape.written(self._columns)))
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
+            if claimed is not None:
+                (found,) = db.execute(
+                    f"select writer from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
+                ).fetchone()
+                writer.check_owner(found, repr(self))
             if claimed is not None and claimed > writer.generation:
                 raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
-            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.label])
+            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner])
 
     def connect(self, writer: Writer, lane: int) -> SqliteLane:
         return SqliteLane(self, writer, lane)
@@ -227,7 +235,7 @@ class SqliteLane(Connection):
                 self._put([batch for batch in batches if batch.num_rows])
                 self._db.execute(
                     _MARKING.format(record=self._target.record),
-                    [writer.sink, self._lane, writer.generation, mark, writer.label],
+                    [writer.sink, self._lane, writer.generation, mark, writer.owner],
                 )
                 failpoints.hit("sink.sqlite.written")
         except sqlite3.Error as error:
@@ -249,6 +257,7 @@ class SqliteLane(Connection):
         shape, table = self._target.shape, quoted(self._target.shape.table)
         columns = shape.written(batches[0].schema)
         if not self._is_checked:
+            shape.check(batches[0].schema)
             self._target.check(self._db, batches[0].schema)
             self._is_checked = True
         names, marks = ", ".join(map(quoted, columns.names)), ", ".join("?" * len(columns))
@@ -296,7 +305,7 @@ def _values(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, 
 def _cells(array: pa.Array, name: str) -> list[Any]:
     kind = array.type
     if pa.types.is_nested(kind):
-        array = documents(array)
+        array = documents(array, name)
     elif pa.types.is_floating(kind):
         if pc.any(pc.is_nan(array)).as_py():
             raise SinkError(
@@ -311,8 +320,7 @@ def _cells(array: pa.Array, name: str) -> list[Any]:
         array = array.cast(pa.string())
     elif pa.types.is_duration(kind):
         array = array.cast(pa.int64())
-    found: list[Any] = array.to_pylist()
-    return found
+    return values_of(array, name)
 
 
 def _creating(shape: Shape, columns: pa.Schema) -> str:

@@ -28,7 +28,8 @@ def fitting(
         elif wanted is None:
             new.append(pa.field(column.name, plain(column.type)))
         elif not fits(column.type, wanted.type):
-            wrong.append(f"column '{column.name}': the job gives {plain(column.type)}, the table has {wanted.type}")
+            types = f"the job gives {plain(column.type)}, the table has {plain(wanted.type)}"
+            wrong.append(f"column '{column.name}': {types}")
         else:
             columns.append(pa.field(column.name, plain(wanted.type), wanted.nullable and column.name not in key))
     if new and not may_add:

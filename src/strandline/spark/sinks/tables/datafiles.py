@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +16,12 @@ import pyarrow.parquet as pq
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.listed import Listed
 from strandline.spark.sinks.tasks import TaskAttempt
 from strandline.storage.place import Place
+from strandline.types.columns import check_readable, from_arrow_type
 
 _GROUP_BYTES = 32 << 20
 """How much, as Arrow has it, becomes a row group."""
@@ -53,15 +56,41 @@ class StagedFiles(Listed, frozen=True, array_like=True, tag="files"):
     files: list[DataFile]
     key: list[str]
     """By which its rows are merged; none if the files are to be the table's own."""
+    columns: str
+    """The columns of its rows, as `columns_text` has them: the table's may be others by the time it is committed."""
+    split: list[tuple[str, str]]
+    """How its rows are divided into files, as `Layout` has it."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its rows."""
+        return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(self.columns))))
+
+    def is_laid_out(self, layout: Layout) -> bool:
+        """Whether its files are as a table with this layout wants them."""
+        return self.split == list(layout.split) and self.schema.equals(layout.schema, check_metadata=True)
+
+    def read(self, folder: Folder, file: DataFile) -> pa.Table:
+        """Read a file's rows, with the columns that it leaves out."""
+        rows, schema = pq.read_table(pa.BufferReader(folder.get(file.path))), self.schema
+        if file.partition:
+            for (name, _), text in zip(self.split, file.partition, strict=True):
+                value = pa.scalar(text, pa.string()).cast(schema.field(name).type)
+                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        return rows.select(schema.names)
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Return columns as text: Arrow's bytes of a schema, compressed, in base64."""
+    return base64.b64encode(zlib.compress(schema.serialize().to_pybytes())).decode()
 
 
 class ReachedRecord(Listed, frozen=True, array_like=True, tag="reached"):
-    """What the table had on record when an epoch was staged: it may not be less again. A committable, too."""
+    """What the table had on record at a checkpoint: it may not be less again."""
 
     sink: str
+    generation: Generation
     epoch: Epoch
-    record_generation: int
-    record_epoch: int
 
 
 LISTED: msgspec.json.Decoder[StagedFiles | ReachedRecord] = msgspec.json.Decoder(StagedFiles | ReachedRecord)
@@ -98,12 +127,21 @@ class WriteDataFiles:
     key: Sequence[str] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
-        files = _Files(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
-        for batch in batches:
-            files.add(fitted(batch, self.layout.schema))
-        staged = StagedFiles(self.generation, self.epoch, attempt.partition, files.finish(), list(self.key))
+        staged = StagedFiles(
+            self.generation, self.epoch, attempt.partition, self.write(batches, attempt), list(self.key),
+            columns_text(self.layout.schema), list(self.layout.split),
+        )  # fmt: skip
         failpoints.hit("sink.rows_staged")
         return staged.text
+
+    def write(self, batches: Iterable[pa.RecordBatch], attempt: TaskAttempt) -> list[DataFile]:
+        """Write rows; return their files."""
+        files = _Files(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
+        for batch in batches:
+            rows = fitted(batch, self.layout.schema)
+            refuse_unreadable(rows)
+            files.add(rows)
+        return files.finish()
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
@@ -118,6 +156,20 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
             )
         columns.append(column if column.type == wanted.type else column.cast(wanted.type))
     return pa.Table.from_arrays([pa.chunked_array([column]) for column in columns], schema=schema)
+
+
+def refuse_unreadable(rows: pa.Table) -> None:
+    """Refuse strings that are no UTF-8, and times after the year 9999: a table's lists and readers fail at them."""
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            for chunk in column.chunks:
+                check_readable(chunk, from_arrow_type(column.type))
+        except UserCodeError as error:
+            raise ConfigurationError(
+                f"column '{name}' cannot be written into a table: {error.message}",
+                hint=f'drop such rows before the sink, texts as with where("is_valid_utf8({name})"), or mend them',
+                discreet=f"column '{name}' holds what cannot be written into a table",
+            ) from None
 
 
 class _Files:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.given import place_of
@@ -32,6 +32,8 @@ _IDENTITY = "strandline.identity"
 """In the log, of each transaction of a sink's."""
 _EPOCH_BITS = 40
 """Of an application transaction's version; the others are the generation, which counts more."""
+_VIOLATION = re.compile(r"(\d+) rows failed validation check")
+_OF_STORAGE = re.compile(r"Generic (?!DeltaTable )\w+ error")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _NOT_ALONE = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
 """What a column may have that writers must compute or check, row by row."""
@@ -78,6 +80,7 @@ class DeltaSink(TableSink):
                 hint="write it like compact_every=50, or leave it out: then nothing is compacted",
             )
         self.compact_every = compact_every
+        self.destination = f"Delta table {_shown(self.url)}"
         # Nor what was compacted.
         self.takes_back = self.takes_back and not compact_every
         self._commits = 0
@@ -104,11 +107,11 @@ class DeltaSink(TableSink):
         self._convert(columns)
         self._check_partition(columns, self.partition_by)
 
-    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
+    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
         there = pa.schema(table.schema())
-        self._check_written_as_is(table)
+        self._check_written_as_is(table, key)
         self._convert(columns)
-        schema, new = fitting(self._where, columns, there, key=self.key, may_add=self.new_columns == "add")
+        schema, new = fitting(self._where, columns, there, key=key, may_add=self.new_columns == "add")
         split = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != split:
             raise ConfigurationError(
@@ -116,7 +119,7 @@ class DeltaSink(TableSink):
                 f"{list(self.partition_by)}",
                 hint="leave partition_by out for a table that is there",
             )
-        if self.key:
+        if key:
             # What is merged is divided by the merge.
             return Layout(schema), new
         check_names(self._where, "the table's partitioning", split, schema)
@@ -197,7 +200,16 @@ class DeltaSink(TableSink):
             commit_properties=self._properties(record),
         )  # fmt: skip
         columns = {_quoted(column): f"source.{_quoted(column)}" for column in rows.column_names}
-        merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+        try:
+            merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+        except self._delta.exceptions.DeltaError as error:
+            if (found := _VIOLATION.search(str(error))) is None:
+                raise
+            rules = [value for name, value in table.metadata().configuration.items() if "delta.constraints." in name]
+            raise SinkError(
+                f"{self._where}: {found[1]} rows are against what the table demands: {'; '.join(rules) or 'no nulls'}",
+                hint="change the table until it takes them; and leave such rows out in a step before the sink",
+            ) from None
         self._seen = seen
 
     def committed(self, table: Any) -> None:
@@ -213,7 +225,7 @@ class DeltaSink(TableSink):
     def may_pass(self, error: Exception) -> bool:
         # What its storage says comes as OSError, or as no more than a text.
         return isinstance(error, OSError) or (
-            isinstance(error, self._delta.exceptions.DeltaError) and "Generic" in str(error) and "error" in str(error)
+            isinstance(error, self._delta.exceptions.DeltaError) and _OF_STORAGE.search(str(error)) is not None
         )
 
     def words(self, error: Exception) -> str:
@@ -249,17 +261,17 @@ class DeltaSink(TableSink):
         remove = self._delta.transaction.RemoveAction
         return [remove(each["path"], True, now_ms, each["size_bytes"]) for each in found]
 
-    def _check_written_as_is(self, table: Any) -> None:
+    def _check_written_as_is(self, table: Any, key: Sequence[str]) -> None:
         """Raise ConfigurationError for tables whose writers must do more than write the rows."""
         configuration = table.metadata().configuration
         wrong = [f"{name} = {value}" for name, value in configuration.items() if name.startswith("delta.constraints.")]
         if configuration.get("delta.columnMapping.mode", "none") != "none":
             wrong.append("column mapping")
-        if self.key and configuration.get("delta.appendOnly") == "true":
+        if key and configuration.get("delta.appendOnly") == "true":
             wrong.append("delta.appendOnly, which knows no upserts")
         for column in table.schema().fields:
             wrong += [f"{name} of column '{column.name}'" for name in _NOT_ALONE if name in column.metadata]
-        if wrong and not (self.key and all("constraints" in each for each in wrong)):
+        if wrong and not (key and all("constraints" in each for each in wrong)):
             raise ConfigurationError(
                 f"{self._where}: the table has {', '.join(wrong)}, which this sink does not know",
                 hint="write to a table without, and from there with a program that does",
@@ -313,7 +325,7 @@ def _deltalake() -> Any:
 
 def _names(run: SinkContext) -> str:
     """Return the application that stands for a sink of this name in all lives of a job."""
-    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:16]}"
+    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:32]}"
 
 
 def _url(url: str | Path) -> str:

@@ -60,8 +60,8 @@ class TableFormat(Sink):
         """Make the table, if nobody else does at the same time."""
 
     @abstractmethod
-    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
-        """Return how the table wants rows of these columns, and which it must be given first.
+    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
+        """Return how the table wants rows of these columns, merged by a key or added, and which it must be given first.
 
         Raises ConfigurationError if it cannot have them.
         """

@@ -42,6 +42,7 @@ _PASSING = frozenset((
 ))  # fmt: skip
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
 _INDEX = "__index__"
+_NUMBER = b"PARQUET:field_id"
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
@@ -97,6 +98,8 @@ class IcebergSink(TableSink):
         self.table = table
         self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
         self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
+        uri = re.sub(r"://[^/@\s]+@", "://", self._properties.get("uri", ""))
+        self.destination = f"Iceberg table {table} of catalog {self._catalog_name} {uri}".rstrip()
         self._lock = threading.Lock()
         self._loaded: Any = None
         _pyiceberg(self._where)
@@ -139,15 +142,17 @@ class IcebergSink(TableSink):
                     hint="partition by a column of whole numbers, text or dates",
                 )
 
-    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
+    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
         there = table.schema().as_arrow()
         self._check_types([column for column in columns if column.name not in there.names])
         may_add = self.new_columns == "add"
-        schema, new = fitting(self._where, columns, there, key=self.key, may_add=may_add)
+        schema, new = fitting(self._where, columns, there, key=key, may_add=may_add)
         new = [pa.field(column.name, _ours(column.type)) for column in new]
         schema = pa.schema([pa.field(c.name, _ours(c.type), c.nullable) for c in schema])
-        if self.key:
+        if key:
             return Layout(schema), new
+        # A column that is renamed later, or dropped and made anew, is known by its number.
+        schema = pa.schema([_numbered(c, there.field(c.name)) if c.name in there.names else c for c in schema])
         split = []
         for field in table.spec().fields:
             column, how = table.schema().find_column_name(field.source_id), str(field.transform)
@@ -191,12 +196,19 @@ class IcebergSink(TableSink):
             return None
         try:
             said = json.loads(text)
-            return Record(int(said["generation"]), int(said["epoch"]))
+            found, whose = Record(int(said["generation"]), int(said["epoch"])), (said["job"], said["sink"])
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
                 f"{self._where}: the property {name} is {text!r:.200}, and no record of the sink",
                 hint="put back what it was",
             ) from error
+        if not identity and whose != (self._opened.job, self._opened.sink):
+            raise ConfigurationError(
+                f"{self._where}: the property {name} is the record of sink '{whose[1]}' of job '{whose[0]}'; expected "
+                f"that of {self._label}",
+                hint="give the sink another name: it begins anew in that table",
+            )
+        return found
 
     def in_effect(self, table: Any) -> Record | None:
         # Properties stay as they are when a table is rolled back.
@@ -283,11 +295,19 @@ class IcebergSink(TableSink):
             return self._loaded
 
     def _begin(self, table: Any, record: Record) -> Any:
+        from pyiceberg.table import update
+
         run = self._opened
         text = json.dumps({
             "generation": record.generation, "epoch": record.epoch, "job": run.job, "sink": run.sink,
         })  # fmt: skip
-        transaction = table.transaction()
+        transaction, metadata = table.transaction(), table.metadata
+        made: Any = update
+        # Else only another writer's snapshot is a conflict.
+        transaction._stage((), (
+            made.AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
+            made.AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+        ))  # fmt: skip
         transaction.set_properties({_PROPERTY + run.identity: text})
         return transaction
 
@@ -355,6 +375,18 @@ def _ours(kind: pa.DataType) -> pa.DataType:
     """Return a type as Iceberg has it, which knows no whole numbers of less than 32 bits."""
     kind = plain(kind)
     return pa.int32() if pa.types.is_signed_integer(kind) and kind.bit_width < 32 else kind
+
+
+def _numbered(column: pa.Field, there: pa.Field) -> pa.Field:
+    """Return a column with the numbers by which Iceberg knows it, and what is within it."""
+    kind, known = column.type, there.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_numbered(inner, known.field(inner.name)) for inner in kind.fields])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_numbered(kind.value_field, known.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_numbered(kind.key_field, known.key_field), _numbered(kind.item_field, known.item_field))
+    return pa.field(column.name, kind, column.nullable, {_NUMBER: there.metadata[_NUMBER]})
 
 
 def _is_known(kind: pa.DataType) -> bool:

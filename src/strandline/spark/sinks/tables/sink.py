@@ -19,9 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
@@ -37,7 +35,8 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, Generation, unique_name
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
@@ -51,9 +50,10 @@ from strandline.spark.sinks.tables.datafiles import (
     ReachedRecord,
     StagedFiles,
     WriteDataFiles,
+    fitted,
 )
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
-from strandline.spark.sinks.tasks import write_tasks
+from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class TableSink(TableFormat):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
-        columns = to_arrow_schema(empty.schema, timezone="UTC")
+        columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
@@ -121,7 +121,7 @@ class TableSink(TableFormat):
         if table is None:
             self.check_creatable(columns)
         else:
-            self.layout(table, columns)
+            self.layout(table, columns, self.key)
         if (place := self.place_of(table)) is not None:
             is_local = place.url.startswith("file:") or "://" not in place.url
             files = (
@@ -155,12 +155,9 @@ class TableSink(TableFormat):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         layout, place = self._prepare(df)
-        record = self._reached
-        assert record is not None, "the sink has not claimed its table"
         folder, generation = self._merging if self.key else self._folder, self._opened.generation
         task = WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key)
-        reached = ReachedRecord(self._opened.identity, epoch, record.generation, record.epoch)
-        return [*write_tasks(df, task), reached.text]
+        return write_tasks(df, task)
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         staged, _ = self._listed(pending)
@@ -213,6 +210,12 @@ class TableSink(TableFormat):
         # 3. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
         self._forget(before[0], {file.path for each in staged for file in each.files})
 
+    def reached(self) -> str | None:
+        record = self._reached
+        if record is None:
+            return None
+        return ReachedRecord(self._opened.identity, Generation(record.generation), Epoch(record.epoch)).text
+
     def status(self) -> SinkStatus | None:
         return self._told
 
@@ -231,11 +234,11 @@ class TableSink(TableFormat):
     def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
         """Return how the table wants these rows; make it, and claim it, if it was not there."""
         text = repr(df.schema)
-        if self._prepared is not None:
-            known, since, layout, place = self._prepared
+        if (prepared := self._prepared) is not None:
+            known, since, layout, place = prepared
             if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
                 return layout, place
-        columns = to_arrow_schema(df.schema, timezone="UTC")
+        columns = arrow_schema(df.schema)
 
         def prepare(table: Any) -> tuple[Layout, Place]:
             if table is None:
@@ -251,12 +254,12 @@ class TableSink(TableFormat):
                 elif record.generation > self._opened.generation:
                     raise self._fenced(record)
                 self._reached = claimed
-            layout, new = self.layout(table, columns)
+            layout, new = self.layout(table, columns, self.key)
             if new:
                 self.add_columns(table, new)
                 log.info("%s: columns added to %s: %s", self._label, self._where, ", ".join(c.name for c in new))
                 table = self.load()
-                layout, _ = self.layout(table, columns)
+                layout, _ = self.layout(table, columns, self.key)
             return layout, self.place(table)
 
         layout, place = self._attempt(prepare, self.start_patience_s)
@@ -282,8 +285,9 @@ class TableSink(TableFormat):
         for several in epochs.values():
             size = sum(file.bytes for each in (*group, *several) for file in each.files)
             key = several[0].key
-            # A program that was changed may have staged what waits for another key, or none.
-            if group and (group[0].key != key or (key and size > _MERGE_BYTES)):
+            # A program that was changed may have staged what waits for another key, or none, or with other columns.
+            is_other = group and (group[0].key, group[0].columns) != (key, several[0].columns)
+            if group and (is_other or (key and size > _MERGE_BYTES)):
                 yield group
                 group = []
             group = [*group, *several]
@@ -302,23 +306,30 @@ class TableSink(TableFormat):
         if not due:
             return 0
         # 2. Every file is there, whole: a table that lists one that is not can be read by nobody.
-        files = [file for each in due for file in each.files]
+        files, place, key = [file for each in due for file in each.files], self.place(table), due[0].key
         try:
-            self._check_there(self.place(table), files)
+            self._check_there(place, files)
         except CorruptionError:
             # Unless another driver has taken them over.
             if self.record(self.load()) == record:
                 raise
             raise ConflictError(f"{self._where}: another driver has written its record") from None
+        # 3. The table may have been changed since they were written; if it is from here on, there is a conflict.
+        layout = self._layout_now(table, due[0])
+        again = [] if key else [each for each in due if not each.is_laid_out(layout)]
+        replaced = {file.path for each in again for file in each.files}
         reached = Record(self._opened.generation, max(each.epoch for each in due))
         failpoints.hit("sink.table_before")
-        # 3. Rows and record.
-        if key := due[0].key:
-            self.commit_rows(table, reached, self._newest(self.place(table), files, key), key)
+        # 4. Rows and record.
+        if key:
+            rows = self._newest(place, due, key)
+            fitting = [fitted(batch, layout.schema) for batch in rows.to_batches()]
+            self.commit_rows(table, reached, pa.concat_tables(fitting), key)
             if self.record(self.load()) != reached:
                 raise ConflictError(f"{self._where}: the record is not what the transaction has written")
         else:
-            self.commit_files(table, reached, files)
+            written = [file for each in again for file in self._write_again(place, each, layout)]
+            self.commit_files(table, reached, [*[file for file in files if file.path not in replaced], *written])
         self._reached = reached
         failpoints.hit("sink.table_committed")
         try:
@@ -327,7 +338,33 @@ class TableSink(TableFormat):
             if not (self.is_conflict(error) or self.may_pass(error)):
                 raise
             log.info("%s: after the commit: %s", self._label, self.words(error))
+        with suppress(StrandlineError):
+            folder_at(place).delete(list(replaced))
         return sum(file.rows for file in files)
+
+    def _layout_now(self, table: Any, staged: StagedFiles) -> Layout:
+        """Return how the table wants what was staged, as it is by now."""
+        try:
+            layout, new = self.layout(table, staged.schema, staged.key)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error.message}; the table was changed after rows of the last checkpoint were staged for it",
+                hint=f"{error.hint}; rows that are staged need the table as it was, until they are in it; or give the "
+                f"sink another name and start the job with drop=['{self._opened.sink}'], which gives them up",
+            ) from None
+        if new:
+            self.add_columns(table, new)
+            raise ConflictError(f"{self._where}: the columns {', '.join(c.name for c in new)} were added")
+        return layout
+
+    def _write_again(self, place: Place, staged: StagedFiles, layout: Layout) -> list[DataFile]:
+        """Write staged rows as the table wants them now."""
+        log.warning("%s: %s was changed: rows of epoch %d are written again", self._label, self._where, staged.epoch)
+        self._prepared = None
+        folder, run = folder_at(place), self._opened.generation
+        task = WriteDataFiles(place, self._folder, run, staged.epoch, layout, self.target_bytes)
+        rows = (batch for file in staged.files for batch in staged.read(folder, file).to_batches())
+        return task.write(rows, TaskAttempt(staged.task, unique_name()))
 
     def _check_there(self, place: Place, files: Sequence[DataFile]) -> None:
         folder = folder_at(place)
@@ -352,11 +389,11 @@ class TableSink(TableFormat):
         with ThreadPoolExecutor(min(_THREADS, len(files)), "strandline-table") as pool:
             list(pool.map(look, files))
 
-    def _newest(self, place: Place, files: Sequence[DataFile], key: Sequence[str]) -> pa.Table:
+    def _newest(self, place: Place, staged: Sequence[StagedFiles], key: Sequence[str]) -> pa.Table:
         """Return of each key the last row."""
         folder = folder_at(place)
         try:
-            tables = [pq.read_table(pa.BufferReader(folder.get(file.path))) for file in files]
+            tables = [each.read(folder, file) for each in staged for file in each.files]
         except NotFoundError as error:
             raise ConflictError(f"{self._where}: {error.message}, which was there") from None
         rows = pa.concat_tables(tables, promote_options="permissive")
@@ -409,7 +446,7 @@ class TableSink(TableFormat):
         """Return what is staged, and what the table had on record by then."""
         found = read_listed(pending, LISTED, self._label)
         records = [
-            Record(each.record_generation, each.record_epoch)
+            Record(each.generation, each.epoch)
             for each in found
             if isinstance(each, ReachedRecord) and each.sink == self._opened.identity
         ]

@@ -1,0 +1,311 @@
+"""Finds what a function keeps outside of its states, where no checkpoint has it, and changes of read values it drops.
+
+The variables that a function's code reaches, of its instance, its classes, its modules and closures, are compared after
+each epoch: always in a harness, and in the first epochs of a job, since it takes time. What `open()` has made is meant
+to be lost, and so is what the function names in `not_state`.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import linecache
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from strandline.api.states import State
+from strandline.core.errors import UserCodeError
+from strandline.runtime.program import Process
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import NoKey
+
+_EPOCHS = 5
+"""In how many epochs with rows a job looks."""
+_MOST_PARTS, _MOST_BYTES, _DEEPEST = 2000, 1 << 16, 6
+"""How much of a variable is compared."""
+_MOST_FUNCTIONS, _MOST_CHANGES = 200, 1000
+_SCALARS = (int, str, bytes, date, time, timedelta, UUID)
+_MUTATORS = (
+    {name for kind in (list, dict, set, deque) for name in dir(kind) if not name.startswith("_")}
+    - {"copy", "count", "index", "get", "items", "keys", "values", "fromkeys"}
+) | {"move_to_end", "subtract"}
+_STORES = {
+    "self": ("STORE_ATTR", "DELETE_ATTR"),
+    "class": ("STORE_ATTR", "DELETE_ATTR"),
+    "global": ("STORE_GLOBAL", "DELETE_GLOBAL"),
+    "closure": ("STORE_DEREF", "DELETE_DEREF"),
+}
+_DECLARED = {
+    int: 'sl.Value("bigint", default=0)',
+    float: 'sl.Value("double", default=0.0)',
+    str: 'sl.Value("string")',
+    list: 'sl.List("string")',
+    dict: 'sl.Map("string", "bigint")',
+    set: 'sl.Map("string", "boolean")',
+}
+_ABSENT = object()
+
+
+class Variable(NamedTuple):
+    """A variable that a function reaches."""
+
+    kind: str
+    owner: str
+    """The class or the module that has it."""
+    name: str
+
+    def __str__(self) -> str:
+        if self.kind in ("self", "class"):
+            return f"'{self.owner}.{self.name}'"
+        return f"'{self.name}' of {self.owner}"
+
+
+class _Reference(NamedTuple):
+    opname: str
+    name: Any
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A likely mistake: state that is none, or, less certain, a change that was to reach the state."""
+
+    error: UserCodeError
+    file: str
+    line: int
+    is_certain: bool
+
+
+class UnsavedState:
+    """What a function keeps and changes outside of its states."""
+
+    def __init__(self, process: Process, uid: str) -> None:
+        self._process, self._uid = process, uid
+        self.epochs_left: float = _EPOCHS
+        self._classes = [each for each in type(process).__mro__ if _package(each) not in ("strandline", "builtins")]
+        self._packages = {*map(_package, self._classes)}
+        self._functions = list(self._reachable())
+        self._references = [
+            reference for each in self._functions for reference in _references(each.__code__, each.__name__)
+        ]
+        self._changes: dict[tuple[str, str, int], tuple[Any, set[Any], str]] = {}
+        """Changes of read values, by state and line: the state's table, the keys, and how it is assigned."""
+        self._seen = self._look()
+        self._free: set[Variable] = set()
+
+    def opened(self) -> None:
+        """Take for legitimate what open() has made or changed."""
+        now, named = self._look(), _names(getattr(self._process, "not_state", ()))
+        self._free = {each for each, mark in now.items() if each.name in named or self._seen.get(each, _ABSENT) != mark}
+        self._seen = now
+
+    def note_change(self, state: str, how: str, table: Any, key: Any, frame: FrameType) -> None:
+        """Note that a value, which was read from a state and is held, is changed in this frame."""
+        at = state, frame.f_code.co_filename, frame.f_lineno
+        if len(self._changes) < _MOST_CHANGES:
+            self._changes.setdefault(at, (table, set(), how))[1].add(None if type(key) is NoKey else key)
+
+    def find(self) -> list[Finding]:
+        """Return what is found out in an epoch that has run, and is not committed yet; each mistake once."""
+        return [*self._find_variables(), *self._find_changes()]
+
+    def forget(self) -> None:
+        """Forget an epoch that failed."""
+        self._changes.clear()
+
+    def _find_variables(self) -> Iterator[Finding]:
+        before, self._seen = self._seen, self._look()
+        for variable, mark in self._seen.items():
+            old = before.get(variable, _ABSENT)
+            if old is _ABSENT and variable.kind == "self":
+                # The first assignment to an attribute that the class has until then.
+                of_class = (before[each] for each in before if (each.kind, each.name) == ("class", variable.name))
+                old = next(of_class, _ABSENT)
+            # None, or nothing, gives way to what is made when it is first needed.
+            if old in (mark, _ABSENT, _mark(None)) or variable in self._free:
+                continue
+            self._free.add(variable)
+            yield self._unsaved(variable, mark[0])
+
+    def _unsaved(self, variable: Variable, kind: type) -> Finding:
+        file, line = self._place_of(variable)
+        shown = _shown(file, line)
+        what = {"self": "an attribute", "class": "a class variable", "global": "a global variable"}
+        error = UserCodeError(
+            f"operator '{self._uid}': {type(self._process).__name__} changes {variable}{shown}, "
+            f"{what.get(variable.kind, 'a variable')} and no state: no checkpoint has it, the next process begins "
+            "without it, and all keys of a partition share it",
+            hint=f"declare a state in the class, as in {variable.name} = {_DECLARED.get(kind, _DECLARED[int])}; a "
+            "cache, or a count for a log, that may be lost is made in open(), or named in the class: "
+            f'not_state = ("{variable.name}",)',
+            operator=self._uid,
+        )
+        return Finding(error, file, line, is_certain=True)
+
+    def _find_changes(self) -> Iterator[Finding]:
+        changes, self._changes = self._changes, {}
+        for (state, file, line), (table, keys, how) in changes.items():
+            variable = Variable("copy", file, f"{state}:{line}")
+            written = {key for key, _ in table.undo} if isinstance(table, MapTable) else table.undo.keys()
+            if keys <= set(written) or variable in self._free:
+                continue
+            self._free.add(variable)
+            error = UserCodeError(
+                f"operator '{self._uid}': a value that was read from state '{state}' is changed{_shown(file, line)}, "
+                "and not assigned: the state stays as it was",
+                hint=f"{how}; if the state is to stay, change a copy, as list(x) and dict(x) are",
+                operator=self._uid,
+            )
+            yield Finding(error, file, line, is_certain=False)
+
+    # -- what there is
+
+    def _look(self) -> dict[Variable, Any]:
+        found = {
+            Variable("self", "self", name): _mark(value, self._packages)
+            for name, value in dict(vars(self._process)).items()
+            if name != "_bound_states"
+        }
+        for each in self._classes:
+            variables = [(name, value) for name, value in dict(vars(each)).items() if not name.startswith("__")]
+            for name, value in variables:
+                if name != "not_state" and not isinstance(value, State):
+                    found[Variable("class", each.__name__, name)] = _mark(value, self._packages)
+        for function in self._functions:
+            module = function.__globals__
+            for name in _globals_of(function):
+                if name in module:
+                    where = f"module {module.get('__name__', '?')}"
+                    found[Variable("global", where, name)] = _mark(module[name], self._packages)
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                try:
+                    found[Variable("closure", "the function around", name)] = _mark(cell.cell_contents, self._packages)
+                except ValueError:
+                    # Not assigned yet.
+                    continue
+        return {variable: mark for variable, mark in found.items() if mark is not None}
+
+    def _reachable(self) -> Iterator[FunctionType]:
+        """Give the functions of the classes, and those of their packages that they use."""
+        waiting = [_function(value) for each in self._classes for value in vars(each).values()]
+        known: set[int] = set()
+        while waiting and len(known) < _MOST_FUNCTIONS:
+            function = waiting.pop()
+            if function is None or id(function) in known:
+                continue
+            known.add(id(function))
+            yield function
+            used = (_function(function.__globals__.get(name)) for name in _globals_of(function))
+            waiting += [each for each in used if each and _package(each) in self._packages]
+
+    def _place_of(self, variable: Variable) -> tuple[str, int]:
+        """Return the line that most likely changes a variable: it stores, or calls what changes, or else reads."""
+        at_work = [each for each in self._references if each.function not in ("__init__", "open", "close")]
+        naming = [each for each in at_work if each.name == variable.name]
+        changing = {
+            (each.file, each.line)
+            for each in at_work
+            if each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") or each.name in _MUTATORS
+        }
+        stores = [each for each in naming if each.opname in _STORES[variable.kind]]
+        mutating = [each for each in naming if (each.file, each.line) in changing]
+        for found in (stores, mutating, naming):
+            if found:
+                return found[0].file, found[0].line
+        return "", 0
+
+
+def _mark(value: Any, packages: Collection[str] = ()) -> Any:
+    """Return what two equal values of plain data have in common; None if a value is, or holds, anything else."""
+    try:
+        return _mark_of(value, packages, [_MOST_PARTS], 0)
+    except Exception:
+        # Another thread changes it, or it raises what it likes when it is looked at.
+        return None
+
+
+class _OpaqueError(Exception):
+    """A client, a model, a function: such things have no value to compare."""
+
+
+def _mark_of(value: Any, packages: Collection[str], left: list[int], depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind in (int, str, bool, bytes):
+        return kind, value
+    left[0] -= 1
+
+    def each(parts: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(_mark_of(part, packages, left, depth + 1) for part in parts)
+
+    if isinstance(value, float | complex | Decimal):
+        # Not a number is itself here.
+        return kind, repr(value)
+    if isinstance(value, enum.Enum):
+        return kind, value.name
+    if isinstance(value, _SCALARS):
+        return kind, value
+    if isinstance(value, bytearray):
+        return kind, bytes(value[:_MOST_BYTES]), len(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        return kind, value.tobytes() if value.nbytes <= _MOST_BYTES else value.nbytes
+    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        left[0] -= len(value)
+        if left[0] < 0 or depth > _DEEPEST:
+            return kind, len(value)
+        if isinstance(value, dict):
+            return kind, each(value.keys()), each(value.values())
+        return kind, frozenset(each(value)) if isinstance(value, set | frozenset) else each(value)
+    if _package(kind) in packages and hasattr(value, "__dict__") and not isinstance(value, type):
+        return (kind, "") if depth > _DEEPEST else (kind, _mark_of(vars(value), packages, left, depth + 1))
+    raise _OpaqueError
+
+
+def _package(thing: Any) -> str:
+    return str(thing.__module__).partition(".")[0]
+
+
+def _function(value: Any) -> FunctionType | None:
+    """Return the function in an attribute of a class, or in a variable; None if there is none."""
+    of_method = getattr(value, "__func__", None) or getattr(value, "fget", None)
+    function = of_method or getattr(value, "__wrapped__", value)
+    return function if isinstance(function, FunctionType) else None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _references(code: CodeType, function: str) -> Iterator[_Reference]:
+    for each in _codes(code):
+        for found in dis.get_instructions(each):
+            line = found.positions.lineno if found.positions else None
+            yield _Reference(found.opname, found.argval, code.co_filename, line or 0, function)
+
+
+def _globals_of(function: FunctionType) -> set[str]:
+    return {name for code in _codes(function.__code__) for name in code.co_names}
+
+
+def _names(given: str | Iterable[str]) -> set[str]:
+    return {given} if isinstance(given, str) else set(given)
+
+
+def _shown(file: str, line: int) -> str:
+    """Return where something is, with the line itself, as far as it is known."""
+    if not line:
+        return ""
+    text = linecache.getline(file, line).strip()
+    return f" ({file}, line {line}{': ' if text else ''}{text})"

@@ -1,0 +1,120 @@
+"""Which files a start looks for: those planned when the snapshot was taken, and those that a later one has read."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import CheckpointId
+from strandline.spark.sources.checks import Relation
+from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, check_files
+from strandline.spark.sources.files import Cleaning
+from strandline.spark.sources.log import last_step, logged_paths, with_moved_files
+from tests.spark.test_cleaning import NAMES, Source, progress
+
+BATCH = 7
+
+
+def check(
+    files: dict[str, bytes], *later: LaterLog, name: str = "", archive: str | None = None, **options: str
+) -> None:
+    spark: Any = None
+    source = FileSource(name, 0, Relation("json", "x", True, options), Cleaning("", archive))
+    check_files(spark, [source], files, BATCH, (), later)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path / "in")
+
+
+def test_files_that_a_snapshot_covers_may_be_gone(source: Source) -> None:
+    source.read(*NAMES)
+    files = progress(source)
+    for name in NAMES:
+        (source.root / name).unlink()
+    check(files, LaterLog([], files))
+
+
+@pytest.mark.parametrize("compacted", [(), (1,)])
+def test_files_that_spark_had_planned_are_looked_for(source: Source, compacted: tuple[int, ...]) -> None:
+    source.read("a.json")
+    reached = progress(source)[f"offsets/{BATCH}"]
+    source.read(NAMES[1], NAMES[2])
+    files = {**progress(source, compacted=compacted), f"offsets/{BATCH}": reached}
+    assert last_step(files, 0) == 1
+    (source.root / "a.json").unlink()
+    check(files)
+    (source.root / NAMES[2]).unlink()
+    with pytest.raises(ConfigurationError, match=r"the source: 1 file is gone .*: .*/in/day=1/ü%20.json\n"):
+        check(files)
+
+
+def test_a_source_that_read_no_files_before_is_refused(source: Source) -> None:
+    source.read("a.json")
+    files = {**progress(source), f"offsets/{BATCH}": b"v1\n{}\n17"}
+    with pytest.raises(ConfigurationError, match="reads json files, and what the job has read there was something"):
+        check(files)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_files_that_a_later_checkpoint_has_read_are_looked_for(
+    source: Source, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.read("a.json")
+    files = progress(source)
+    source.read(*(f"{n}.json" for n in range(count)))
+    later = LaterLog(["other", "s"], progress(None, source))
+    check(files, later, name="s")
+    (source.root / "0.json").unlink()
+    check(files, LaterLog(["other"], progress(source)), name="s")
+    with pytest.raises(ConfigurationError, match=r"source 's': 1 file is gone .*/in/0.json\n") as caught:
+        check(files, later, name="s", archive="/old")
+    assert "has moved files that it had read into /old" in caught.value.hint
+    with caplog.at_level(logging.WARNING):
+        check(files, later, name="s", ignoremissingfiles="true")
+    assert "goes on without them" in caplog.text
+
+
+def test_a_log_of_files_that_were_moved(source: Source) -> None:
+    source.read(*NAMES)
+    files = progress(source, compacted=[0])
+    now = "file:///else%20where"
+    moved = with_moved_files(files, 0, source.root.as_uri(), now)
+    before = logged_paths(files, 0)
+    assert logged_paths(moved, 0) == {now + path.removeprefix(source.root.as_uri()) for path in before}
+    assert moved.keys() == {"sources/0/0.compact"}
+    assert logged_paths(with_moved_files(moved, 0, now, source.root.as_uri()), 0) == before
+
+
+def test_files_that_grow_are_told_of_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    def changed_at(batch: int) -> bool:
+        caplog.clear()
+        changes.captured(CheckpointId(1), batch, progress(source, other, batch=batch))
+        return "was changed after it was read" in caplog.text
+
+    other = Source(source.root.parent / "other")
+    source.read("a.json")
+    other.read("b.json")
+    relation = Relation("json", "x", True)
+    mine = FileSource("s", 0, relation), FileSource("cleaned", 1, relation, Cleaning(str(other.root)))
+    changes = ChangedFiles(mine, progress(source, other), BATCH, ())
+    # What was read before is not looked at again.
+    (source.root / "a.json").write_text("more")
+    source.read("c.json", "d.json")
+    assert not changed_at(8)
+    source.read("e.json", "f.json")
+    other.read("g.json")
+    (source.root / "f.json").write_text("more")
+    (source.root / "e.json").unlink()
+    (other.root / "g.json").write_text("more")
+    assert changed_at(9)
+    assert "source 's': " in caplog.text
+    assert str(source.root / "f.json") in caplog.text
+    source.read("h.json")
+    (source.root / "h.json").write_text("more")
+    assert not changed_at(10)
