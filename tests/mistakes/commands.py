@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.main import app
 from strandline.core.errors import ConflictError, NotFoundError
+from strandline.core.times import END_US
+from strandline.runtime.watermarks import REACHED
+from strandline.spark.job.draining import Draining
 from tests.checkpoint.helpers import late_clock
 from tests.cli.fabricate import FabricatedJob
 from tests.mistakes.table import Mistake, Stage, mistake
@@ -54,9 +58,26 @@ def claim_twice(stage: Stage) -> None:
         Job(stage.directory, late_clock(), savepoint.as_uri(), claimed=True, name=name)
 
 
+def go_back_to_drained(stage: Stage) -> None:
+    """Have a job that runs go back to the checkpoint with which it was drained before it was reopened."""
+    job = FabricatedJob(stage.directory / "ck")
+    job.checkpoint()
+    manifest = job.coordinator.confirmed
+    assert manifest is not None
+    stage.place = "run"
+    Draining().refuse_rollback("payments", replace(manifest, watermarks={REACHED: END_US}))
+
+
 LOCAL = "--local-dir {}/l"
 
 MISTAKES = [
+    mistake(
+        "a rollback to a checkpoint with which the job was drained",
+        "run",
+        go_back_to_drained,
+        "job 'payments' does not go back to checkpoint 1: it was drained with that one",
+        "start it with restore='…/payments/chk-1' and reopen=True",
+    ),
     mistake(
         "a savepoint that another job has claimed",
         "start",

@@ -188,6 +188,13 @@ MISTAKES = [
         "were 1000 ms",
     ),
     upgraded(
+        "windows that are to wait longer",
+        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s")).count(uid="count"),
+        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s"), lateness="1 min").count(uid="count"),
+        "the lateness of the windows of state 'panes' is 60000 ms, was 0 ms",
+        "a shorter one is possible",
+    ),
+    upgraded(
         "windows where there were none",
         agg(n=sl.agg.count()),
         agg(sl.Tumbling("1s"), n=sl.agg.count()),

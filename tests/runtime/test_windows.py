@@ -7,11 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling
 from strandline.core.errors import UserCodeError
+from strandline.plan.windows import operator_of
 from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.program import pickle_process
 from strandline.types.plain import same
 from tests.runtime.windowed import SECOND, WindowBench, folded, joined, largest
 
@@ -101,6 +105,33 @@ def test_late_events_change_the_result_while_lateness_lasts(make: Make, contents
     assert bench.step([("a", 6, 1)], 20) == [row("a", 0, 10, "1,2,3,4"), row("b", 0, 10, "5")]
     assert bench.late == [("a", 6, 1)]
     assert bench.step((), 1000) == []
+
+
+@pytest.mark.parametrize("lateness", [0, 20])
+@pytest.mark.parametrize("kind", [Tumbling("10s"), Session("10s")])
+def test_a_shorter_lateness_from_the_next_start_on(make: Make, contents: Contents, kind: Any, lateness: int) -> None:
+    """Windows that wait for late events have timers of the longer one, and are removed all the same."""
+    bench = make(kind, contents, lateness=100)
+    bench.step([("a", 1, 0), ("b", 2, 0)])
+    assert bench.step([("a", 3, 30)], 11) == [row("a", 0, 10, "1"), row("b", 0, 10, "2")]
+    files = bench.snapshot()
+    process = operator_of(kind, contents, Rules(lateness * SECOND, 0, "late"))
+    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(process, "op"))
+    bench.restore(files, bench.epoch)
+    assert bench.step((), 41) == [row("a", 30, 40, "3")]
+    # The fixture looks for what is left.
+    assert bench.step((), 60) == []
+
+
+def test_a_global_window_that_is_larger_than_the_count_of_the_next_start_ends(make: Make) -> None:
+    bench = make(Global(when=lambda event, n: event.v == 0), folded())
+    bench.step([("a", v, None) for v in (1, 2, 3, 4)])
+    files = bench.snapshot()
+    process = operator_of(Global(count=2), folded(), Rules(0, 0, "late"))
+    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(process, "op"))
+    bench.restore(files, bench.epoch)
+    given = bench.step([("a", v, None) for v in (5, 6, 7)])
+    assert [result for *_, result, _ in given] == ["1,2,3,4,5", "6,7"]
 
 
 def test_sessions_end_after_a_gap(make: Make, contents: Contents) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.snapshot import sql as module
@@ -49,6 +51,17 @@ def test_a_savepoint_gives_the_same(checkpoint: Path) -> None:
     for name in ("history", '"timers.event"'):
         of_all = f"SELECT * FROM op.{name}"
         assert ask(savepoint, of_all) == ask(checkpoint, of_all)
+
+
+@pytest.mark.parametrize("uid", ["memory", "Memory", "snapshot", "main", "select", 'q"t', "ü x"])
+def test_operators_may_be_called_as_duckdb_calls_its_own(checkpoint: Path, uid: str) -> None:
+    snapshot = open_snapshot(str(checkpoint))
+    (operator,) = snapshot.manifest.operators
+    renamed = structs.replace(snapshot.manifest, operators=[structs.replace(operator, uid=uid)])
+    quoted = uid.replace('"', '""')
+    for name in (f'"{quoted}".top', f'"{quoted}.top"', "top"):
+        with query(replace(snapshot, manifest=renamed), f"SELECT count(*) FROM {name}") as found:
+            assert found.read_all().to_pylist() == [{"count_star()": 60}]
 
 
 def test_metadata_is_seen_and_times_are_in_utc(checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.times import FIRST_US, LAST_US
 from strandline.snapshot.opened import open_snapshot
+from strandline.spark.job.checking import check_upgrade
 from tests.soak import soaking
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
@@ -88,6 +89,10 @@ def test_a_source_that_ends_is_drained_exactly_once(spark: Any, case: Case, keep
     more = Counter([("a", 20, 16), ("a", 30, 16)])
     assert shown(spark, case) == (WINDOWS + more, WAITED + Counter([("a", 32)]))
     run.stop(drain=True)
+    # What a start would say of it is said before.
+    (why,) = check_upgrade(job(spark, case), str(case.root / "sp")).refusals
+    assert "was drained with checkpoint" in why
+    assert check_upgrade(job(spark, case), str(case.root / "sp"), reopen=True).refusals == ()
 
 
 def _fail() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.ids import CheckpointId
 from strandline.spark.sources.checks import Relation
-from strandline.spark.sources.filechecks import FileSource, LaterLog, check_files
+from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, check_files
+from strandline.spark.sources.files import Cleaning
 from strandline.spark.sources.log import last_step, logged_paths, with_moved_files
 from tests.spark.test_cleaning import NAMES, Source, progress
 
@@ -21,7 +23,7 @@ def check(
     files: dict[str, bytes], *later: LaterLog, name: str = "", archive: str | None = None, **options: str
 ) -> None:
     spark: Any = None
-    source = FileSource(name, 0, Relation("json", "x", True, options), archive)
+    source = FileSource(name, 0, Relation("json", "x", True, options), Cleaning("", archive))
     check_files(spark, [source], files, BATCH, (), later)
 
 
@@ -48,7 +50,7 @@ def test_files_that_spark_had_planned_are_looked_for(source: Source, compacted: 
     (source.root / "a.json").unlink()
     check(files)
     (source.root / NAMES[2]).unlink()
-    with pytest.raises(ConfigurationError, match=r"the source: 1 files are gone .*: .*/in/day=1/ü%20.json\n"):
+    with pytest.raises(ConfigurationError, match=r"the source: 1 file is gone .*: .*/in/day=1/ü%20.json\n"):
         check(files)
 
 
@@ -70,7 +72,7 @@ def test_files_that_a_later_checkpoint_has_read_are_looked_for(
     check(files, later, name="s")
     (source.root / "0.json").unlink()
     check(files, LaterLog(["other"], progress(source)), name="s")
-    with pytest.raises(ConfigurationError, match=r"source 's': 1 files are gone .*/in/0.json\n") as caught:
+    with pytest.raises(ConfigurationError, match=r"source 's': 1 file is gone .*/in/0.json\n") as caught:
         check(files, later, name="s", archive="/old")
     assert "has moved files that it had read into /old" in caught.value.hint
     with caplog.at_level(logging.WARNING):
@@ -87,3 +89,32 @@ def test_a_log_of_files_that_were_moved(source: Source) -> None:
     assert logged_paths(moved, 0) == {now + path.removeprefix(source.root.as_uri()) for path in before}
     assert moved.keys() == {"sources/0/0.compact"}
     assert logged_paths(with_moved_files(moved, 0, now, source.root.as_uri()), 0) == before
+
+
+def test_files_that_grow_are_told_of_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    def changed_at(batch: int) -> bool:
+        caplog.clear()
+        changes.captured(CheckpointId(1), batch, progress(source, other, batch=batch))
+        return "was changed after it was read" in caplog.text
+
+    other = Source(source.root.parent / "other")
+    source.read("a.json")
+    other.read("b.json")
+    relation = Relation("json", "x", True)
+    mine = FileSource("s", 0, relation), FileSource("cleaned", 1, relation, Cleaning(str(other.root)))
+    changes = ChangedFiles(mine, progress(source, other), BATCH, ())
+    # What was read before is not looked at again.
+    (source.root / "a.json").write_text("more")
+    source.read("c.json", "d.json")
+    assert not changed_at(8)
+    source.read("e.json", "f.json")
+    other.read("g.json")
+    (source.root / "f.json").write_text("more")
+    (source.root / "e.json").unlink()
+    (other.root / "g.json").write_text("more")
+    assert changed_at(9)
+    assert "source 's': " in caplog.text
+    assert str(source.root / "f.json") in caplog.text
+    source.read("h.json")
+    (source.root / "h.json").write_text("more")
+    assert not changed_at(10)

@@ -199,9 +199,19 @@ def test_what_is_committed_of_a_topic_that_is_the_one_it_was(with_kafka: Any, ka
         settle(run)
         assert small.rows_of(sink) == small.counted("aabca" + "d" * 20)
     with start() as run:
+        before = run.checkpoint(60)
         put(kafka, source, "d")
         settle(run)
         assert small.rows_of(sink) == small.counted("aabca" + "d" * 21)
+        # What it would read again is gone: it stays where it is.
+        delete_before(kafka, source, 0, 21)
+        with pytest.raises(
+            sl.errors.ConfigurationError, match="goes on at offset 20, and the oldest that is kept is 21"
+        ):
+            run.rollback(before.checkpoint)
+        put(kafka, source, "d")
+        settle(run)
+        assert small.rows_of(sink) == small.counted("aabca" + "d" * 22)
 
 
 @pytest.mark.soak

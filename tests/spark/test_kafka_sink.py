@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
+from strandline.spark.sinks.kafkarows import produce
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -36,6 +38,16 @@ WAITING = [check for check in checks(Promise.WAITS, Promise.LASTING) if check no
 
 
 PATIENCE_S = 20.0
+
+
+def test_texts_go_as_their_bytes() -> None:
+    """Also those that are no UTF-8, as a cast of a record's value may have made them."""
+    sent: list[Any] = []
+    producer = SimpleNamespace(produce=lambda *given: sent.append(given[:3]), poll=lambda seconds: 0)
+    text = pa.array([b"ok", b"\xff\xfe", None], pa.binary()).view(pa.string())
+    target: Any = SimpleNamespace(topic="t")
+    produce(producer, pa.RecordBatch.from_arrays([text, text], names=["key", "value"]), target, "sink")
+    assert sent == [("t", value, value) for value in (b"ok", b"\xff\xfe", None)]
 
 
 class Crash(BaseException):

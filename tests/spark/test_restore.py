@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,17 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark
         assert "/small/chk-1 NEW_SAVEPOINT --max-parallelism count=64`" in found.regroup
     assert not (root / "nowhere").exists()
     assert check_upgrade(job(), str(root / "ck" / "small")).regroup == ""
+    # And what a start would ask of sinks: a table that is not there, a directory of Spark's own sink.
+    with sqlite3.connect(root / "db") as db:
+        db.execute("create table other (n int)")
+    (why,) = check_upgrade(job(sink=sl.sinks.sqlite(root / "db", "counts")), str(root / "ck" / "small")).refusals
+    assert "has no table counts" in why
+    (root / "spark" / "_spark_metadata").mkdir(parents=True)
+    files = sl.sinks.files(root / "spark", name="files")
+    (why,) = check_upgrade(
+        job(sink=files, checkpoints=sl.Checkpoints(root / "nowhere")), str(root / "ck" / "small")
+    ).refusals
+    assert "_spark_metadata" in why
     # A fresh directory knows of nothing: the other program starts there, and starts empty.
     sink = sl.sinks.memory()
     fresh = small.job(

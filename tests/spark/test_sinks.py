@@ -242,15 +242,15 @@ def test_a_commit_that_failed_is_completed_in_a_moved_directory_that_was_read_me
     assert seen_in(moved, taken) == small.counted(users(case))
 
 
-def test_a_sink_becomes_another_kind_and_its_database_is_put_back(spark: Any, case: Case) -> None:
-    database, copy, out = (case.root / name for name in ("out.db", "copy.db", "out"))
+def test_a_sink_becomes_another_kind_and_its_database_is_put_back(spark: Any, case: Case, caplog: Any) -> None:
+    database, copy, out, moved = (case.root / name for name in ("out.db", "copy.db", "out", "moved.db"))
 
     def job(sink: sl.sinks.Sink) -> sl.Job:
         rows = sl.stream(small.source(spark, case.root / "in")).key_by("user")
         return case.job_of("small", rows.process(Count(), output=small.OUTPUT, uid="count").to(sink))
 
-    def in_database() -> Counter[tuple[Any, ...]]:
-        with contextlib.closing(sqlite3.connect(database)) as db:
+    def in_database(path: Path = database) -> Counter[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(path)) as db:
             return Counter(db.execute("select user, n from results").fetchall())
 
     def fail() -> None:
@@ -280,11 +280,15 @@ def test_a_sink_becomes_another_kind_and_its_database_is_put_back(spark: Any, ca
     shutil.copy(copy, database)
     with pytest.raises(sl.errors.CorruptionError, match="the target has less on record than it had"):
         job(sink).start(spark)
-    database.write_bytes(newest)
-    with job(sink).start(spark) as run:
+    # A database may move, with its record.
+    moved.write_bytes(newest)
+    caplog.set_level("INFO")
+    with job(sl.sinks.sqlite(moved, "results", name="out")).start(spark) as run:
         case.add(1)
         settle(run)
-    assert in_database() == small.counted(users(case)) - first
+    said = f"sink 'out' goes on in table results of {moved}; its rows went to table results of {database} before"
+    assert said in caplog.text
+    assert in_database(moved) == small.counted(users(case)) - first
 
 
 @pytest.mark.parametrize("kind", ["this machine", "Hadoop"])

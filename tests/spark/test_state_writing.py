@@ -106,6 +106,7 @@ def test_rows_that_do_not_fit_are_refused_from_within_tasks(spark: Any, case: Ca
         user="concat('u', id % 99 - id % 99 + 7)",
         value="id",
     )
+    refused("column 'user' does not fit: the string .* is no UTF-8", user="cast(unhex('FF') as string)", value="id")
     refused("column 'value' does not fit: expected an Arrow column of bigint", user="concat('u', id)", value="'x'")
     # By a key that does not fit its type, a row is sent anywhere.
     numbered = small.job(sl.stream(source.selectExpr("cast(seq as int) as user")), case.root, case.local_dir)

@@ -706,6 +706,19 @@ def test_rows_against_a_constraint_end_the_commit_without_their_values(delta: Pl
     assert delta.pairs() == [(1, "a"), (2, "b")]
 
 
+def test_two_sinks_of_one_identity_do_not_share_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    monkeypatch.setattr(SinkContext, "identity", sink._opened.identity)
+    other = place.make()
+    other.open(SinkContext(SESSION, "job", "life", Generation(3), "other", fsync=False))
+    with pytest.raises(
+        ConfigurationError, match="is the record of sink 'out' of job 'job'; expected that of sink 'other'"
+    ):
+        other.recover([], Epoch(0), fresh=True)
+
+
 def test_a_renamed_column_takes_its_rows_along(tmp_path: Path) -> None:
     place = Place("iceberg", tmp_path / "place")
     sink = place.start()

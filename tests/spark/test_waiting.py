@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from strandline.control.status import State
-from strandline.core.errors import CheckpointError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.errors import CheckpointError, ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
+from strandline.core.times import END_US
+from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import run as running
 from strandline.spark.job import supervision
+from strandline.spark.job.draining import Draining
 from strandline.spark.job.run import Run
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run as Keepers
@@ -169,8 +172,9 @@ class Attempts:
         self.gone_back: list[int] = []
         self.failures: dict[str, list[BaseException]] = {"go_back": [], "start": [], "watch": []}
         run, noop = self.run, lambda *_, **__: None
+        self.verified = SimpleNamespace(checkpoint=2, watermarks={REACHED: 0})
         run._b = SimpleNamespace(
-            name="job", paused=threading.Event(), holds=nullcontext(), jobdir=None, clock=None,
+            draining=Draining(), name="job", paused=threading.Event(), holds=nullcontext(), jobdir=None, clock=None,
             plan=SimpleNamespace(sinks=[]),
         )  # fmt: skip
         run._stopping, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
@@ -184,7 +188,7 @@ class Attempts:
         run._checkpoint_of = lambda *_: None
         monkeypatch.setattr(supervision, "Starting", self._starting)
         monkeypatch.setattr(supervision, "go_back", self._go_back)
-        monkeypatch.setattr(running, "verify_own", noop)
+        monkeypatch.setattr(running, "verify_own", lambda *_: self.verified)
         monkeypatch.setattr(running, "check_rollback", noop)
 
     def _fail(self, what: str) -> None:
@@ -249,6 +253,15 @@ def test_a_rollback_that_storage_refuses_is_an_error_and_the_job_goes_on(monkeyp
             attempts.run.rollback(CheckpointId(2))
         assert (attempts.run._state, attempts.gone_back) == ("running", [])
         assert not attempts.run._b.paused.is_set()
+
+
+def test_a_job_does_not_go_back_to_a_checkpoint_that_it_was_drained_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be finished at once, with its input unread."""
+    with Attempts(monkeypatch) as attempts:
+        attempts.verified.watermarks = {REACHED: END_US}
+        with pytest.raises(ConfigurationError, match="does not go back to checkpoint 2: it was drained with that one"):
+            attempts.run.rollback(2)
+        assert (attempts.run._state, attempts.gone_back) == ("running", [])
 
 
 def test_commands_are_true_of_the_same_attempt_and_of_all_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:

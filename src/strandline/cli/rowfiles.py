@@ -12,14 +12,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.core.errors import ConfigurationError, NotFoundError, OutputError, StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.rows import rows_of
+from strandline.snapshot.tablecolumns import ANY_TIMES, VALUE
+from strandline.snapshot.tablekeys import key_columns
 from strandline.snapshot.transforming import fitting
-from strandline.types.columns import from_arrow_type, from_python
+from strandline.types.columns import from_arrow_type, from_python, to_arrow_type
 from strandline.types.datatypes import (
     ArrayType,
     BinaryType,
@@ -35,6 +38,7 @@ from strandline.types.datatypes import (
     TimestampNTZType,
     TimestampType,
 )
+from strandline.types.scalars import timestamp_to_us
 
 _BATCH_ROWS = 16_384
 _CELL_CHARS = (1 << 31) - 1
@@ -72,8 +76,12 @@ def _text(
     lines: Callable[[Path], Iterator[Line]], path: Path, operator: OperatorInfo, state: StateInfo
 ) -> Iterator[pa.RecordBatch]:
     types = {field.name: from_arrow_type(field.type) for field in rows_of(operator, state).schema}
+    keys = [field.name for field in key_columns(operator)]
     found = lines(path)
     while some := _next(found, path):
+        if state.kind == "panes":
+            # In CSV, the key of a mark is not told apart from empty texts: it has no value either.
+            some = [(line, row if row.get(VALUE) else {**row, **dict.fromkeys(keys)}) for line, row in some]
         names = list(dict.fromkeys(name for _, row in some for name in row))
         arrays = [_column(path, name, types.get(name, StringType()), some) for name in names]
         yield pa.RecordBatch.from_arrays(arrays, names=names)
@@ -117,6 +125,8 @@ def _json_lines(path: Path) -> Iterator[Line]:
 
 
 def _column(path: Path, name: str, kind: DataType, lines: list[Line]) -> pa.Array:
+    if name in ANY_TIMES and isinstance(kind, TimestampType):
+        return _times(path, name, kind, lines)
     values = []
     for number, row in lines:
         try:
@@ -128,6 +138,22 @@ def _column(path: Path, name: str, kind: DataType, lines: list[Line]) -> pa.Arra
     except OutputError as error:
         number, row = lines[error.fields["index"]]
         raise _misfit(path, number, name, kind, row.get(name), "") from None
+
+
+def _times(path: Path, name: str, kind: DataType, lines: list[Line]) -> pa.Array:
+    """Return a column of times, which may be beyond the years that Python has."""
+    found: list[int | None] = []
+    for number, row in lines:
+        text = row.get(name) or None
+        try:
+            # It takes no zone.
+            found.append(None if text is None else int(np.datetime64(text.removesuffix("Z"), "us").view("i8")))
+        except (ValueError, AttributeError):
+            try:
+                found.append(timestamp_to_us(value_from(text, kind)))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise _misfit(path, number, name, kind, text, str(error)) from None
+    return pa.array(found, pa.int64()).view(to_arrow_type(kind))
 
 
 def _misfit(path: Path, line: int, name: str, kind: DataType, value: Any, why: str) -> StateTypeError:
@@ -151,12 +177,19 @@ def value_from(value: Any, kind: DataType) -> Any:
         return [value_from(item, kind.element) for item in value]
     if isinstance(kind, MapType):
         pairs = value.items() if isinstance(value, dict) else value
-        return {value_from(key, kind.key): value_from(item, kind.value) for key, item in pairs}
+        return {_hashable(value_from(key, kind.key)): value_from(item, kind.value) for key, item in pairs}
     if isinstance(kind, FloatType | DoubleType) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, DecimalType) and not isinstance(value, bool):
         return Decimal(str(value))
     return value
+
+
+def _hashable(value: Any) -> Any:
+    """Return the key of a map: of structs and arrays, tuples."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _from_text(text: str, kind: DataType) -> Any:

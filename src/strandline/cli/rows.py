@@ -19,6 +19,8 @@ from strandline.core.ids import unique_name
 
 _SHOWN_ROWS = 20
 _CELL_CHARS = 200
+_FIRST = "-290308-12-21T19:59:05.224192"
+"""The first moment in µs since 1970, which numpy takes for none."""
 
 
 def print_rows(
@@ -145,7 +147,8 @@ def _moments(column: pa.Array) -> list[str | None]:
 
     zone = "Z" if column.type.tz else ""
     numbers = column.view(pa.int64()).fill_null(0).to_numpy().view(f"M8[{column.type.unit}]")
-    texts = [text.replace("T", " ") + zone for text in np.datetime_as_string(numbers).tolist()]
+    texts = [_FIRST if text == "NaT" else text for text in np.datetime_as_string(numbers).tolist()]
+    texts = [text.replace("T", " ") + zone for text in texts]
     return [text if valid else None for text, valid in zip(texts, column.is_valid().to_pylist(), strict=True)]
 
 
@@ -162,7 +165,8 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S.%f}" + ("Z" if value.tzinfo else "")
+        # The year has four digits there, whatever the platform makes of %Y.
+        return value.replace(tzinfo=None).isoformat(" ", "microseconds") + ("Z" if value.tzinfo else "")
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return str(value) if isinstance(value, Decimal | date) else value

@@ -32,13 +32,17 @@ def check_upgrade(
     ] = None,
     restore: Restore = None,
     drop: Drop = None,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="Of a job that was drained, as if it were started with --reopen.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Say of each operator, state and aggregate in a snapshot what a program would make of it, and why not.
 
     The program is run up to where it uses a job that it has started: no job starts, and nothing is written, but what
     the program itself does before is done. Each state would be kept, migrated (its values are read as they were
-    written), renamed, new, dropped or refused. Exit code 1 if a job cannot go on.
+    written), renamed, new, dropped or refused. Sources and sinks are asked what a start asks them before it touches
+    anything. Exit code 1 if a job cannot go on.
     """
     if not restore:
         raise typer.BadParameter("say with --restore which snapshot")
@@ -52,7 +56,7 @@ def check_upgrade(
         code = look_into(program, looker)
     if code:
         raise typer.Exit(code)
-    checks = check_all(program, looker, to_restore, to_drop)
+    checks = check_all(program, looker, to_restore, to_drop, reopen=reopen)
     for found in checks:
         if json:
             print_json(as_data(found))
@@ -74,9 +78,15 @@ def look_into(program: Path, looker: Looker) -> int:
 
 
 def check_all(
-    program: Path, looker: Looker, restore: Mapping[str, str], drop: Mapping[str, Sequence[str]]
+    program: Path,
+    looker: Looker,
+    restore: Mapping[str, str],
+    drop: Mapping[str, Sequence[str]],
+    *,
+    reopen: bool = False,
 ) -> list[Check]:
     """Return what each job that is to restore something would make of it."""
+    from strandline.spark.job.attempt import Wanted
     from strandline.spark.job.checking import check_upgrade as check_job
     from strandline.spark.job.watched import ONLY, check_named
 
@@ -91,8 +101,9 @@ def check_all(
     found = []
     for name in names:
         if url := restore.get(name) or restore.get(ONLY):
-            own = looker.wanted[name].drop if name in looker.wanted else ()
-            found.append(check_job(looker.jobs[name], url, {*own, *drop.get(name, ()), *drop.get(ONLY, ())}))
+            own = looker.wanted.get(name, Wanted())
+            dropped = {*own.drop, *drop.get(name, ()), *drop.get(ONLY, ())}
+            found.append(check_job(looker.jobs[name], url, dropped, reopen=reopen or own.reopen))
     return found
 
 
@@ -100,9 +111,10 @@ def as_data(found: Check) -> dict[str, Any]:
     """Return all that was found of one job."""
     return {
         "job": found.job,
-        "snapshot": found.snapshot.url,
+        "snapshot": found.url,
         "fits": not found.refusals,
         "changes": found.upgrade.to_rows(),
+        "notes": list(found.notes),
         "refusals": list(found.refusals),
         "drop": list(found.upgrade.drop),
         "unused": list(found.upgrade.unused),
@@ -113,7 +125,7 @@ def as_data(found: Check) -> dict[str, Any]:
 def _print(found: Check) -> None:
     from rich.text import Text
 
-    print(f"job {found.job}, from {found.snapshot.url}")
+    print(f"job {found.job}, from {found.url}")
     made = table("operator", "state or aggregate", "what becomes of it", "was", "details")
     for change in found.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
@@ -122,6 +134,8 @@ def _print(found: Check) -> None:
     console().print(made)
     for name in found.upgrade.unused:
         say(f"--drop {name}: the snapshot has nothing of that name")
+    for note in found.notes:
+        print(f"note: {note}")
     if not found.refusals:
         print("the job can go on")
         return

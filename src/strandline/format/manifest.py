@@ -47,7 +47,7 @@ class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
     """"processing" or "event": the time that its expiry is in."""
 
 
-class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_field="kind"):
+class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_field="kind", omit_defaults=True):
     """Windows of one length that begin at fixed times: tumbling and sliding ones."""
 
     size_ms: int
@@ -55,15 +55,19 @@ class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_f
     start_ms: int
     """Behind a multiple of `every_ms` since 1970: where one begins."""
     time: Literal["event", "processing"]
+    lateness_ms: int = 0
+    """For how long windows are kept once they are complete."""
 
     def __str__(self) -> str:
         return f"{self.size_ms} ms every {self.every_ms} ms from {self.start_ms} ms{_by(self.time)}"
 
 
-class SessionWindows(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind"):
+class SessionWindows(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind", omit_defaults=True):
     """Sessions: those in state have their ends, so that the gap may change."""
 
     time: Literal["event", "processing"]
+    lateness_ms: int = 0
+    """For how long sessions are kept once they are complete."""
 
     def __str__(self) -> str:
         return f"sessions{_by(self.time)}"

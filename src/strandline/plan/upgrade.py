@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from strandline.api.states import State
 from strandline.core.errors import ConfigurationError
-from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.manifest import FixedWindows, OperatorInfo, SessionWindows, StateInfo, Windows
 from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
@@ -362,10 +362,26 @@ def _differences(before: StateInfo, now: StateInfo) -> list[str]:
         for what, was, is_now in (("kind", before.kind, now.kind), ("key type", before.key_type, now.key_type))
         if was != is_now
     ]
-    if before.windows and before.windows != now.windows:
+    if before.windows and _cut(before) != _cut(now):
         cut = now.windows or "of another kind"
         found.append(f"the windows of state '{now.name}' are {cut}, were {before.windows}")
+    elif (kept_ms := _lateness_ms(now)) > (was_ms := _lateness_ms(before)):
+        found.append(
+            f"the lateness of the windows of state '{now.name}' is {kept_ms} ms, was {was_ms} ms: windows that were "
+            "complete are gone, and would come again with late events alone; a shorter one is possible"
+        )
     return found
+
+
+def _cut(state: StateInfo) -> Windows | UnsetType:
+    """Return how a state's windows are cut, whatever their lateness is."""
+    windows = state.windows
+    return structs.replace(windows, lateness_ms=0) if isinstance(windows, FixedWindows | SessionWindows) else windows
+
+
+def _lateness_ms(state: StateInfo) -> int:
+    windows = state.windows
+    return windows.lateness_ms if isinstance(windows, FixedWindows | SessionWindows) else 0
 
 
 def _is_within(path: str, other: str) -> bool:

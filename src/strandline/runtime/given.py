@@ -80,15 +80,11 @@ def taker(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callab
         row = taken(row)
         if type(row) is not tuple:
             given = names_of(row)
-            return dict(zip(given, map(frozen, row), strict=True)) if len(set(given)) == len(row) else row
+            return dict(zip(given, map(_frozen_if_readable, row), strict=True)) if len(set(given)) == len(row) else row
         for at in changing if len(row) == width else ():
             value = row[at]
-            try:
-                if value is not None and (safe := frozen(value)) is not value:
-                    row = (*row[:at], safe, *row[at + 1 :])
-            except Exception:
-                # It holds itself, or raises where it is read: it does not fit, either.
-                continue
+            if value is not None and (safe := _frozen_if_readable(value)) is not value:
+                row = (*row[:at], safe, *row[at + 1 :])
         return row
 
     return (_NEVER, frozen_too) if changing else (tuple, taken)
@@ -96,6 +92,14 @@ def taker(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callab
 
 def _first_of(name: str) -> Callable[[Any], Any]:
     return lambda row: (row[name],)
+
+
+def _frozen_if_readable(value: Any) -> Any:
+    """Return a value as `frozen` does; one that holds itself, or raises where it is read, fits no type either."""
+    try:
+        return frozen(value)
+    except Exception:
+        return value
 
 
 def frozen(value: Any) -> Any:

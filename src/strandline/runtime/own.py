@@ -69,7 +69,7 @@ def explained_value(error: BaseException, value_type: str) -> BaseException:
     )
 
 
-def windows_info(kind: WindowKind, *, processing: bool = False) -> Windows | None:
+def windows_info(kind: WindowKind, *, processing: bool = False, lateness_us: int = 0) -> Windows | None:
     """Say how windows are cut, as far as state depends on it; None if that says all by itself.
 
     >>> from strandline.api.windows import Tumbling
@@ -80,6 +80,8 @@ def windows_info(kind: WindowKind, *, processing: bool = False) -> Windows | Non
         return None if kind.count is None else CountWindows(events=kind.count)
     time: Literal["event", "processing"] = "processing" if processing else "event"
     if isinstance(kind, Session):
-        return SessionWindows(time=time)
+        return SessionWindows(time=time, lateness_ms=lateness_us // 1000)
     size, every, start = (us // 1000 for us in (kind.size_us, kind.every_us, kind.offset_us % kind.every_us))
-    return FixedWindows(size_ms=size, every_ms=every, start_ms=start, time=time)
+    return FixedWindows(
+        size_ms=size, every_ms=every, start_ms=start, time=time, lateness_ms=lateness_us // 1000
+    )  # fmt: skip

@@ -22,7 +22,8 @@ from strandline.snapshot.opened import (
     open_folder,
     plain_url,
 )
-from strandline.snapshot.savepoint import CLAIM, DELETING, check_form
+from strandline.snapshot.owner import CLAIM
+from strandline.snapshot.savepoint import DELETING, check_form
 
 _JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")

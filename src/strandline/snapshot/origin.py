@@ -8,7 +8,7 @@ somebody has left somewhere. That takes a name of its own (`again`), which count
 
 Until its first own checkpoint, a job depends on what it restored: a restart restores the same again, and fails if it is
 gone or another one. Then nothing is lost if an earlier one is named, and it is restored. Where a snapshot of another
-job lies, nothing is written and nothing deleted, unless it is claimed (`claimed.py`).
+job lies, nothing is written and nothing deleted, unless it is claimed (`owner.py`).
 
 What the job has becomes void when it goes back, or over to another snapshot. So every byte of what it is to have
 instead is read before (`verify`).
@@ -31,8 +31,8 @@ from strandline.core.clock import Clock
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import Manifest
-from strandline.snapshot.claimed import check_owner, settle_owner
 from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, plain_url
+from strandline.snapshot.owner import check_owner, settle_owner
 
 log = logging.getLogger(__name__)
 
@@ -253,14 +253,15 @@ def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previo
     return owned
 
 
-def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
-    """Read every byte of a checkpoint that a job is to go back to. Raises as `rollback` does."""
+def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
+    """Read every byte of a checkpoint that a job is to go back to; return its manifest. Raises as `rollback` does."""
     check_own(jobdir, checkpoint)
     catalog = read_catalog(jobdir)
     newest = max(catalog.live)
     if checkpoint != newest:
         what = f"job '{jobdir.job}' does not go back to checkpoint {checkpoint}"
         _read(jobdir, catalog.live[checkpoint], what, f"checkpoint {newest}")
+    return catalog.live[checkpoint]
 
 
 def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:

@@ -34,8 +34,6 @@ WRITING = "_writing"
 """Says that somebody writes a savepoint here, or was broken off."""
 DELETING = "_deleting"
 """Has the manifest of a savepoint that somebody deletes, or was broken off: its files are still to be deleted."""
-CLAIM = "_claim"
-"""Names the job whose own a savepoint is."""
 _WRITTEN = ("data/", "files/", "pieces/")
 """Where the files of a savepoint lie."""
 _ELSEWHERE = "name a folder that is not there yet"

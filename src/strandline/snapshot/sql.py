@@ -71,6 +71,7 @@ def query(
     with StateReader(scratch) as reader, duckdb.connect() as database:
         sources: list[_Source] = []
         try:
+            _name_catalog(database, tables)
             database.execute("SET TimeZone = 'UTC'")
             # What does not fit in memory would go below the working directory.
             database.execute("SET temp_directory = ?", [str(reader.scratch)])
@@ -92,6 +93,14 @@ def query(
         except duckdb.Error as error:
             raise _told(error, sources, known) from error
         yield pa.RecordBatchReader.from_batches(batches.schema, _watched(batches, sources, known, duckdb.Error))
+
+
+def _name_catalog(database: Any, tables: list[Table]) -> None:
+    """Give the database a name that no operator has: DuckDB calls it `memory`, and does not tell both apart."""
+    taken, name = {table.operator.uid.lower() for table in tables}, "snapshot"
+    while name in taken:
+        name += "_"
+    database.execute(f"ATTACH ':memory:' AS {_quoted(name)}; USE {_quoted(name)}; DETACH memory")
 
 
 def _distinct(tables: list[Table]) -> list[Table]:

@@ -20,7 +20,8 @@ from strandline.types.scalars import Numbers
 KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END = "key_group", "map_key", "position", "time", "window_end"
 VALUE, EXPIRES_AT = "value", "expires_at"
 OUR_NAMES = (KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END, VALUE, EXPIRES_AT)
-_ANY_TIME = (TIME, WINDOW_END, EXPIRES_AT)
+ANY_TIMES = (TIME, WINDOW_END, EXPIRES_AT)
+"""Columns that may hold any time, also of years that values may not have."""
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ class TableColumns:
 
     def _checked(self, array: pa.Array, field: Field) -> pa.Array:
         column = self.attempt(array, field.name, lambda some: conform(some, field.type))
-        if field.name not in _ANY_TIME:
+        if field.name not in ANY_TIMES:
             self.attempt(column, field.name, lambda some: check_readable(some, field.type))
         if column.null_count and field.name not in self._nullable:
             raise self.refused(field.name, first_row(column.is_null()), "it is null, and must not be", field.type)

@@ -51,6 +51,10 @@ _UNSHOWN_S = 60.0
 """For how long a job that has come to its end waits for what it writes to."""
 
 
+Check = Callable[[], object]
+"""Looks at something and touches nothing; raises what stands against a start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a run is to begin with instead of the job's newest checkpoint, and what may be lost on the way."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.jobdir import JobDirectory
 from strandline.control.status import Savepoint
-from strandline.core.errors import NotFoundError
+from strandline.core.errors import ConfigurationError, IncompatibleStateError, NotFoundError
+from strandline.core.ids import CheckpointId
 from strandline.plan.upgrade import Upgrade
-from strandline.snapshot.opened import Snapshot, open_folder, open_snapshot
+from strandline.snapshot.opened import open_folder
 from strandline.spark.job.attempt import Wanted
-from strandline.spark.job.compat import differences, to_regroup
+from strandline.spark.job.compat import differences, to_regroup, watermark_changes
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.job import Job
 from strandline.spark.job.run import Run
+from strandline.spark.job.starting import Starting
 from strandline.spark.job.watched import Named
+from strandline.storage.base import ObjectStore
+from strandline.storage.remote import open_store
 
 
 @dataclass(frozen=True)
@@ -25,35 +27,59 @@ class Check:
     """What would become of a snapshot in a job."""
 
     job: str
-    snapshot: Snapshot
+    url: str
+    """Of the snapshot."""
     upgrade: Upgrade
+    notes: tuple[str, ...]
+    """What else is to be known: of watermarks, and of what a start would do with the snapshot."""
     refusals: tuple[str, ...]
     """Everything that stands against it; empty if the job can go on."""
     regroup: str
     """What to do first where the program wants another max_parallelism than the snapshot has; else ""."""
 
 
-def check_upgrade(job: Job, url: str, drop: Collection[str] = ()) -> Check:
+def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: bool = False) -> Check:
     """Say what would become of each operator and state of a snapshot if the job were started with it.
 
-    Raises what `open_snapshot` does for a snapshot that cannot be restored at all.
+    What a start looks at before it touches anything is looked at, all of it. Raises what `open_snapshot` does for a
+    snapshot that cannot be restored at all, and ConfigurationError for one that the job has gone back behind.
     """
-    snapshot = open_snapshot(url, job.checkpoints.storage_options, fsync=False)
-    manifest, plan = snapshot.manifest, job._plan
-    operators = plan.pipeline.settle(parallelism_of(job.settings, plan.sources.session), manifest.operators)
-    sinks = {name: sink for name, sink, _ in plan.sinks}
-    fork = _life_of(job) != manifest.life
-    upgrade, refusals = differences(manifest, operators, sinks, plan.sources.names, drop, fork=fork)
-    return Check(job.name, snapshot, upgrade, tuple(refusals), to_regroup(upgrade, operators, snapshot.url))
+    spark = job._plan.sources.session
+    blueprint = job._blueprint(spark, Wanted(url, drop=tuple(drop), reopen=reopen), store=_store_of(job))
+    starting = Starting(blueprint, frozenset(), CheckpointId(0), None)
+    origin, notes = starting.decide(), []
+    if not origin.is_new:
+        notes.append(
+            "the job has restored this snapshot before: to restore it once more, a start needs again=, --again"
+        )
+        blueprint = replace(blueprint, wanted=replace(blueprint.wanted, again="check-upgrade"))
+        starting = Starting(blueprint, frozenset(), CheckpointId(0), None)
+        origin = starting.decide()
+    manifest, pipeline = origin.manifest, job._plan.pipeline
+    assert manifest is not None
+    refusals: list[str] = []
+    for check in [*job._checks(spark), *starting.checks(origin)]:
+        try:
+            check()
+        except IncompatibleStateError as error:
+            refusals += error.fields.get("differences", [error.message])
+        except ConfigurationError as error:
+            refusals.append(f"{error.message}: {error.hint}" if error.hint else error.message)
+    operators = pipeline.settle(parallelism_of(job.settings, spark), manifest.operators)
+    sinks = {name: sink for name, sink, _ in job._plan.sinks}
+    upgrade, _ = differences(manifest, operators, sinks, job._plan.sources.names, drop, fork=origin.is_fork)
+    notes += watermark_changes(manifest, pipeline.watermarks)
+    return Check(
+        job.name, origin.url, upgrade, tuple(notes), tuple(refusals), to_regroup(upgrade, operators, origin.url)
+    )
 
 
-def _life_of(job: Job) -> str:
-    """Return the life of which the job's checkpoints are; "" if it has none yet."""
+def _store_of(job: Job) -> ObjectStore:
+    """Open where a job's checkpoints are; where there is no directory yet, none is made."""
     try:
-        directory = open_folder(str(job.checkpoints.directory), job.checkpoints.storage_options, fsync=False)
+        return open_folder(str(job.checkpoints.directory), job.checkpoints.storage_options, fsync=False).store
     except NotFoundError:
-        return ""
-    return read_catalog(JobDirectory(directory.store, job.name)).life
+        return open_store("memory://")
 
 
 class Looker:

@@ -44,6 +44,16 @@ class Draining:
             "that was cut short comes again then, with its new events alone; or " + BEGIN_ANEW,
         )
 
+    def refuse_rollback(self, job: str, manifest: Manifest) -> None:
+        """Raise ConfigurationError if a run is to go back to a drained checkpoint: it would end with that at once."""
+        if is_drained(manifest.watermarks) and manifest.checkpoint != self._reopened:
+            raise ConfigurationError(
+                f"job '{job}' does not go back to checkpoint {manifest.checkpoint}: it was drained with that one, and "
+                "event time has come to its end there",
+                hint=f"stop it, and start it with restore='…/{job}/chk-{manifest.checkpoint}' and reopen=True; or go "
+                "back to another checkpoint",
+            )
+
     def watermarks(self, manifest: Manifest | None, *, reopen: bool) -> Mapping[str, int]:
         """Return the watermarks that an attempt goes on with."""
         if manifest is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from strandline.snapshot.taking import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job import watched
-from strandline.spark.job.attempt import Blueprint, Wanted
+from strandline.spark.job.attempt import Blueprint, Check, Wanted
 from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.draining import Draining
@@ -37,6 +38,7 @@ from strandline.spark.lower.unused import in_job, unused
 from strandline.spark.sources.checks import relations_of, source_warnings
 from strandline.spark.streams.filesource import check_apart, check_not_shared
 from strandline.spark.streams.stream import Output
+from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 
@@ -117,18 +119,16 @@ class Job:
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
-        check_session(spark)
+        for check in self._checks(spark):
+            check()
         sources = self._plan.sources.nodes
-        check_not_shared(sources)
-        ck = self.checkpoints
-        check_checkpoints_place(str(ck.directory), ck.storage_options)
-        check_apart(sources, [sink for _, sink, _ in self._plan.sinks], f"{plain_url(str(ck.directory))}/{self.name}")
         read = [relation for node in sources for relation in relations_of(node.df)]
         for warning in [*session_warnings(spark), *source_warnings(read), *unused(sources)]:
             log.warning("%s", warning)
-        self._plan.check_sinks()
         failpoints.arm_from_environment()
-        run = self._run = Run(self._blueprint(spark, wanted), self.restart)
+        blueprint = self._blueprint(spark, wanted)
+        blueprint.places.make()
+        run = self._run = Run(blueprint, self.restart)
         try:
             run.start()
         except BaseException:
@@ -207,6 +207,7 @@ class Job:
         failpoints.arm_from_environment()
         settings = self.settings if parallelism is None else replace(self.settings, parallelism=parallelism)
         blueprint = self._blueprint(spark, Wanted(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap")
+        blueprint.places.make()
         blueprint = replace(blueprint, plan=plan, settings=settings)
         to = None if scratch is None else absolute(scratch)
         wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None), start, skipped)
@@ -217,18 +218,37 @@ class Job:
         said = parallelism_of(self.settings, self._plan.sources.session)
         return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(said)]
 
+    def _checks(self, spark: SparkSession) -> list[Check]:
+        """Return what is looked at before a start, wherever it begins: each raises if the job cannot start."""
+        sources, sinks, ck = self._plan.sources.nodes, [sink for _, sink, _ in self._plan.sinks], self.checkpoints
+        return [
+            partial(check_session, spark),
+            partial(check_not_shared, sources),
+            partial(check_checkpoints_place, str(ck.directory), ck.storage_options),
+            partial(check_apart, sources, sinks, f"{plain_url(str(ck.directory))}/{self.name}"),
+            self._plan.check_sinks,
+        ]
+
     def _blueprint(
-        self, spark: SparkSession, wanted: Wanted, checkpoints: Checkpoints | None = None, name_here: str = ""
+        self,
+        spark: SparkSession,
+        wanted: Wanted,
+        checkpoints: Checkpoints | None = None,
+        name_here: str = "",
+        store: ObjectStore | None = None,
     ) -> Blueprint:
-        """`name_here` is what it is called on this machine, unless that is its name."""
+        """Return what attempts need. `name_here` is the job's name on this machine, unless that is its name.
+
+        `store` is where checkpoints are, unless it is to be opened, which makes a directory that is not there.
+        """
         ck = checkpoints or self.checkpoints
         if str(ck.directory).startswith("memory:"):
             raise ConfigurationError(
                 "checkpoints: memory:// is a store of one process, and a job has several", hint="give a directory"
             )
-        store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
+        if store is None:
+            store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
         places = Places(Path(self.settings.local_dir).absolute(), store.url, name_here or self.name)
-        places.make()
         return Blueprint(
             name=self.name,
             spark=spark,

@@ -20,7 +20,7 @@ from strandline.snapshot.opened import open_folder
 from strandline.snapshot.origin import Origin
 from strandline.spark.job.attempt import Blueprint
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.filechecks import LaterLog, check_files, file_sources, moved_files
+from strandline.spark.sources.filechecks import FileSource, LaterLog, check_files, file_sources, moved_files
 from strandline.spark.sources.kafka import KafkaSource, check_topics, kafka_sources
 from strandline.spark.sources.progress import read_progress
 
@@ -39,6 +39,8 @@ class SourcePlace:
     """What one query reads."""
     files: Mapping[str, bytes]
     """Spark's, for the directory that its query goes on from."""
+    file_sources: list[FileSource]
+    """The sources that read files."""
 
     @property
     def is_known(self) -> bool:
@@ -83,10 +85,9 @@ def _checked(
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
     source = b.plan.sources.together(names)
-    archives = {node.name: node.cleaning.archive for node in b.plan.sources.nodes if node.cleaning}
-    sources = file_sources(source, names, archives)
+    sources = file_sources(source, names, {node.name: node.cleaning for node in b.plan.sources.nodes})
     files = moved_files(b.spark, sources, files)
-    place = SourcePlace(manifest, start, list(names), source, files)
+    place = SourcePlace(manifest, start, list(names), source, files, sources)
     files = check_topics(b.spark, place.kafka, files, place.batch)
     if sources:
         check_files(b.spark, sources, files, place.batch, source_numbers(source), later)

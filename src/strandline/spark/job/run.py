@@ -418,13 +418,15 @@ class Run(Waiting):
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
         show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
         CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; ConfigurationError, and the
-        job goes on, if the sources do not have any more what would be read again; and UnavailableError if the job has
-        ended, or has not gone back within `timeout`: then it still does, as soon as storage lets it.
+        job goes on, if it was drained with it, or the sources do not have any more what would be read again; and
+        UnavailableError if the job has ended, or has not gone back within `timeout`: then it still does, as soon as
+        storage lets it.
         """
         deadline, rollback = time.monotonic() + timeout, Rollback(CheckpointId(checkpoint))
         # Held: what was read stays until it is what the job goes on from.
         with self._alone(deadline), self._b.holds:
-            verify_own(self._b.jobdir, rollback.checkpoint)
+            manifest = verify_own(self._b.jobdir, rollback.checkpoint)
+            self._b.draining.refuse_rollback(self._b.name, manifest)
             check_rollback(self._b, rollback.checkpoint)
             with self._paused():
                 desired = replace(self._desired, rollback=rollback)

@@ -62,7 +62,7 @@ class Staging:
                     name=name,
                     pending=list(self._staged[name]),
                     kind=kind_of(sink),
-                    destination=sink.destination or UNSET,
+                    destination=str(sink.destination) or UNSET,
                     reached=sink.reached() or UNSET,
                 )
                 for name, sink in self._sinks

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
-from strandline.spark.job.attempt import Attempt, Blueprint, end
+from strandline.spark.job.attempt import Attempt, Blueprint, Check, end
 from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
@@ -48,6 +49,7 @@ from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.filechecks import ChangedFiles
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
@@ -119,19 +121,14 @@ class Starting:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self._decide()
-        if found.is_new or not found.is_own:
-            b.draining.refuse(b.name, found.manifest, reopen=b.wanted.reopen)
-        self._settle(found)
-        start = self._load_start(found)
-        if reads_sources:
-            self._find_place(found, start)
-        self._check_sinks(found)
+        found = self.decide()
+        for check in self.checks(found, reads_sources=reads_sources):
+            check()
         verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
-        origin = self._decide(owned)
+        origin = self.decide(owned)
         choice, manifest = origin.choice, origin.manifest
         for damaged in choice.damaged_bases:
             log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
@@ -209,9 +206,10 @@ class Starting:
         # Of a snapshot that is somebody else's, the files it covers may be, too.
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
+        changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
-            source_numbers(source), [cleaner.captured, commits.captured], topics,
+            source_numbers(source), [cleaner.captured, changed.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
@@ -247,7 +245,14 @@ class Starting:
             lag,
         )
 
-    def _decide(self, owned: Claim | None = None) -> Origin:
+    def checks(self, origin: Origin, *, reads_sources: bool = True) -> list[Check]:
+        """Return what is looked at before a start from there; `strandline check-upgrade` does the same."""
+        sinks = [partial(self._check_sink, name, sink, origin) for name, sink, _ in self._b.plan.sinks]
+        fit = partial(self._check_fit, origin, reads_sources=reads_sources)
+        return [partial(self._check_drained, origin), fit, *sinks]
+
+    def decide(self, owned: Claim | None = None) -> Origin:
+        """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""
         b = self._b
         return decide(
             b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim,
@@ -276,10 +281,21 @@ class Starting:
     def _sinks(self) -> dict[str, Sink]:
         return {name: sink for name, sink, _ in self._b.plan.sinks}
 
-    def _check_sinks(self, origin: Origin) -> None:
-        """Ask the sinks whether they can begin where the job does."""
-        for name, sink, _ in self._b.plan.sinks:
-            sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
+    def _check_drained(self, origin: Origin) -> None:
+        # A drained checkpoint of its own is refused later: sinks may have to show first what the drain has given.
+        if origin.is_new or not origin.is_own:
+            self._b.draining.refuse(self._b.name, origin.manifest, reopen=self._b.wanted.reopen)
+
+    def _check_fit(self, origin: Origin, *, reads_sources: bool) -> None:
+        """Check that the program fits what is stored, and that its sources have what comes next."""
+        self._settle(origin)
+        start = self._load_start(origin)
+        if reads_sources:
+            self._find_place(origin, start)
+
+    def _check_sink(self, name: str, sink: Sink, origin: Origin) -> None:
+        """Ask a sink whether it can begin where the job does."""
+        sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
 
     def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
         b, manifest = self._b, origin.manifest
@@ -320,6 +336,9 @@ class Starting:
         pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
+            before = listed[name].destination if name in listed else None
+            if before and before != sink.destination:
+                tell(f"job '{b.name}': sink '{name}' goes on in {sink.destination}; its rows went to {before} before")
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):

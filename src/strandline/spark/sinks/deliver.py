@@ -85,12 +85,9 @@ class _Called(Target):
         """Whether what it raises ends the job; else rows are tried in halves, to find the one that it is for."""
         # How far it came is on record after each call.
         self.max_rows = batch_size
-
-    @property
-    def destination(self) -> str:
-        name = getattr(self.function, "__qualname__", "<lambda>")
+        name = getattr(function, "__qualname__", "<lambda>")
         # Two lambdas have one name.
-        return "" if "<lambda>" in name else f"function {self.function.__module__}.{name}"
+        self.destination = "" if "<lambda>" in name else f"function {function.__module__}.{name}"
 
     def claim(self, writer: Writer) -> None:
         folder = folder_at(writer.storage)

@@ -47,13 +47,10 @@ class KafkaTarget(Target):
         self.prefix = prefix
         self.limit = _LIMIT
         """How large a message may be: as the topic says when the job starts."""
+        self.destination = f"{f'topic {topic}' if topic else 'topics'} of Kafka at {cluster.servers}"
 
     def __repr__(self) -> str:
         return f"KafkaTarget({self.cluster.servers!r})"
-
-    @property
-    def destination(self) -> str:
-        return f"{f'topic {self.topic}' if self.topic else 'topics'} of Kafka at {self.cluster.servers}"
 
     def claim(self, writer: Writer) -> None:
         record = Record(self.cluster, self.prefix, writer)

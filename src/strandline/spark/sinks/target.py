@@ -99,15 +99,12 @@ class Target(ABC):
     """Errors that may pass, as when the target is down: writing is tried again, for as long as it takes."""
     refusing: tuple[type[Exception], ...] = ()
     """Errors that a row is to blame for: with `on_error`, the job goes on without those that cause them."""
+    destination: str = ""
+    """Where rows go, in words that are the same at each start: what a sink without a name is compared by."""
     max_rows: int = 100_000
     """At about how many rows a transaction ends."""
     max_bytes: int = 64 << 20
     """At about how many bytes a transaction ends, as Arrow has them."""
-
-    @property
-    def destination(self) -> str:
-        """Where rows go, in words that are the same at each start; "" if that is not known. See `Sink.destination`."""
-        return ""
 
     def try_out(self, columns: pa.Schema) -> None:  # noqa: B027
         """Before the job starts: raise ConfigurationError for what would fail with each row. Leave nothing behind."""

@@ -94,7 +94,7 @@ class Transactional(Sink):
             )
         check_shippable(f"{what}: the target {type(target).__name__}", target)
         self.target = target
-        self.destination = target.destination
+        self.destination = str(target.destination)
         self.on_error = _checked(what, on_error, target, dead_letters)
         self._dead_letters = None if dead_letters is None else place_of(what, "dead_letters", dead_letters)
         self._staging = None if staging is None else place_of(what, "staging", staging)

@@ -18,10 +18,12 @@ from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.ids import CheckpointId
 from strandline.spark.sources.checks import Relation, numbered_relations
-from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles
+from strandline.spark.sources.files import Cleaning, HadoopSourceFiles, LocalSourceFiles, modified_ms
 from strandline.spark.sources.log import (
+    LoggedFile,
     UnreadableLogError,
     files_read,
     iterate_paths,
@@ -48,8 +50,8 @@ class FileSource:
     number: int
     """Spark's."""
     relation: Relation
-    archive: str | None = None
-    """Where the job moves files that no checkpoint needs."""
+    cleaning: Cleaning | None = None
+    """What the job does with files that no checkpoint needs."""
 
     @property
     def moved_from(self) -> str | None:
@@ -82,12 +84,12 @@ class LaterLog:
     files: Mapping[str, bytes]
 
 
-def file_sources(source: DataFrame, names: Sequence[str], archives: Mapping[str, str | None]) -> list[FileSource]:
-    """Return those sources of a job that read files; `archives` are by name."""
+def file_sources(source: DataFrame, names: Sequence[str], cleanings: Mapping[str, Cleaning | None]) -> list[FileSource]:
+    """Return those sources of a job that read files; `cleanings` are by name."""
     relations = numbered_relations(source)
     named = [names[at] if len(names) == len(relations) else "" for at in range(len(relations))]
     return [
-        FileSource(name, at, relation, archives.get(name))
+        FileSource(name, at, relation, cleanings.get(name))
         for at, (name, relation) in enumerate(zip(named, relations, strict=True))
         if relation is not None and relation.is_files
     ]
@@ -160,6 +162,51 @@ def check_files(
             _refuse(source, sorted(map(_plain, gone)))
 
 
+class ChangedFiles:
+    """Warns of local files that were changed after they were read, as logs that grow: what is new is never read.
+
+    It looks at the newest files of each checkpoint, and says it once for each source. A source that the job cleans is
+    left out: its cleaner looks at each file.
+    """
+
+    def __init__(
+        self, sources: Iterable[FileSource], files: Mapping[str, bytes], batch: int, numbers: Sequence[int]
+    ) -> None:
+        """`files` are Spark's as of a batch, with which the sources begin."""
+        self._numbers = numbers
+        self._steps = {source: self._reached(source, files, batch) for source in sources if source.cleaning is None}
+
+    def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
+        """Look at what was read up to a batch since the last time; `files` are Spark's as of then."""
+        for source in list(self._steps):
+            try:
+                changed = next(filter(_is_changed, self._newly_read(source, files, batch)), None)
+            except (UnreadableLogError, LookupError):
+                changed = None
+                del self._steps[source]
+            if changed is not None:
+                del self._steps[source]
+                log.warning(
+                    "%s: %s was changed after it was read: what is new in it is not read; files must appear in one "
+                    "step, as by a rename, and keep their content", source.text, _plain(changed.path),
+                )  # fmt: skip
+
+    def _newly_read(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> list[LoggedFile]:
+        before, self._steps[source] = self._steps[source], self._reached(source, files, batch)
+        return list(files_read(files, source.number, before, self._steps[source]))[-_LIST_FROM:]
+
+    def _reached(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> int:
+        return reached_steps(files, batch, [source.number], self._numbers)[source.number] if batch >= 0 else -1
+
+
+def _is_changed(file: LoggedFile) -> bool:
+    path = Path(_plain(file.path))
+    try:
+        return path.is_absolute() and modified_ms(path) not in (file.timestamp, None)
+    except UnavailableError:
+        return False
+
+
 @contextmanager
 def _log_of(source: FileSource) -> Iterator[None]:
     """Refuse a source that read no files when the snapshot was taken: what Spark logged is of something else."""
@@ -177,13 +224,14 @@ def _log_of(source: FileSource) -> Iterator[None]:
 def _refuse(source: FileSource, gone: Sequence[str]) -> None:
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     what = (
-        f"{source.text}: {len(gone)} files are gone that the job would read from here on: "
-        f"{', '.join(gone[:_SHOWN])}{more}"
+        f"{source.text}: {'1 file is' if len(gone) == 1 else f'{len(gone)} files are'} gone that the job would read "
+        f"from here on: {', '.join(gone[:_SHOWN])}{more}"
     )
     if source.goes_on_without:
         log.warning("%s. The job goes on without them, as ignoreMissingFiles=true says", what)
         return
-    archive = f" (the job has moved files that it had read into {source.archive})" if source.archive else ""
+    moved_to = source.cleaning.archive if source.cleaning is not None else None
+    archive = f" (the job has moved files that it had read into {moved_to})" if moved_to else ""
     raise ConfigurationError(
         what,
         hint=f"bring them back to where they were{archive}, or restore a newer checkpoint or savepoint; to lose their "

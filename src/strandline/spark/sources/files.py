@@ -43,6 +43,16 @@ def relative_path(root: str, uri: str) -> str | None:
     return path.relative_to(root).as_posix()
 
 
+def modified_ms(path: Path) -> int | None:
+    """Return when a local file was last changed, as Spark's log has it; None if it is not there."""
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be looked at: {error}") from error
+
+
 class LocalSourceFiles:
     """Files of this machine below a directory; paths are relative to it. Any method may raise UnavailableError."""
 
@@ -63,12 +73,7 @@ class LocalSourceFiles:
 
     def modified_ms(self, path: str) -> int | None:
         """Return when a file was last changed, as Spark's log has it; None if it is not there."""
-        try:
-            return (self._root / path).stat().st_mtime_ns // 1_000_000
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise UnavailableError(f"{self._root / path} cannot be looked at: {error}") from error
+        return modified_ms(self._root / path)
 
     def take_away(self, path: str) -> bool:
         """Delete the file or move it into the archive; return False if the archive has another one in its place."""

@@ -56,7 +56,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
     own_step = "window"
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
-        self.own_windows = windows_info(kind, processing=rules.processing)
+        self.own_windows = windows_info(kind, processing=rules.processing, lateness_us=rules.lateness_us)
         self._contents = contents
         self._rules = rules
         self._early_us = rules.early_us
@@ -247,6 +247,14 @@ class TimeWindows(EndingWindows):
                 self._remove(now_us)
         if lateness and self.windows.get(now_us - lateness) is not None:
             self._remove(now_us - lateness)
+        elif entry is None:
+            self._sweep(now_us)
+
+    def _sweep(self, now_us: int) -> None:
+        """Remove windows whose timers were set by a longer lateness, or a shorter one, of an earlier start."""
+        for end in list(self.windows):
+            if end + self._rules.lateness_us <= now_us:
+                self._remove(end)
 
     def _given(self, end: int, ctx: Any) -> Iterator[Row]:
         """Give the result so far of a window, which goes on."""
@@ -286,7 +294,7 @@ class GlobalWindows(WindowOperator):
             value = self._emptied(0)
         events = self._counts(counted) if self._early_events else 0
         self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
-        if n == self._count or (self._when is not None and self._when(event, n)):
+        if (self._count is not None and n >= self._count) or (self._when is not None and self._when(event, n)):
             rows = list(self._borne(self.shown(ctx.key), None, ctx))
             self._contents.clear(0)
             self.windows.clear()

@@ -100,7 +100,8 @@ class SessionWindows(EndingWindows):
                     self._set_timer(now_us + lateness, ctx)
                 else:
                     self._remove(at)
-            elif session.end + lateness == now_us:
+            elif session.end + lateness <= now_us:
+                # Or sooner, by the timer that a longer lateness of an earlier start has set.
                 self._remove(at)
 
     def _so_far(self, ctx: Any) -> Iterator[Row]:

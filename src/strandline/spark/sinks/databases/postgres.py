@@ -121,6 +121,7 @@ class PostgresTarget(TableTarget):
         self._timeout_ms = timeout_ms
         self._columns: pa.Schema | None = None
         self._parameters()
+        self.destination = repr(self)
 
     def __repr__(self) -> str:
         return f"table {self.shape.table} of {self.where}"

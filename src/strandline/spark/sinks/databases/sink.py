@@ -19,11 +19,6 @@ class TableTarget(Target):
     """A table of a database."""
 
     shape: Shape
-
-    @property
-    def destination(self) -> str:
-        return repr(self)
-
     # What a row is to blame for is said in words; what the table is, or the database, is raised as it comes.
     refusing = (SinkError,)
 

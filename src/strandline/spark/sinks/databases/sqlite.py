@@ -95,6 +95,7 @@ class SqliteTarget(TableTarget):
         self._create = create
         self._timeout_ms = timeout_ms
         self._columns: pa.Schema | None = None
+        self.destination = repr(self)
 
     def __repr__(self) -> str:
         return f"table {self.shape.table} of {self.path}"

@@ -196,12 +196,19 @@ class IcebergSink(TableSink):
             return None
         try:
             said = json.loads(text)
-            return Record(int(said["generation"]), int(said["epoch"]))
+            found, whose = Record(int(said["generation"]), int(said["epoch"])), (said["job"], said["sink"])
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
                 f"{self._where}: the property {name} is {text!r:.200}, and no record of the sink",
                 hint="put back what it was",
             ) from error
+        if not identity and whose != (self._opened.job, self._opened.sink):
+            raise ConfigurationError(
+                f"{self._where}: the property {name} is the record of sink '{whose[1]}' of job '{whose[0]}'; expected "
+                f"that of {self._label}",
+                hint="give the sink another name: it begins anew in that table",
+            )
+        return found
 
     def in_effect(self, table: Any) -> Record | None:
         # Properties stay as they are when a table is rolled back.
