@@ -201,6 +201,16 @@ def test_a_sink_without_a_name_is_not_taken_for_another(tmp_path: Path) -> None:
     check_compatible(manifest, [], {"sqlite-0": two}, [], fork=True)
 
 
+def test_a_sink_without_a_name_is_the_same_when_brokers_are_added() -> None:
+    before, now, other = (
+        sl.sinks.kafka(servers, topic) for servers, topic in (("a:1", "t"), ("a:1,b:1", "t"), ("a:1", "u"))
+    )
+    manifest = structs.replace(made([]), sinks=[stored(before, "kafka-0", "x")])
+    check_compatible(manifest, [], {"kafka-0": now}, [])
+    with pytest.raises(IncompatibleStateError, match="rows went to topic t of Kafka, and now go to topic u of Kafka"):
+        check_compatible(manifest, [], {"kafka-0": other}, [])
+
+
 def test_a_sink_without_name_and_destination_keeps_its_place(tmp_path: Path) -> None:
     sink = sl.sinks.Transactional(Results())
     manifest = structs.replace(made([]), sinks=[stored(sink, "transactional-0", "x")])

@@ -93,7 +93,9 @@ class Run(Waiting):
         """Refuse a sink object that a live run has: it knows one run, and takes rows of the other for its own."""
         mine = {id(sink): name for name, sink, _ in self._b.plan.sinks if sink.visibility == "checkpoint"}
         for other in live_runs():
-            for _, sink, _ in other._b.plan.sinks:
+            # One that has ended its last attempt has let go of them, and may take a moment to be gone.
+            is_at_work = other._state in (*ON_THE_WAY, "running")
+            for _, sink, _ in other._b.plan.sinks if is_at_work else ():
                 if id(sink) in mine:
                     raise ConfigurationError(
                         f"job '{self._b.name}': its sink '{mine[id(sink)]}' is the same object as a sink of job "

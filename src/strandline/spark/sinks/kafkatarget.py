@@ -47,7 +47,8 @@ class KafkaTarget(Target):
         self.prefix = prefix
         self.limit = _LIMIT
         """How large a message may be: as the topic says when the job starts."""
-        self.destination = f"{f'topic {topic}' if topic else 'topics'} of Kafka at {cluster.servers}"
+        # The addresses of one cluster change. That another one is there, its lack of a record says.
+        self.destination = f"{f'topic {topic}' if topic else 'topics'} of Kafka"
 
     def __repr__(self) -> str:
         return f"KafkaTarget({self.cluster.servers!r})"
