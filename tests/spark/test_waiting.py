@@ -189,7 +189,7 @@ class Attempts:
         monkeypatch.setattr(supervision, "Starting", self._starting)
         monkeypatch.setattr(supervision, "go_back", self._go_back)
         monkeypatch.setattr(running, "verify_own", lambda *_: self.verified)
-        monkeypatch.setattr(running, "check_rollback", noop)
+        monkeypatch.setattr(running, "Starting", lambda *_: SimpleNamespace(check_rollback=noop))
 
     def _fail(self, what: str) -> None:
         if self.failures[what]:

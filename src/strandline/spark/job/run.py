@@ -35,9 +35,9 @@ from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
-from strandline.spark.job.rewinding import check_rollback
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.sourcewatch import has_read_all
+from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Desired, Rollback
 from strandline.spark.job.waiting import ON_THE_WAY, Waiting
@@ -418,16 +418,17 @@ class Run(Waiting):
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
         show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
         CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; ConfigurationError, and the
-        job goes on, if it was drained with it, or the sources do not have any more what would be read again; and
-        UnavailableError if the job has ended, or has not gone back within `timeout`: then it still does, as soon as
-        storage lets it.
+        job goes on, if it was drained with it, it does not fit the program, or the sources do not have any more what
+        would be read again; and UnavailableError if the job has ended, or has not gone back within `timeout`: then it
+        still does, as soon as storage lets it.
         """
         deadline, rollback = time.monotonic() + timeout, Rollback(CheckpointId(checkpoint))
         # Held: what was read stays until it is what the job goes on from.
         with self._alone(deadline), self._b.holds:
             manifest = verify_own(self._b.jobdir, rollback.checkpoint)
             self._b.draining.refuse_rollback(self._b.name, manifest)
-            check_rollback(self._b, rollback.checkpoint)
+            told = self._desired.parallelism
+            Starting(self._b, self._excluded, self._least_id, self._claim, told).check_rollback(manifest)
             with self._paused():
                 desired = replace(self._desired, rollback=rollback)
                 self._change(desired, f"the rollback to checkpoint {checkpoint}", deadline)
