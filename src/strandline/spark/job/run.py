@@ -190,7 +190,7 @@ class Run(Waiting):
             attempt = self._attempt
             if self._is_at_work() and attempt is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                exhausted = _exhausted(attempt.query, left)
+                exhausted = _exhausted(attempt.query, left, ends="availableNow" in self._b.trigger)
                 if exhausted and (exhausted_by is None or exhausted_by[0] is not attempt):
                     # Timers that fire may set others, for later, on and on.
                     exhausted_by = attempt, attempt.driver.now_us
@@ -452,13 +452,20 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
     return ", ".join(f"{uid}={number}" for uid, number in parallelism.items())
 
 
-def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:
-    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up."""
+def _exhausted(query: StreamingQuery, timeout: float | None, *, ends: bool) -> bool:
+    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up.
+
+    One that `ends` by itself is only waited for: Spark's `processAllAvailable` resets what tells that its last look
+    found nothing.
+    """
     done = threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(Exception):
-            query.processAllAvailable()
+            if ends:
+                query.awaitTermination()
+            else:
+                query.processAllAvailable()
             # It returns when somebody stops the query, too.
             if query.isActive or has_read_all(query):
                 done.set()
