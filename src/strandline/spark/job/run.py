@@ -248,9 +248,7 @@ class Run(Waiting):
                 if savepoint is not None:
                     self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
                 else:
-                    self._await_attempt(deadline)
-                    if not self._ended.is_set():
-                        self.checkpoint(max(0.0, deadline - time.monotonic()))
+                    self._take_last_checkpoint(deadline)
                 self._stopping.set()
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
@@ -265,6 +263,16 @@ class Run(Waiting):
                 at_work.break_off()
         self._thread.join(timeout)
         self._control.join()
+
+    def _take_last_checkpoint(self, deadline: float) -> None:
+        self._await_attempt(deadline)
+        try:
+            if not self._ended.is_set():
+                self.checkpoint(max(0.0, deadline - time.monotonic()))
+        except CheckpointError:
+            # A job that has come to its end meanwhile has a checkpoint of everything.
+            if self._state != "finished":
+                raise
 
     def _drain(
         self,
