@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,9 +21,43 @@ SEEN: dict[str, int] = {}
 OPENED: list[int] = []
 
 
+RATES = {"a": 1}
+
+
 @dataclass
 class Tally:
     n: int = 0
+
+
+class Index:
+    """What makes its parts when they are first needed."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, int] | None = None
+
+    @cached_property
+    def names(self) -> list[str]:
+        return ["a"]
+
+    def find(self, name: str) -> int:
+        self.parts = self.parts or {"a": 1}
+        return self.parts.get(name, len(self.names))
+
+
+class Unwilling:
+    """A proxy that raises whatever it is asked, as those of web frameworks do outside of a request."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a context")
+
+
+class Answering:
+    """An object that has everything, of no use."""
+
+    fget = np.zeros(2)
+
+
+UNWILLING, ANSWERING = Unwilling(), Answering()
 
 
 def note(key: str) -> None:
@@ -40,6 +75,7 @@ class Keeps(sl.KeyedProcess):
         self.way, self.count, self.spare, self.client, self.loaded = way, 0, 0, None, None
         self.kinds: dict[str, Any] = {"deque": deque(), "counter": Counter(), "array": np.zeros(2), "object": Tally()}
         self.kinds["buffer"] = []
+        self.index = Index()
 
     def open(self) -> None:
         self.cache: dict[str, int] = {}
@@ -79,8 +115,13 @@ class Keeps(sl.KeyedProcess):
             case "made when needed":
                 self.client = self.client or object()
                 self.loaded = self.loaded or {"a": 1}
+                self.index.find(ctx.key)
                 if not hasattr(self, "late"):
                     self.late = [1]
+            case "by others":
+                assert RATES["a"]
+            case "odd objects":
+                assert [UNWILLING, ANSWERING]
             case "nothing":
                 pass
 
@@ -113,10 +154,11 @@ def test_variables_as_state_are_found_with_their_line(
     assert "not_state" in text
 
 
-@pytest.mark.parametrize("way", ["made in open", "named", "made when needed", "nothing"])
+@pytest.mark.parametrize("way", ["made in open", "named", "made when needed", "by others", "odd objects", "nothing"])
 def test_what_may_be_lost_is_left_alone(way: str) -> None:
     with Harness(Keeps(way), **SAID, parallelism=2) as h:
         for each in range(4):
+            RATES["a"] += 1
             h.push(*((key, each) for key in "abcd"))
 
 

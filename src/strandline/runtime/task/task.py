@@ -126,6 +126,8 @@ class Task:
         self._watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows, self._keyless_rows = {}, 0, 0, 0
         self.findings, self._has_rows = [], False
+        if self.unsaved is not None:
+            self.unsaved.begin()
         if self.failures is not None:
             self.failures.begin()
         if self._columnar is not None:
