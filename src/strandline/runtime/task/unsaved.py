@@ -98,6 +98,10 @@ class UnsavedState:
         self._classes = [each for each in type(process).__mro__ if _package(each) not in ("strandline", "builtins")]
         self._packages = {*map(_package, self._classes)}
         self._functions = list(self._reachable())
+        named: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for each in self._functions:
+            named.setdefault(id(each.__globals__), (each.__globals__, set()))[1].update(_globals_of(each))
+        self._globals = list(named.values())
         self._changes: dict[tuple[str, str, int], tuple[Any, set[Any], str]] = {}
         """Changes of read values, by state and line: the state's table, the keys, and how it is assigned."""
         self._seen = self._look()
@@ -184,12 +188,12 @@ class UnsavedState:
             for name, value in variables:
                 if name != "not_state" and not issubclass(type(value), State):
                     found[Variable("class", each.__name__, name)] = _mark(value, self._packages)
-        for function in self._functions:
-            module = function.__globals__
-            for name in _globals_of(function):
+        for module, names in self._globals:
+            for name in names:
                 if name in module:
                     where = f"module {module.get('__name__', '?')}"
                     found[Variable("global", where, name)] = _mark(module[name], self._packages)
+        for function in self._functions:
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 try:
                     found[Variable("closure", "the function around", name)] = _mark(cell.cell_contents, self._packages)
