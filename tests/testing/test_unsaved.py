@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import UserCodeError
+from strandline.runtime.task.unsaved import _EPOCHS, UnsavedState
 from strandline.testing import Harness
 
 SAID: dict[str, Any] = {"schema": "k string, v bigint", "key": "k", "output": "k string"}
@@ -245,3 +247,31 @@ def test_an_expiring_value_too_refuses_a_change_of_what_is_not_held() -> None:
     change = lambda self: self.expiring.value.append("b")  # noqa: E731
     with Harness(Changes(change), **SAID) as h, pytest.raises(UserCodeError, match="a copy that is lost"):
         h.push(("x", 1))
+
+
+def test_a_call_that_fails_and_is_undone_has_changed_nothing() -> None:
+    def fail(self: Any) -> None:
+        tags = self.tags.value
+        tags.append("b")
+        self.tags.value = tags
+        raise ValueError("no")
+
+    with Harness(Changes(fail), **SAID, on_error="dead-letter") as h:
+        h.push(("x", 0))
+        h.push(("x", 1))
+        assert [letter.step for letter in h.dead_letters] == ["on_event"]
+
+
+def test_a_job_looks_in_its_first_epochs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.testing.operator.math", SimpleNamespace(inf=_EPOCHS))
+    looked: list[int] = []
+    monkeypatch.setattr(UnsavedState, "find", lambda self: looked.append(1) or [])
+    with Harness(Keeps("nothing"), **SAID) as h:
+        for _ in range(2 * _EPOCHS):
+            h.push(("a", 1))
+    assert len(looked) == _EPOCHS
+    looked.clear()
+    with Harness(Keeps("nothing"), **SAID) as h:
+        for _ in range(50 * _EPOCHS):
+            h.push()
+    assert _EPOCHS < len(looked) < 30 * _EPOCHS

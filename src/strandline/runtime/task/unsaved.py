@@ -116,8 +116,15 @@ class UnsavedState:
     def note_change(self, state: str, how: str, table: Any, key: Any, frame: FrameType) -> None:
         """Note that a value, which was read from a state and is held, is changed in this frame."""
         at = state, frame.f_code.co_filename, frame.f_lineno
-        if len(self._changes) < _MOST_CHANGES:
-            self._changes.setdefault(at, (table, set(), how))[1].add(None if type(key) is NoKey else key)
+        if len(self._changes) >= _MOST_CHANGES:
+            return
+        key = None if type(key) is NoKey else key
+        keys = self._changes.setdefault(at, (table, set(), how))[1]
+        if key not in keys:
+            keys.add(key)
+            if table.journal is not None:
+                # If the call fails, and the job goes on, it is as if it had not been.
+                table.journal.note((keys.discard, key))
 
     def begin(self) -> None:
         """Begin an epoch: what others have changed since the last one, as a test does, is not the function's."""
