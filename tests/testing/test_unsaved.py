@@ -78,10 +78,15 @@ class Keeps(sl.KeyedProcess):
         self.kinds: dict[str, Any] = {"deque": deque(), "counter": Counter(), "array": np.zeros(2), "object": Tally()}
         self.kinds["buffer"] = []
         self.index = Index()
+        self.begin_anew()
 
     def open(self) -> None:
         self.cache: dict[str, int] = {}
         OPENED.append(1)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.since_open = 0
 
     def on_event(self, event: Any, ctx: Any) -> Any:
         global COUNTED
@@ -112,6 +117,7 @@ class Keeps(sl.KeyedProcess):
             case "made in open":
                 self.cache[ctx.key] = event.v
                 OPENED.append(event.v)
+                self.since_open += 1
             case "named":
                 self.spare += 1
             case "made when needed":

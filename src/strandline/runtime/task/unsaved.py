@@ -44,6 +44,7 @@ _STORES = {
     "global": ("STORE_GLOBAL", "DELETE_GLOBAL"),
     "closure": ("STORE_DEREF", "DELETE_DEREF"),
 }
+_ALL_STORES = {opname for opnames in _STORES.values() for opname in opnames}
 _DECLARED = {
     int: 'sl.Value("bigint", default=0)',
     float: 'sl.Value("double", default=0.0)',
@@ -109,9 +110,20 @@ class UnsavedState:
 
     def opened(self) -> None:
         """Take for legitimate what open() has made or changed."""
-        now, named = self._look(), _names(getattr(self._process, "not_state", ()))
+        now, named = self._look(), _names(getattr(self._process, "not_state", ())) | self._stored_by_open()
         self._free = {each for each, mark in now.items() if each.name in named or self._seen.get(each, _ABSENT) != mark}
         self._seen = now
+
+    def _stored_by_open(self) -> set[str]:
+        """Return the names that open(), and what it calls, assigns: also what was there before, with the same value."""
+        called, stored = {"open"}, set[str]()
+        waiting = list(self._functions)
+        while found := [each for each in waiting if each.__name__ in called]:
+            waiting = [each for each in waiting if each not in found]
+            for each in found:
+                called |= _globals_of(each)
+                stored |= {one.name for one in _references(each.__code__) if one.opname in _ALL_STORES}
+        return stored
 
     def note_change(self, state: str, how: str, table: Any, key: Any, frame: FrameType) -> None:
         """Note that a value, which was read from a state and is held, is changed in this frame."""
