@@ -7,8 +7,9 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from pyspark import TaskContext
 import strandline as sl
 from strandline.checkpoint import coordinator
 from strandline.core import failpoints
-from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.format.manifest import MANIFEST, Manifest, SinkInfo
 from strandline.spark.base.said import find_error
 from strandline.spark.job.staging import Staging
@@ -283,37 +283,19 @@ def test_no_two_that_wait_for_a_checkpoint_are_the_same(epochs: list[str]) -> No
         staging.keep([("out", epochs[-1])])
 
 
-class Noting(sl.sinks.Sink):
-    """Notes what it is to show, which is away at times."""
+def test_sinks_are_asked_for_what_waits_and_for_nothing_else_that_a_restored_checkpoint_lists() -> None:
+    """A sink that a program has instead of another one of its name knows nothing of what that one has left."""
+    asked: list[tuple[str, list[str]]] = []
 
-    is_away = False
+    def sink(name: str, left: list[str]) -> Any:
+        return SimpleNamespace(commit=lambda pending: (asked.append((name, list(pending))), left)[1])
 
-    def __init__(self) -> None:
-        super().__init__(visibility="checkpoint")
-        self.given: list[list[str]] = []
-
-    def write(self, df: Any, epoch: Epoch) -> None:
-        raise NotImplementedError
-
-    def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        self.given.append(list(pending))
-        return pending if self.is_away else []
-
-
-def test_a_restored_checkpoint_shows_only_what_waits_when_it_is_shown_again() -> None:
-    """Its other rows were shown at the start, or given up with drop=, or are of the sink that had the name before."""
-    waits, other = Noting(), Noting()
-    staging = Staging([("waits", waits), ("other", other)], {"waits": ["b"]})
-    listed = [SinkInfo(name="waits", pending=["a", "b"]), SinkInfo(name="other", pending=["given up"])]
-    restored = Manifest(
-        job="job", generation=Generation(1), checkpoint=CheckpointId(1), epoch=Epoch(2), mode="full", created_ms=0,
-        engine_version="0", life="0", operators=[], sinks=listed,
-    )  # fmt: skip
-    waits.is_away = True
-    assert staging.commit(restored)
-    waits.is_away = False
-    assert not staging.commit(restored)
-    assert (waits.given, other.given) == ([["b"], ["b"]], [[], []])
+    staging = Staging([("away", sink("away", ["b"])), ("other", sink("other", []))], {"away": ["a", "b"]})
+    listed = [SinkInfo(name="away", pending=["a", "b"]), SinkInfo(name="other", pending=["of another kind"])]
+    manifest: Any = SimpleNamespace(sinks=listed)
+    assert staging.commit(manifest)
+    assert staging.commit(manifest)
+    assert asked == [("away", ["a", "b"]), ("other", []), ("away", ["b"]), ("other", [])]
 
 
 @pytest.mark.parametrize(

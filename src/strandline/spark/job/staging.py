@@ -69,13 +69,13 @@ class Staging:
             ]
 
     def commit(self, manifest: Manifest) -> bool:
-        """Show what a published checkpoint lists; return True if some of it has to wait, for what is away."""
+        """Show what a published checkpoint lists and waits; return True if some has to wait on, for what is away."""
         listed = {sink.name: sink.pending for sink in manifest.sinks}
         has_left = False
         for name, sink in self._sinks:
-            # A restored checkpoint lists what was shown since, too, and what was given up, or is another sink's.
             with self._lock:
-                mine = [text for text in listed.get(name, ()) if text in self._staged[name]]
+                # A sink of this name that a restored checkpoint has may be another one, and was dealt with.
+                mine = [text for text in listed.get(name, []) if text in self._staged[name]]
             left = set(sink.commit(mine) or ())
             has_left = has_left or bool(left)
             with self._lock:
