@@ -17,6 +17,7 @@ from strandline.control.status import State
 from strandline.core.errors import CheckpointError, ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.times import END_US
+from strandline.plan.parallelism import Told
 from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import run as running
 from strandline.spark.job import supervision
@@ -268,6 +269,28 @@ def test_a_rollback_survives_the_attempts_that_fail_before_it_is_carried_out(
         assert attempts.gone_back == [2]
         attempts.run.rollback(2)
         assert attempts.gone_back == [2, 2]
+
+
+def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch)
+    run, noop = attempts.run, lambda *_: None
+    run._b.places, run._b.settings = SimpleNamespace(hold=noop, local_dir=None), SimpleNamespace(follows=None)
+    run._b.jobdir, run._b.spark = SimpleNamespace(store=SimpleNamespace(url="memory://")), None
+    run._log, run._control = SimpleNamespace(open=noop), SimpleNamespace(start=noop)
+    run._thread = attempts._thread = threading.Thread(target=attempts._supervise, daemon=True)
+    asking = threading.Thread(target=lambda: run.rollback(2, timeout=20.0), daemon=True)
+
+    def first_told(*_: object, wait: bool) -> Told:
+        asking.start()
+        asking.join(0.2)
+        return Told()
+
+    monkeypatch.setattr(running, "sweep", noop)
+    monkeypatch.setattr(running, "first_told", first_told)
+    run.start()
+    until(lambda: attempts.gone_back == [2])
+    asking.join(20)
+    attempts.__exit__()
 
 
 def test_a_rollback_that_storage_refuses_is_an_error_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,11 @@ class Run(Waiting):
         self._enter("starting")
         tell(f"job '{self._b.name}' is starting: its checkpoints are in {self._b.jobdir.store.url}")
         try:
-            self._control.start()
             settings, spark = self._b.settings, self._b.spark
-            self._desired = Desired(first_told(settings, spark, wait=True))
+            # Commands that change what is desired wait until it is known.
+            with self._changing:
+                self._control.start()
+                self._desired = Desired(first_told(settings, spark, wait=True))
             self._begin_first()
             _live.add(self)
             self._thread.start()
@@ -83,6 +85,7 @@ class Run(Waiting):
                 self._control.join()
                 self._note_failure(error)
                 self._enter("failed")
+                self._ended.set()
                 self._log.note(f"job '{self._b.name}' did not start: {error}")
                 self._log.close()
                 self._held.close()
