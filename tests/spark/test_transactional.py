@@ -222,6 +222,17 @@ def test_a_job_begins_only_when_the_target_has_what_the_checkpoint_lists(ledger:
     assert waiting_files(trial) == []
 
 
+def test_a_start_waits_for_a_target_that_is_away_for_a_moment(ledger: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    trial = trial_of(ledger)
+    failures = iter([away, away])
+    ledger.before = lambda: next(failures, lambda: None)()
+    sink = trial.start()
+    assert next(failures, None) is None
+    assert sink.commit(trial.stage(sink, 1)) == []
+    trial.expect(1)
+
+
 def test_a_run_that_goes_on_while_the_target_is_away_claims_it_before_the_first_row(ledger: Any) -> None:
     """A restart, a rescale and a rollback need storage alone; what was staged before, and since, comes in order."""
     trial = trial_of(ledger)

@@ -19,8 +19,8 @@ from strandline.spark.sinks.target import Connection, Target, Writer
 from strandline.spark.sinks.waiting import Part, Waiting, rests
 from strandline.storage.place import Place
 
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 1.0
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Delivery:
     def deliver(self, lane: int, waiting: Sequence[Waiting]) -> Delivered:
         """Write what the lane's record in the target does not have yet."""
         folder, rows, refused, mark = folder_at(self.place), 0, 0, self.reached.get(lane, "")
-        delay_s, until = _FIRST_DELAY_S, time.monotonic() + self.patience_s
+        delay_s, until = FIRST_DELAY_S, time.monotonic() + self.patience_s
         while True:
             one = _Lane(self, lane, folder)
             try:
@@ -68,7 +68,7 @@ class Delivery:
                 one.close()
             # Another connection asks how far it came: an answer may have been lost.
             time.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     def _named(self, error: Exception) -> Exception:
         if isinstance(error, StrandlineError):

@@ -31,7 +31,7 @@ from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.delivery import DELIVERED, Delivered, DeliverLanes, Delivery
+from strandline.spark.sinks.delivery import DELIVERED, FIRST_DELAY_S, LONGEST_DELAY_S, Delivered, DeliverLanes, Delivery
 from strandline.spark.sinks.given import options_of, place_of
 from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.refused import Refusals
@@ -186,12 +186,18 @@ class Transactional(Sink):
         """
         if self._has_claimed:
             return ""
-        try:
-            self.target.claim(self._writer)
-        except Exception as error:
-            if not self.target.may_pass(error):
-                raise
-            return shortened(f"{type(error).__name__}: {error}".strip())
+        delay_s, until = FIRST_DELAY_S, time.monotonic() + patience_s
+        while True:
+            try:
+                self.target.claim(self._writer)
+                break
+            except Exception as error:
+                if not self.target.may_pass(error):
+                    raise
+                if time.monotonic() + delay_s > until:
+                    return shortened(f"{type(error).__name__}: {error}".strip())
+            time.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
         # Nothing else asks those whose rows were lost with a target that was put back.
         if asked := self._reached.keys() - lanes:
             failing = self._deliver_run([], patience_s, asked)
