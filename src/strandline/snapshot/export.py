@@ -30,6 +30,7 @@ from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
 from strandline.core.failure import Failure, to_failure
 from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import remove_if_abandoned
 from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.rows import has_rows, rows_of
@@ -187,7 +188,7 @@ class _Asked(threading.Thread):
         with contextlib.suppress(msgspec.MsgspecError, OSError):
             scratch = Path(msgspec.json.decode(line, type=Part).scratch)
             shutil.rmtree(scratch, ignore_errors=True)
-            scratch.parent.rmdir()
+            remove_if_abandoned(scratch.parent)
         os._exit(1)
 
 

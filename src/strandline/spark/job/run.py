@@ -25,6 +25,7 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import CheckpointId
+from strandline.core.scratch import remove_abandoned
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
 from strandline.plan.parallelism import Told, check_wanted
@@ -64,6 +65,7 @@ class Run(Waiting):
         """Start for the first time; what is wrong with the program is raised here."""
         self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
+        remove_abandoned(self._b.places.root)
         hide_errors_of(EpochDriver.__call__.__code__)
         self._log.open()
         self._enter("starting")
