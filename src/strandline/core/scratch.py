@@ -7,6 +7,7 @@ the process's id is used for now. No other directory is touched, whatever its na
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -14,8 +15,12 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from strandline.core.errors import StrandlineError, UnavailableError
+
 LOCK = "scratch.lock"
 _PREFIX = "strandline-"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAKE_ROOM = "make room there, or set TMPDIR (for a job: Settings(local_dir=…)) to a directory on a larger disk"
 
 
 class Scratch:
@@ -27,8 +32,15 @@ class Scratch:
     def __init__(self, kind: str, parent: Path | None = None) -> None:
         remove_abandoned(parent)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=parent))
-            self._lock = (self.path / LOCK).open("w")
+            try:
+                self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=parent))
+                self._lock = (self.path / LOCK).open("w")
+            except OSError as error:
+                raise UnavailableError(
+                    f"{parent or tempfile.tempdir or 'TMPDIR'}: no temporary directory can be made: "
+                    f"{error.strerror or error}",
+                    hint=_MAKE_ROOM,
+                ) from None
             with contextlib.suppress(OSError):
                 # Where locks are not supported, nothing is ever taken for abandoned.
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -42,11 +54,26 @@ class Scratch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+        refuse_full_disk(error, self.path)
 
     def close(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+
+
+def refuse_full_disk(error: BaseException | None, scratch: Path) -> None:
+    """Raise UnavailableError for an error that says that a disk is full, whichever library says it.
+
+    An error of ours passes: it names its place already.
+    """
+    if error is None or isinstance(error, StrandlineError):
+        return
+    # Arrow, DuckDB and RocksDB have the system's words in theirs.
+    reason = next((text for text in map(os.strerror, _FULL) if text in str(error)), "")
+    if not reason:
+        return
+    raise UnavailableError(f"{scratch}: cannot be written: {reason}", hint=_MAKE_ROOM) from error
 
 
 def remove_abandoned(parent: Path | None = None) -> None:

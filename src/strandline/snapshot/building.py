@@ -25,7 +25,7 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
 from strandline.core.keygroups import BROADCAST_GROUPS
-from strandline.core.scratch import Scratch
+from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile, size_of
 from strandline.format.names import Named, find_named, name_in
@@ -192,3 +192,4 @@ class SavepointBuilder:
         if not self._finished:
             discard(self.folder)
         self._scratch.close()
+        refuse_full_disk(error, self.scratch)

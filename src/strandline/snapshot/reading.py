@@ -24,7 +24,7 @@ from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import check_size, fetch, lay_out, local_path
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
-from strandline.core.scratch import Scratch
+from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
 from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.parquet import Open, read_tables
@@ -80,6 +80,7 @@ class StateReader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+        refuse_full_disk(error, self.scratch)
 
     def close(self) -> None:
         """Close all files, and delete what was fetched."""
