@@ -120,20 +120,21 @@ def _register(
     states = Counter(table.state.name.lower() for table in tables)
     taken = {table.name.lower() for table in tables}
 
-    def register(schema: str, name: str, source: _Source, whole: str) -> None:
+    def register(schema: str, name: str, source: _Source, whole: str, *, alone: bool = False) -> None:
         sources.append(source)
         database.register(whole, source)
         views = [f"{_quoted(schema)}.{_quoted(name)}"] * (schema.lower() not in _SCHEMAS_OF_DUCKDB)
         if views:
             database.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
-        if schema != METADATA and states[name.lower()] == 1:
+        if alone:
             views.append(_quoted(name))
         for view in views:
             database.execute(f"CREATE VIEW IF NOT EXISTS {view} AS FROM {_quoted(whole)}")
 
     for table in tables:
         source = _Source(partial(_schema, table), partial(reader.rows, table))
-        register(table.operator.uid, table.state.name, source, table.name)
+        name = table.state.name
+        register(table.operator.uid, name, source, table.name, alone=states[name.lower()] == 1)
     for name in METADATA_TABLES:
         if f"{METADATA}.{name}" not in taken:
             rows = partial(_metadata, snapshot, name, options)
@@ -170,10 +171,12 @@ def _told(error: Exception, sources: list[_Source], known: list[str], scratch: P
         refuse_full_disk(source.failed, scratch)
     refuse_full_disk(error, scratch)
     names = known + [f"{METADATA}.{name}" for name in METADATA_TABLES]
-    return ConfigurationError(
-        f"the query failed: {error}",
-        hint=f'the tables are {", ".join(names)}; quote what is no plain name: "my op"."timers.event"',
-    )
+    hint = f'the tables are {", ".join(names)}; quote what is no plain name: "my op"."timers.event"'
+    # A schema of DuckDB's own hides an operator of its name.
+    if hidden := [name for name in known if name.lower().startswith(tuple(f"{own}." for own in _SCHEMAS_OF_DUCKDB))]:
+        whole = ", ".join(map(_quoted, hidden))
+        hint += f"; an operator has the name of a schema of DuckDB's own: write {whole}, in one pair of quotes"
+    return ConfigurationError(f"the query failed: {error}", hint=hint)
 
 
 def _quoted(name: str) -> str:
