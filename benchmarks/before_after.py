@@ -50,6 +50,10 @@ CASES = {
         f"nexmark-{query}": Case("nexmark", ("--subjects", f"{query}.strandline"), ("throughput",), False)
         for query in ("q3", "q5", "q7", "q8", "q18")
     },
+    **{
+        f"ends-{system}": Case("ends", ("--interval", "1", "--subject", system), ("rows_per_second", "latency_p50_ms"))
+        for system in ("kafka", "postgresql", "delta", "files")
+    },
 }
 
 

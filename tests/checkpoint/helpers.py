@@ -19,7 +19,8 @@ from strandline.checkpoint.retention import Holds
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import Clock, SystemClock
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, Manifest, Mode, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
 from strandline.storage.base import ObjectStore
 from tests.clock import ManualClock
@@ -147,9 +148,11 @@ class Run:
         refs, uploaded_bytes = upload(
             self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), kind_of(mode)
         )
+        (operator,) = (one for one in self.operators if one.uid == uid)
+        groups = range_of(Partition(partition), operator.max_parallelism, operator.parallelism)
         return PartitionInfo(
-            index=partition, first_key_group=0, last_key_group=127, files=refs, sync_ms=1.0, async_ms=2.0,
-            uploaded_bytes=uploaded_bytes,
+            index=partition, first_key_group=groups.start, last_key_group=groups.stop - 1, files=refs, sync_ms=1.0,
+            async_ms=2.0, uploaded_bytes=uploaded_bytes,
         )  # fmt: skip
 
     def trigger(self) -> CheckpointId | None:

@@ -379,6 +379,27 @@ def test_failing_sinks_do_not_unpublish(run: Run, store: FaultyStore, tmp_path: 
     restorable(after)
 
 
+def test_who_has_asked_is_told_of_the_end_also_if_what_waits_cannot_be_shown(run: Run, clock: ManualClock) -> None:
+    """They would wait for ever: the attempt has ended for that, and cannot advance once more."""
+    run.coordinator._commit_sinks = lambda manifest: True
+    run.checkpoint()
+    wanted = run.coordinator.request()
+    assert run.trigger() is not None
+
+    def fail(manifest: object) -> None:
+        raise OSError("sink is down")
+
+    run.coordinator._commit_sinks = fail
+    clock.advance(10_000)
+    for _ in range(2):
+        with pytest.raises(OSError, match="sink is down"):
+            run.coordinator.advance()
+    run.coordinator.close("the run ended")
+    with pytest.raises(CheckpointError, match="checkpoint 2 was aborted: the run ended") as caught:
+        wanted.result(0)
+    assert caught.value.fields["attempt_ended"]
+
+
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_a_publish_without_an_answer_is_made_true_as_a_failure(
     run: Run, store: FaultyStore, clock: ManualClock, when: str

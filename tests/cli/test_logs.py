@@ -35,8 +35,8 @@ def test_one_log_is_shown_as_it_is(strandline: Command, local_dir: Path) -> None
 def test_several_logs_are_told_apart(strandline: Command, local_dir: Path) -> None:
     found = strandline("logs", "alerts", "--local-dir", local_dir, "-n", 1)
     assert found.stdout.splitlines() == [
-        "detect__-66d750[0] alerts detect/é 0 line 29",
-        "detect__-66d750[1] alerts detect/é 1 line 29",
+        "detect__-m3lvb2fr[0] alerts detect/é 0 line 29",
+        "detect__-m3lvb2fr[1] alerts detect/é 1 line 29",
         "per-kind[0] alerts per-kind 0 line 29",
     ]
     assert "other/detect[0] other detect 0 line 29" in strandline("logs", "--local-dir", local_dir).stdout
@@ -45,8 +45,8 @@ def test_several_logs_are_told_apart(strandline: Command, local_dir: Path) -> No
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        (["--operator", "detect/é"], [("detect__-66d750", 0), ("detect__-66d750", 1)]),
-        (["--partition", "1"], [("detect__-66d750", 1)]),
+        (["--operator", "detect/é"], [("detect__-m3lvb2fr", 0), ("detect__-m3lvb2fr", 1)]),
+        (["--partition", "1"], [("detect__-m3lvb2fr", 1)]),
         (["--operator", "per-kind", "--partition", "0"], [("per-kind", 0)]),
     ],
 )

@@ -102,17 +102,17 @@ def test_a_link_of_another_user_is_refused_as_the_local_dir(tmp_path: Path) -> N
 
 
 @needs_root
-def test_nothing_is_swept_through_a_link_or_of_another_user(tmp_path: Path) -> None:
-    root = used(tmp_path / "elsewhere")
+def test_nothing_of_another_user_is_swept(tmp_path: Path) -> None:
+    root = used(tmp_path / "e")
     age(root, 2 * DAY_S)
-    (tmp_path / "local").mkdir()
-    (tmp_path / "local" / root.name).symlink_to(root)
-    sweep(tmp_path / "local")
+    (tmp_path / "l").mkdir()
+    (tmp_path / "l" / root.name).symlink_to(root)
+    sweep(tmp_path / "l")
     assert root.exists()
-    theirs = used(tmp_path / "theirs")
+    theirs = used(tmp_path / "t")
     age(theirs, 2 * DAY_S)
     as_another_user(theirs)
-    sweep(tmp_path / "theirs")
+    sweep(tmp_path / "t")
     assert theirs.exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
+from strandline.checkpoint.check import verify_manifest
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import Choice, fetch
@@ -19,10 +20,11 @@ from strandline.core.settings import BackendName
 from strandline.format.manifest import BACKENDS, MANIFEST, STATE_KINDS, OlderSchema, TTLInfo
 from strandline.snapshot import opened as opening
 from strandline.snapshot import rows
-from strandline.snapshot.listing import list_snapshots
+from strandline.snapshot.listing import list_snapshots, verify_snapshot
 from strandline.snapshot.opened import (
     Snapshot,
     find_snapshot,
+    open_folder,
     open_snapshot,
     place_of,
     plain_url,
@@ -32,7 +34,7 @@ from strandline.snapshot.origin import rollback
 from tests.checkpoint.helpers import every_epoch
 from tests.clock import ManualClock
 from tests.snapshot.helpers import Job, jobdir_at, url, write_savepoint
-from tests.snapshot.stateful import checkpoint_of
+from tests.snapshot.stateful import checkpoint_of, savepoint_of
 
 
 @pytest.fixture
@@ -320,3 +322,27 @@ def test_a_manifest_of_what_is_not_known_is_refused_in_words(
 def test_manifests_know_every_kind_of_state_and_every_backend() -> None:
     assert {*rows._KINDS, rows._DERIVED} == STATE_KINDS
     assert set(get_args(BackendName)) == BACKENDS
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"max_parallelism": 0}, "max_parallelism is 0, expected 1 to 32768"),
+        ({"uid": "a\0b"}, r"'a\\x00b' is no name"),
+        ({"states": lambda op: [*op.states, op.states[0]]}, "state 'value' is there twice"),
+        ({"partitions": lambda op: [*op.partitions, op.partitions[0]]}, "partition 0 has key groups 0 to 63, expected"),
+        ({"partitions": lambda op: op.partitions[:1]}, "no partition has the key groups from 64 on"),
+    ],
+)
+def test_operators_that_do_not_fit_together(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    """By somebody's hand: all bytes are there."""
+    savepoint = savepoint_of(checkpoint_of(tmp_path), "native")
+    found = MANIFEST.decode((savepoint / "_metadata").read_bytes(), "")
+    (operator,) = found.operators
+    changes = {name: value(operator) if callable(value) else value for name, value in change.items()}
+    wrong = structs.replace(found, operators=[structs.replace(operator, **changes)])
+    (savepoint / "_metadata").write_bytes(MANIFEST.encode(wrong))
+    with pytest.raises(CorruptionError, match=why):
+        opened(savepoint)
+    assert re.search(why, verify_snapshot(str(savepoint)).problems[0].problem)
+    assert re.search(why, verify_manifest(open_folder(str(savepoint)), wrong).problems[0].problem)

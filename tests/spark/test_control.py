@@ -176,7 +176,9 @@ def fleet(places: Places) -> Fleet:
     acks = SimpleNamespace(value=[])
     memory = SimpleNamespace(keys=lambda: SimpleNamespace(mkString=lambda between: "elsewhere:1"))
     java = SimpleNamespace(sc=lambda: SimpleNamespace(getExecutorMemoryStatus=lambda: memory))
-    context = SimpleNamespace(master="spark://elsewhere", accumulator=lambda *_: acks, _jsc=java)
+    context = SimpleNamespace(
+        master="spark://elsewhere", _temp_dir=str(places.root), accumulator=lambda *_: acks, _jsc=java
+    )
     return Fleet(SimpleNamespace(sparkContext=context), places, Generation(1), [], None)  # type: ignore[arg-type]
 
 

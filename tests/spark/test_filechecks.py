@@ -10,8 +10,9 @@ import pytest
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId
+from strandline.spark.sources import filechecks
 from strandline.spark.sources.checks import Relation
-from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, check_files
+from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, check_files, moved_files
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.sources.log import last_step, logged_paths, with_moved_files
 from tests.spark.test_cleaning import NAMES, Source, progress
@@ -89,6 +90,48 @@ def test_a_log_of_files_that_were_moved(source: Source) -> None:
     assert logged_paths(moved, 0) == {now + path.removeprefix(source.root.as_uri()) for path in before}
     assert moved.keys() == {"sources/0/0.compact"}
     assert logged_paths(with_moved_files(moved, 0, now, source.root.as_uri()), 0) == before
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filechecks, "_qualified", lambda _, path: Path(path).as_uri())
+
+
+def test_of_files_that_were_moved_those_that_the_snapshot_covers_may_be_gone(
+    source: Source, without_spark: None
+) -> None:
+    """Later checkpoints name the files where they were before the move, or where they are now."""
+    before, moved = source.root, source.root.with_name("moved")
+    source.read("a.json")
+    files = progress(source)
+    source.read("b.json")
+    later = LaterLog([], progress(source))
+    options = {"path": str(moved), filechecks.MOVED_FROM: str(before)}
+    files |= with_moved_files(files, 0, before.as_uri(), moved.as_uri())
+    now = LaterLog([], with_moved_files(later.files, 0, before.as_uri(), moved.as_uri()))
+    before.rename(moved)
+    (moved / "a.json").unlink()
+    check(files, later, now, **options)
+    (moved / "b.json").unlink()
+    for each in (later, now):
+        with pytest.raises(ConfigurationError, match=r"1 file is gone .*/moved/b.json\n"):
+            check(files, each, **options)
+
+
+@pytest.mark.parametrize(("before", "now"), [("in", "moved"), ("in/old", "in"), ("in", "in/new")])
+def test_the_log_of_files_that_were_moved_is_changed_once(
+    tmp_path: Path, without_spark: None, before: str, now: str
+) -> None:
+    (tmp_path / before).parent.mkdir(exist_ok=True)
+    source = Source(tmp_path / before)
+    source.read(*NAMES)
+    options = {"path": str(tmp_path / now), filechecks.MOVED_FROM: str(tmp_path / before)}
+    spark: Any = None
+    sources = [FileSource("", 0, Relation("json", "x", True, options))]
+    moved = moved_files(spark, sources, progress(source))
+    expected = with_moved_files(progress(source), 0, (tmp_path / before).as_uri(), (tmp_path / now).as_uri())
+    assert moved == progress(source) | expected
+    assert moved_files(spark, sources, moved) == moved
 
 
 def test_files_that_grow_are_told_of_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:

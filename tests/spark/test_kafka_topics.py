@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from strandline.checkpoint.source_log import capture, write_files
 from strandline.spark.sources import kafka
 from strandline.spark.sources.checks import Relation
 from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics
+from tests.spark.harness import eventually
 
 BATCH = 7
 HEAD = b"v1\n{}\n-\n"
@@ -122,6 +124,21 @@ def test_ids_are_in_what_a_checkpoint_has(job: Job) -> None:
     files = capture(job.directory, BATCH)
     assert json.loads(files["sources/1/topics"]) == {"a": "id-a", "b": "id-b"}
     again(job).checked()
+
+
+def test_of_checkpoints_that_fail_while_kafka_is_away_only_the_last_is_asked_for(job: Job) -> None:
+    def asking() -> int:
+        return sum(thread.name == "strandline-kafka-topics" for thread in threading.enumerate())
+
+    job.cluster.is_away = True
+    files = capture(job.directory, BATCH)
+    for batch in range(BATCH + 1, BATCH + 5):
+        job.log(batch, a={"0": 10, "1": 11}, b={"0": 12})
+        assert not job.topics.check(batch, files | capture(job.directory, batch))
+    eventually(lambda: asking() == 1, "one thread asks")
+    job.cluster.is_away = False
+    assert job.checked(BATCH + 4)
+    eventually(lambda: asking() == 0, "no thread asks")
 
 
 def test_a_topic_that_was_created_anew_is_not_read_from_the_offset_of_the_old_one(job: Job) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pyspark import TaskContext
 import strandline as sl
 from strandline.checkpoint import coordinator
 from strandline.core import failpoints
-from strandline.format.manifest import MANIFEST, Manifest
+from strandline.format.manifest import MANIFEST, Manifest, SinkInfo
 from strandline.spark.base.said import find_error
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks, transactional
@@ -280,6 +281,21 @@ def test_no_two_that_wait_for_a_checkpoint_are_the_same(epochs: list[str]) -> No
         staging.keep([("out", text)])
     with pytest.raises(sl.errors.ConfigurationError, match=r"sink 'out'.* the same: a"):
         staging.keep([("out", epochs[-1])])
+
+
+def test_sinks_are_asked_for_what_waits_and_for_nothing_else_that_a_restored_checkpoint_lists() -> None:
+    """A sink that a program has instead of another one of its name knows nothing of what that one has left."""
+    asked: list[tuple[str, list[str]]] = []
+
+    def sink(name: str, left: list[str]) -> Any:
+        return SimpleNamespace(commit=lambda pending: (asked.append((name, list(pending))), left)[1])
+
+    staging = Staging([("away", sink("away", ["b"])), ("other", sink("other", []))], {"away": ["a", "b"]})
+    listed = [SinkInfo(name="away", pending=["a", "b"]), SinkInfo(name="other", pending=["of another kind"])]
+    manifest: Any = SimpleNamespace(sinks=listed)
+    assert staging.commit(manifest)
+    assert staging.commit(manifest)
+    assert asked == [("away", ["a", "b"]), ("other", []), ("away", ["b"]), ("other", [])]
 
 
 @pytest.mark.parametrize(

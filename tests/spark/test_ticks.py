@@ -77,7 +77,7 @@ def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], t
 def query_of(*, active: bool = True, found_nothing: bool = False, process: Callable[[], None] = lambda: None) -> Any:
     streaming = SimpleNamespace(noNewData=lambda: found_nothing)
     return SimpleNamespace(
-        isActive=active, exception=lambda: None, processAllAvailable=process,
+        isActive=active, exception=lambda: None, processAllAvailable=process, awaitTermination=lambda: None,
         _jsq=SimpleNamespace(streamingQuery=lambda: streaming),
     )  # fmt: skip
 
@@ -86,7 +86,9 @@ def query_of(*, active: bool = True, found_nothing: bool = False, process: Calla
 def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bool, found_nothing: bool) -> None:
     """Spark says the same of one that somebody has stopped: what the sources still have would stay unread."""
     assert not SourceWatch(query_of(), 0, ends=ends).has_ended()
-    watch = SourceWatch(query_of(active=False, found_nothing=found_nothing), 0, ends=ends)
+    asked: list[str] = []
+    query = query_of(active=False, found_nothing=found_nothing, process=lambda: asked.append("processAllAvailable"))
+    watch = SourceWatch(query, 0, ends=ends)
     if ends and found_nothing:
         assert watch.has_ended()
     else:
@@ -95,10 +97,15 @@ def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bo
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
     driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
-    run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=watch.query, driver=driver)
+    run._b = SimpleNamespace(name="job", trigger={"availableNow": True} if ends else {})
+    run._attempt = SimpleNamespace(query=query, driver=driver)
     if not found_nothing:
         with pytest.raises(UnavailableError, match="was not exhausted"):
             run.process_all_available(0.2)
+    else:
+        run.process_all_available(10)
+    # It would have Spark forget that the last look found nothing.
+    assert bool(asked) == (not ends)
 
 
 def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
@@ -118,6 +125,7 @@ def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
 def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
+    run._b = SimpleNamespace(name="job", trigger={})
 
     def attempt_with(process: Callable[[], None]) -> Any:
         driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
@@ -416,7 +424,7 @@ def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_tha
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
     query = query_of()
-    run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=query, driver=Beating())
+    run._b, run._attempt = SimpleNamespace(name="job", trigger={}), SimpleNamespace(query=query, driver=Beating())
     run.process_all_available(10)
 
 

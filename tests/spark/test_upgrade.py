@@ -80,6 +80,29 @@ def test_a_job_goes_on_with_another_type_name_and_uid(
     assert 'write drop=["most.count", "most.last"]' in caught.value.hint
 
 
+def test_a_rollback_to_state_that_the_program_does_not_fit_is_refused_and_the_job_goes_on(
+    spark: Any, case: Case
+) -> None:
+    stream = sl.stream(small.source(spark, case.root / "in"))
+
+    def job(uid: str) -> sl.Job:
+        return small.job(stream, case.root, case.local_dir, uid=uid, checkpoints=case.checkpoints(None, retain=9))
+
+    case.add(1)
+    with job("count").start(spark) as run:
+        before = settle(run).last_checkpoint
+        assert before is not None
+    case.add(1)
+    with job("other").start(spark, drop=["count"]) as run:
+        settle(run)
+    with job("other").start(spark) as run:
+        with pytest.raises(sl.errors.IncompatibleStateError, match="no operator with uid 'count', which has state"):
+            run.rollback(before.checkpoint)
+        case.add(1)
+        settle(run)
+        assert run.status().restarts == 0
+
+
 PROGRAM = """
 from pathlib import Path
 import strandline as sl

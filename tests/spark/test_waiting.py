@@ -133,6 +133,30 @@ def test_a_job_that_ends_is_not_waited_for(asked: Asked, state: State) -> None:
     assert isinstance(asked.answer, CheckpointError)
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_stop_with_a_checkpoint_of_a_job_that_comes_to_its_end_meanwhile(asked: Asked, finished: bool) -> None:
+    """A job that has finished has a checkpoint of everything; one that has failed has none of what came last."""
+    keepers, run = asked.begin(), asked.run
+    run._changing = threading.Lock()
+    run._thread = run._control = SimpleNamespace(join=lambda *_: None)
+    answers: list[Any] = []
+
+    def stop() -> None:
+        try:
+            answers.append(run.stop(checkpoint=True))
+        except CheckpointError as error:
+            answers.append(error)
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    until(lambda: keepers.coordinator._requests)
+    keepers.coordinator.close("the run ended")
+    run._state = "finished" if finished else "failed"
+    run._ended.set()
+    stopping.join(20)
+    assert [type(answer) for answer in answers] == [type(None) if finished else CheckpointError]
+
+
 def test_who_has_no_time_is_told_what_the_job_is_at(asked: Asked) -> None:
     asked.become("rescaling")
     asked.ask(0.05).join(20)
@@ -189,7 +213,7 @@ class Attempts:
         monkeypatch.setattr(supervision, "Starting", self._starting)
         monkeypatch.setattr(supervision, "go_back", self._go_back)
         monkeypatch.setattr(running, "verify_own", lambda *_: self.verified)
-        monkeypatch.setattr(running, "check_rollback", noop)
+        monkeypatch.setattr(running, "Starting", lambda *_: SimpleNamespace(check_rollback=noop))
 
     def _fail(self, what: str) -> None:
         if self.failures[what]:

@@ -147,11 +147,15 @@ class Coordinator:
         """
         with self._lock:
             self._closed = reason
+            asked, self._requests = self._requests, []
             if (pending := self._undecided) is not None:
                 what = f"checkpoint {pending.checkpoint} was aborted: {reason}"
                 pending.failure = CheckpointError(what, attempt_ended=True)
                 pending.tolerated = True
-            asked, self._requests = self._requests, []
+        if pending is not None and pending.failure is not None:
+            # Here, and not by the next `advance`, which may fail before it comes to that.
+            waiting, pending.waiting = pending.waiting, []
+            resolve(waiting, pending.failure)
         resolve(asked, _not_taken(reason))
 
     def postpone(self) -> None:

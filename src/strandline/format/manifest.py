@@ -9,6 +9,7 @@ import msgspec
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.core.keygroups import MAX_MAX_PARALLELISM
 from strandline.format.frame import RecordFormat
 from strandline.types.datatypes import parse_schema, parse_type
 
@@ -26,6 +27,34 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inline: bytes | None = None
     shared: bool = False
     """True: other checkpoints may reference the same path; it is deleted by reachability alone."""
+
+
+def misfit(manifest: Manifest) -> str:
+    """Return what of a manifest's operators does not fit together; "" if all does. Its bytes may be as they were."""
+    for operator in manifest.operators:
+        where = f"operator '{operator.uid}'"
+        if [other.uid for other in manifest.operators].count(operator.uid) > 1:
+            return f"{where} is there twice"
+        if not 1 <= operator.max_parallelism <= MAX_MAX_PARALLELISM:
+            return f"{where}: max_parallelism is {operator.max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}"
+        names = [state.name for state in operator.states]
+        for name in names:
+            if names.count(name) > 1:
+                return f"{where}: state '{name}' is there twice"
+        for name in (operator.uid, *names):
+            if not name or "\0" in name:
+                return f"{where}: {name!r} is no name"
+        group = 0
+        for part in sorted(operator.partitions, key=lambda part: (part.first_key_group, part.last_key_group)):
+            if part.first_key_group != group or part.last_key_group < group:
+                return (
+                    f"{where}: partition {part.index} has key groups {part.first_key_group} to {part.last_key_group}, "
+                    f"expected one that begins with {group}"
+                )
+            group = part.last_key_group + 1
+        if operator.partitions and group != operator.max_parallelism:
+            return f"{where}: no partition has the key groups from {group} on, of {operator.max_parallelism}"
+    return ""
 
 
 def stored_once(files: Iterable[FileRef]) -> list[FileRef]:

@@ -10,12 +10,11 @@ from functools import cached_property
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import read_source
 from strandline.checkpoint.start import Start
 from strandline.core.errors import CorruptionError, NotFoundError, StrandlineError
-from strandline.core.ids import CheckpointId
-from strandline.format.manifest import MANIFEST, Manifest
+from strandline.format.manifest import Manifest
 from strandline.snapshot.opened import open_folder
 from strandline.snapshot.origin import Origin
 from strandline.spark.job.attempt import Blueprint
@@ -64,24 +63,8 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     Raises ConfigurationError if Kafka's rows or files are gone that it would read from there, or if files would be
     read a second time.
     """
-    files = read_progress(origin.folder, origin.manifest, start, own=origin.is_own)
-    return _checked(b, origin.manifest, start, files, _later_logs(b, origin))
-
-
-def check_rollback(b: Blueprint, checkpoint: CheckpointId) -> None:
-    """Check that a job could go on in its sources from an older checkpoint of its own; raise as `find_place` does."""
-    manifest = b.jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
-    files = read_progress(b.jobdir, manifest, None, own=True)
-    _checked(b, manifest, None, files, _logs_of(b.jobdir, checkpoint))
-
-
-def _checked(
-    b: Blueprint,
-    manifest: Manifest | None,
-    start: Start | None,
-    files: Mapping[str, bytes],
-    later: Iterator[LaterLog],
-) -> SourcePlace:
+    manifest = origin.manifest
+    files = read_progress(origin.folder, manifest, start, own=origin.is_own)
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
     source = b.plan.sources.together(names)
@@ -90,7 +73,7 @@ def _checked(
     place = SourcePlace(manifest, start, list(names), source, files, sources)
     files = check_topics(b.spark, place.kafka, files, place.batch)
     if sources:
-        check_files(b.spark, sources, files, place.batch, source_numbers(source), later)
+        check_files(b.spark, sources, files, place.batch, source_numbers(source), _later_logs(b, origin))
     return replace(place, files=files)
 
 

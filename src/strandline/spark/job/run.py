@@ -36,9 +36,9 @@ from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
-from strandline.spark.job.rewinding import check_rollback
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.sourcewatch import has_read_all
+from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Desired, Rollback
 from strandline.spark.job.waiting import ON_THE_WAY, Waiting
@@ -192,7 +192,7 @@ class Run(Waiting):
             attempt = self._attempt
             if self._is_at_work() and attempt is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                exhausted = _exhausted(attempt.query, left)
+                exhausted = _exhausted(attempt.query, left, ends="availableNow" in self._b.trigger)
                 if exhausted and (exhausted_by is None or exhausted_by[0] is not attempt):
                     # Timers that fire may set others, for later, on and on.
                     exhausted_by = attempt, attempt.driver.now_us
@@ -250,9 +250,7 @@ class Run(Waiting):
                 if savepoint is not None:
                     self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
                 else:
-                    self._await_attempt(deadline)
-                    if not self._ended.is_set():
-                        self.checkpoint(max(0.0, deadline - time.monotonic()))
+                    self._take_last_checkpoint(deadline)
                 self._stopping.set()
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
@@ -267,6 +265,16 @@ class Run(Waiting):
                 at_work.break_off()
         self._thread.join(timeout)
         self._control.join()
+
+    def _take_last_checkpoint(self, deadline: float) -> None:
+        self._await_attempt(deadline)
+        try:
+            if not self._ended.is_set():
+                self.checkpoint(max(0.0, deadline - time.monotonic()))
+        except CheckpointError:
+            # A job that has come to its end meanwhile has a checkpoint of everything.
+            if self._state != "finished":
+                raise
 
     def _drain(
         self,
@@ -420,16 +428,17 @@ class Run(Waiting):
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
         show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
         CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; ConfigurationError, and the
-        job goes on, if it was drained with it, or the sources do not have any more what would be read again; and
-        UnavailableError if the job has ended, or has not gone back within `timeout`: then it still does, as soon as
-        storage lets it.
+        job goes on, if it was drained with it, it does not fit the program, or the sources do not have any more what
+        would be read again; and UnavailableError if the job has ended, or has not gone back within `timeout`: then it
+        still does, as soon as storage lets it.
         """
         deadline, rollback = time.monotonic() + timeout, Rollback(CheckpointId(checkpoint))
         # Held: what was read stays until it is what the job goes on from.
         with self._alone(deadline), self._b.holds:
             manifest = verify_own(self._b.jobdir, rollback.checkpoint)
             self._b.draining.refuse_rollback(self._b.name, manifest)
-            check_rollback(self._b, rollback.checkpoint)
+            told = self._desired.parallelism
+            Starting(self._b, self._excluded, self._least_id, self._claim, told).check_rollback(manifest)
             with self._paused():
                 desired = replace(self._desired, rollback=rollback)
                 self._change(desired, f"the rollback to checkpoint {checkpoint}", deadline)
@@ -453,13 +462,20 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
     return ", ".join(f"{uid}={number}" for uid, number in parallelism.items())
 
 
-def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:
-    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up."""
+def _exhausted(query: StreamingQuery, timeout: float | None, *, ends: bool) -> bool:
+    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up.
+
+    One that `ends` by itself is only waited for: Spark's `processAllAvailable` resets what tells that its last look
+    found nothing.
+    """
     done = threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(Exception):
-            query.processAllAvailable()
+            if ends:
+                query.awaitTermination()
+            else:
+                query.processAllAvailable()
             # It returns when somebody stops the query, too.
             if query.isActive or has_read_all(query):
                 done.set()

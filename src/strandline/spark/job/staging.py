@@ -69,11 +69,13 @@ class Staging:
             ]
 
     def commit(self, manifest: Manifest) -> bool:
-        """Show what a published checkpoint lists; return True if some of it has to wait, for what is away."""
+        """Show what a published checkpoint lists and waits; return True if some has to wait on, for what is away."""
         listed = {sink.name: sink.pending for sink in manifest.sinks}
         has_left = False
         for name, sink in self._sinks:
-            mine = listed.get(name, [])
+            with self._lock:
+                # A sink of this name that a restored checkpoint has may be another one, and was dealt with.
+                mine = [text for text in listed.get(name, []) if text in self._staged[name]]
             left = set(sink.commit(mine) or ())
             has_left = has_left or bool(left)
             with self._lock:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
+from strandline.checkpoint.restore import Choice
 from strandline.checkpoint.start import Start, load_start
 from strandline.control import journal
 from strandline.control.telling import tell, tell_everybody
@@ -250,6 +251,11 @@ class Starting:
         sinks = [partial(self._check_sink, name, sink, origin) for name, sink, _ in self._b.plan.sinks]
         fit = partial(self._check_fit, origin, reads_sources=reads_sources)
         return [partial(self._check_drained, origin), fit, *sinks]
+
+    def check_rollback(self, manifest: Manifest) -> None:
+        """Raise what would stand against a start from an older checkpoint of the job's own, touching nothing."""
+        choice = Choice(manifest, [], self._least_id)
+        self._check_fit(Origin(choice, manifest, self._b.jobdir, is_new=True), reads_sources=True)
 
     def decide(self, owned: Claim | None = None) -> Origin:
         """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""

@@ -77,6 +77,24 @@ class FileSource:
 
 
 @dataclass(frozen=True)
+class Move:
+    """A move of a source's files from one directory to another, which may be in the first one, or the other way."""
+
+    before: str
+    """A URI."""
+    now: str
+
+    def applies_to(self, path: str) -> bool:
+        """Whether a path is of before the move."""
+        is_moved = _is_below(self.now, self.before) and _is_below(path, self.now)
+        return _is_below(path, self.before) and not is_moved
+
+    def path(self, path: str) -> str:
+        """Return the path that a file has now."""
+        return self.now + path.removeprefix(self.before) if self.applies_to(path) else path
+
+
+@dataclass(frozen=True)
 class LaterLog:
     """What a job had read at a checkpoint later than the one that is restored."""
 
@@ -103,18 +121,17 @@ def moved_files(spark: SparkSession, sources: Sequence[FileSource], files: Mappi
     """
     found = dict(files)
     for source in sources:
-        roots = _qualified_roots(spark, source)
+        roots, move = _qualified_roots(spark, source), _move_of(spark, source)
         with _log_of(source):
+            if move is not None and all(map(move.applies_to, iterate_paths(files, source.number))):
+                found |= with_moved_files(files, source.number, move.before, move.now)
+                continue
             if not roots or any(
                 _is_below(path, root) for path in iterate_paths(files, source.number) for root in roots
             ):
                 continue
             paths = logged_paths(files, source.number)
         if not paths:
-            continue
-        before = None if source.moved_from is None else _qualified(spark, source.moved_from)
-        if before is not None and all(_is_below(path, before) for path in paths):
-            found |= with_moved_files(files, source.number, before, roots[0])
             continue
         example = _plain(max(paths))
         # Of a source whose files lie in partitions, as day=1/, the directory above them.
@@ -146,18 +163,20 @@ def check_files(
         return
     known = list(later)
     for source in sources:
+        move = _move_of(spark, source)
         with _log_of(source):
             reached = reached_steps(files, batch, [source.number], numbers)[source.number] if batch >= 0 else -1
         last = last_step(files, source.number)
         needed = {file.path for file in files_read(files, source.number, reached, last)}
         covered = logged_paths(files, source.number) if known else frozenset()
         for each in known:
-            number = source.number_in(each.names)
-            needed |= logged_paths(each.files, number) - covered if number is not None else frozenset()
+            if (number := source.number_in(each.names)) is not None:
+                read = logged_paths(each.files, number) - covered
+                needed |= read if move is None else {path for path in read if move.path(path) not in covered}
         gone = _gone(spark, needed)
-        if gone and source.moved_from is not None:
-            before, (now, *_) = _qualified(spark, source.moved_from), _qualified_roots(spark, source)
-            gone = _gone(spark, [now + uri.removeprefix(before) if _is_below(uri, before) else uri for uri in gone])
+        if gone and move is not None:
+            # Where they were copied, the job whose snapshot it is may still read them where they were.
+            gone = _gone(spark, map(move.path, gone))
         if gone:
             _refuse(source, sorted(map(_plain, gone)))
 
@@ -274,6 +293,11 @@ def _qualified(spark: SparkSession, path: str) -> str:
     file_system = where.getFileSystem(spark._jsc.hadoopConfiguration())
     uri: str = file_system.makeQualified(where).toUri().toString().rstrip("/")
     return re.sub("^file:/(?!/)", "file:///", uri)
+
+
+def _move_of(spark: SparkSession, source: FileSource) -> Move | None:
+    roots = _qualified_roots(spark, source) if source.moved_from is not None else []
+    return Move(_qualified(spark, source.moved_from), roots[0]) if source.moved_from is not None and roots else None
 
 
 def _is_below(uri: str, root: str) -> bool:

@@ -253,7 +253,7 @@ class KafkaTopics:
         False while Kafka does not answer yet: another thread asks it. Raises ConfigurationError if a topic was created
         anew; ConflictError if the program says that rows may be gone: the job is restarted then.
         """
-        if batch <= self._checked:
+        if batch <= self._checked or not self._known:
             return True
         if self._asked is None or self._asked[0] != batch:
             self._asked = batch, Future()
@@ -274,7 +274,8 @@ class KafkaTopics:
 
     def _ask(self, batch: int, answer: Future[None], files: Mapping[str, bytes]) -> None:
         is_told = False
-        while not self._is_closed.is_set():
+        # Of a checkpoint that has failed meanwhile, nobody wants to know.
+        while not self._is_closed.is_set() and self._asked == (batch, answer):
             try:
                 for source in self._known:
                     self._compare(source, {topic for topic, _ in source.reached(files, batch)}, source.known(files))
