@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 
 from strandline.cli.rowfiles import rows_in
 from strandline.cli.rows import print_rows
+from strandline.core.errors import StateTypeError
+from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.rows import rows_of
 from tests.snapshot.strategies import Stored, list_states, pane_states, timer_states, value_states
 from tests.soak import examples
@@ -39,3 +43,27 @@ def test_rows_that_are_shown_are_read_again(form: str, stored: Stored) -> None:
                 print_rows(rows.schema, [rows], json=form == "json", csv=form == "csv", parquet=None)
         found = list(rows_in(path, stored.operator, stored.state)(Path(directory)))
     assert [entry for batch in found for entry in codec.encode(batch)] == codec.encode(rows)
+
+
+TIMERS = OperatorInfo(
+    uid="op", parallelism=1, max_parallelism=4, key_schema="k string", backend="memory",
+    states=[StateInfo(name="timers.event", kind="timers", value_type="")], partitions=[],
+)  # fmt: skip
+
+
+def times_of_file(path: Path, *texts: str) -> list[int]:
+    path.write_text("".join(json.dumps({"k": "a", "time": text}) + "\n" for text in texts), encoding="utf-8")
+    batches = rows_in(path, TIMERS, TIMERS.states[0])(path.parent)
+    return [at_us for batch in batches for at_us in batch.column("time").view("int64").to_pylist()]
+
+
+def test_times_are_read_as_what_they_say_and_nothing_else(tmp_path: Path) -> None:
+    path, noon_us = tmp_path / "timers.json", 1_769_860_800_000_000
+    same = ["2026-01-31 12:00:00Z", "20260131T120000", "2026-01-31T14:00:00+02:00"]
+    assert times_of_file(path, *same) == [noon_us] * 3
+    assert times_of_file(path, "10000-01-01 00:00:00Z") == [253_402_300_800_000_000]
+    for wrong in ("NaT", "now", "12", "300000-01-01 00:00:00Z", "-290310-01-01 00:00:00", "10000-13-01 00:00:00"):
+        with pytest.raises(
+            StateTypeError, match=re.escape(f"line 1, column 'time' (a timestamp) does not fit: '{wrong}")
+        ):
+            times_of_file(path, wrong)

@@ -83,6 +83,18 @@ def ends_with_a_number(event: Any, ctx: Any) -> Any:
     return 5
 
 
+def with_the_sink_of_another(stage: Stage) -> sl.Job:
+    """Return a job that has the sink object of one that is running."""
+    made, sink = stream(stage), sl.sinks.memory()
+    settings = sl.Settings(local_dir=stage.directory / "l", state_memory="64MB")
+    first, second = (
+        sl.Job(name, sinks=[made.to(sink)], checkpoints=sl.Checkpoints(stage.directory / "ck"), settings=settings)
+        for name in ("first", "second")
+    )
+    stage.after.append(first.start(stage.spark).stop)
+    return second
+
+
 MISTAKES = [
     step(
         "select an unknown column",
@@ -119,6 +131,12 @@ MISTAKES = [
     started("checkpoints in a checkpoint", lambda s: in_a_job(s, "shared"), "'shared' of a job's directory"),
     started(
         "files among checkpoints", among_checkpoints, "in the job's own directory", "give the sink a directory outside"
+    ),
+    started(
+        "the sink of a running job",
+        with_the_sink_of_another,
+        "job 'second': its sink 'memory-0' is the same object as a sink of job 'first'",
+        "make one sink for each job",
     ),
     started(
         "checkpoints in memory",

@@ -241,9 +241,7 @@ class Model:
             window.fresh, window.closed = True, False
             window.count += 1
             if self.early and (not self._is_over(window.end, reached) or isinstance(self.kind, Session)):
-                since = (
-                    now if not self.early_by_event_time else max(time or 0, time or 0 if reached is None else reached)
-                )
+                since = now if not self.early_by_event_time else time or 0 if reached is None else reached
                 self.marks.setdefault(k, set()).add(since - since % self.early + self.early)
             if self.early_events and window.count >= self.early_events and not self._is_over(window.end, reached):
                 given.append(self._row(k, window))

@@ -12,6 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, FencedError, SinkError
+from strandline.core.ids import Epoch
 from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
 from strandline.spark.sinks.refused import Refusals
 from strandline.spark.sinks.target import Rows, Writer
@@ -23,6 +24,8 @@ CALLS: list[tuple[list[int], list[str]]] = []
 RAISING: list[Exception] = []
 """What the next calls raise."""
 BAD: set[int] = set()
+LATE: list[Any] = []
+"""What happens within the next call, before it returns."""
 
 
 def keep(rows: list[Any], ids: list[str]) -> None:
@@ -31,6 +34,8 @@ def keep(rows: list[Any], ids: list[str]) -> None:
     if BAD & {row.n for row in rows}:
         raise ValueError(f"no place for {rows}")
     CALLS.append(([row.n for row in rows], ids))
+    for each in list(LATE):
+        each(rows, ids)
 
 
 def seen() -> list[int]:
@@ -44,6 +49,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     CALLS.clear()
     RAISING.clear()
     BAD.clear()
+    LATE.clear()
 
 
 def trial_of(**given: Any) -> Trial:
@@ -154,4 +160,26 @@ def test_nothing_is_left_where_rows_waited() -> None:
     trial.start([], 1)
     # But the records of how far it came.
     files = [path for path in Path(trial.storage).rglob("*") if path.is_file()]
-    assert sorted(path.name for path in files) == ["0", "1", "2", "claim"]
+    assert sorted(path.parent.name for path in files) == ["0", "1", "2", "claims"]
+
+
+def test_a_call_that_returns_late_sets_no_lane_back() -> None:
+    """A task of an older run was in the function while the next run delivered the same rows, and more."""
+    trial = trial_of()
+    older = trial.start()
+    first = trial.stage(older, 1, tasks=1)
+    newer = trial.open()
+    pending: list[str] = []
+
+    def meanwhile(rows: list[Any], ids: list[str]) -> None:
+        LATE.clear()
+        newer.recover(first, Epoch(1), fresh=False)
+        pending.extend(trial.stage(newer, 2, tasks=1))
+        newer.commit(pending)
+
+    LATE.append(meanwhile)
+    older.commit(first)
+    assert not newer.commit([*pending, *trial.stage(newer, 3, tasks=1)])
+    newer.close()
+    trial.start([*pending, *trial.stage(newer, 4, tasks=1)], 4)
+    trial.expect(1, 2, 3, 4)

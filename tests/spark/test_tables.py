@@ -590,6 +590,12 @@ def test_what_cannot_be_reached_or_written_is_refused_before_the_start(tmp_path:
         assert "secret-token" not in str(refused.value)
 
 
+@pytest.mark.parametrize("uri", ["postgresql://me:se@cret@host:5432/cat", "postgresql://host:5432/cat?password=secret"])
+def test_the_destination_says_no_password(uri: str) -> None:
+    sink = sl.sinks.iceberg({"name": "c", "type": "sql", "uri": uri}, "a.b")
+    assert sink.destination == "Iceberg table a.b of catalog c postgresql://host:5432/cat"
+
+
 def test_parameters_that_name_what_is_not_there(place: Place) -> None:
     for options in ({"key": "x"}, {"partition_by": "x"}):
         with pytest.raises(ConfigurationError, match=f"{next(iter(options))} names column 'x'"):

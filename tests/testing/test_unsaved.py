@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import UserCodeError
+from strandline.runtime.task.unsaved import _EPOCHS, UnsavedState
 from strandline.testing import Harness
 
 SAID: dict[str, Any] = {"schema": "k string, v bigint", "key": "k", "output": "k string"}
@@ -20,9 +23,43 @@ SEEN: dict[str, int] = {}
 OPENED: list[int] = []
 
 
+RATES = {"a": 1}
+
+
 @dataclass
 class Tally:
     n: int = 0
+
+
+class Index:
+    """What makes its parts when they are first needed."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, int] | None = None
+
+    @cached_property
+    def names(self) -> list[str]:
+        return ["a"]
+
+    def find(self, name: str) -> int:
+        self.parts = self.parts or {"a": 1}
+        return self.parts.get(name, len(self.names))
+
+
+class Unwilling:
+    """A proxy that raises whatever it is asked, as those of web frameworks do outside of a request."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a context")
+
+
+class Answering:
+    """An object that has everything, of no use."""
+
+    fget = np.zeros(2)
+
+
+UNWILLING, ANSWERING = Unwilling(), Answering()
 
 
 def note(key: str) -> None:
@@ -40,10 +77,16 @@ class Keeps(sl.KeyedProcess):
         self.way, self.count, self.spare, self.client, self.loaded = way, 0, 0, None, None
         self.kinds: dict[str, Any] = {"deque": deque(), "counter": Counter(), "array": np.zeros(2), "object": Tally()}
         self.kinds["buffer"] = []
+        self.index = Index()
+        self.begin_anew()
 
     def open(self) -> None:
         self.cache: dict[str, int] = {}
         OPENED.append(1)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.since_open = 0
 
     def on_event(self, event: Any, ctx: Any) -> Any:
         global COUNTED
@@ -74,13 +117,19 @@ class Keeps(sl.KeyedProcess):
             case "made in open":
                 self.cache[ctx.key] = event.v
                 OPENED.append(event.v)
+                self.since_open += 1
             case "named":
                 self.spare += 1
             case "made when needed":
                 self.client = self.client or object()
                 self.loaded = self.loaded or {"a": 1}
+                self.index.find(ctx.key)
                 if not hasattr(self, "late"):
                     self.late = [1]
+            case "by others":
+                assert RATES["a"]
+            case "odd objects":
+                assert [UNWILLING, ANSWERING]
             case "nothing":
                 pass
 
@@ -113,10 +162,11 @@ def test_variables_as_state_are_found_with_their_line(
     assert "not_state" in text
 
 
-@pytest.mark.parametrize("way", ["made in open", "named", "made when needed", "nothing"])
+@pytest.mark.parametrize("way", ["made in open", "named", "made when needed", "by others", "odd objects", "nothing"])
 def test_what_may_be_lost_is_left_alone(way: str) -> None:
     with Harness(Keeps(way), **SAID, parallelism=2) as h:
         for each in range(4):
+            RATES["a"] += 1
             h.push(*((key, each) for key in "abcd"))
 
 
@@ -203,3 +253,31 @@ def test_an_expiring_value_too_refuses_a_change_of_what_is_not_held() -> None:
     change = lambda self: self.expiring.value.append("b")  # noqa: E731
     with Harness(Changes(change), **SAID) as h, pytest.raises(UserCodeError, match="a copy that is lost"):
         h.push(("x", 1))
+
+
+def test_a_call_that_fails_and_is_undone_has_changed_nothing() -> None:
+    def fail(self: Any) -> None:
+        tags = self.tags.value
+        tags.append("b")
+        self.tags.value = tags
+        raise ValueError("no")
+
+    with Harness(Changes(fail), **SAID, on_error="dead-letter") as h:
+        h.push(("x", 0))
+        h.push(("x", 1))
+        assert [letter.step for letter in h.dead_letters] == ["on_event"]
+
+
+def test_a_job_looks_in_its_first_epochs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.testing.operator.math", SimpleNamespace(inf=_EPOCHS))
+    looked: list[int] = []
+    monkeypatch.setattr(UnsavedState, "find", lambda self: looked.append(1) or [])
+    with Harness(Keeps("nothing"), **SAID) as h:
+        for _ in range(2 * _EPOCHS):
+            h.push(("a", 1))
+    assert len(looked) == _EPOCHS
+    looked.clear()
+    with Harness(Keeps("nothing"), **SAID) as h:
+        for _ in range(50 * _EPOCHS):
+            h.push()
+    assert _EPOCHS < len(looked) < 30 * _EPOCHS

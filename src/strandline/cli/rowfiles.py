@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -42,6 +43,9 @@ from strandline.types.scalars import timestamp_to_us
 
 _BATCH_ROWS = 16_384
 _CELL_CHARS = (1 << 31) - 1
+_BEYOND_PYTHON = re.compile(r"(([+-]\d{1,6}|\d{5,6}|0000)-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z?")
+"""A time of a year that Python does not have."""
+_YEAR_US = 31_556_952 * 1_000_000
 Line = tuple[int, Mapping[str, Any]]
 
 
@@ -146,14 +150,21 @@ def _times(path: Path, name: str, kind: DataType, lines: list[Line]) -> pa.Array
     for number, row in lines:
         text = row.get(name) or None
         try:
-            # It takes no zone.
-            found.append(None if text is None else int(np.datetime64(text.removesuffix("Z"), "us").view("i8")))
-        except (ValueError, AttributeError):
-            try:
-                found.append(timestamp_to_us(value_from(text, kind)))
-            except (ValueError, TypeError, AttributeError) as error:
-                raise _misfit(path, number, name, kind, text, str(error)) from None
+            found.append(None if text is None else _time_us(text, kind))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise _misfit(path, number, name, kind, text, str(error)) from None
     return pa.array(found, pa.int64()).view(to_arrow_type(kind))
+
+
+def _time_us(text: Any, kind: DataType) -> int:
+    match = _BEYOND_PYTHON.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return timestamp_to_us(value_from(text, kind))
+    # It takes no zone, and what is out of its range for another time.
+    found_us = int(np.datetime64(match[1], "us").view("i8"))
+    if abs(found_us / _YEAR_US - (int(match[2]) - 1970)) > 2:
+        raise ValueError(f"year {match[2]} is out of range")
+    return found_us
 
 
 def _misfit(path: Path, line: int, name: str, kind: DataType, value: Any, why: str) -> StateTypeError:

@@ -34,7 +34,11 @@ _TIMER_BYTES = 200
 _SPARE_ENTRIES = 1000
 _END = b"\xff" * 9
 ENDLESS_CHAIN = 1_000_000
-"""A chain of timers, each set by the call of the one before, that gets this long within one epoch is an error."""
+"""A chain of timers, each set by the call of the one before, that gets this long within one epoch is looked at."""
+_NO_CHAIN = (0, 0)
+_MOST_STRETCHES = 100
+"""With how many more times its length it must come to its end: else that is an error. One that makes up for days, or
+years, ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,9 +72,10 @@ class TimerTable(StateTable[Layer]):
         self._until = b""
         """While timers fire, up to where they do: a timer that is set before it fires in the same epoch."""
         self._longest: int | None = None
-        self._links: dict[bytes, int] = {}
-        """Of timers that were set while others fire, and fire with them: how long their chain is, with them."""
-        self._link = 0
+        self._links: dict[bytes, tuple[int, int]] = {}
+        """Of timers that were set while others fire, and fire with them: how long their chain is, with them, and when
+        it began, or was looked at last."""
+        self._link = _NO_CHAIN
         self._left: list[bytes] = []
         """Timers that would have been one too many in a row."""
         if not self._holds_all:
@@ -87,13 +92,19 @@ class TimerTable(StateTable[Layer]):
         if self.journal is not None:
             self.journal.note((self._take_back, timer, changes.get(timer)))
         if timer <= self._until:
-            if self._link == ENDLESS_CHAIN:
-                raise _endless(at_us, _TIME.unpack_from(self._until)[0] - _BIAS)
-            if self._link == self._longest:
+            length, began_us = self._link
+            if length == self._longest:
                 changes[timer] = True
                 self._left.append(timer)
                 return
-            self._links[timer] = self._link + 1
+            if length == 0:
+                began_us = at_us
+            elif length == ENDLESS_CHAIN:
+                until_us = _TIME.unpack_from(self._until)[0] - _BIAS
+                if at_us <= began_us or until_us - at_us > _MOST_STRETCHES * (at_us - began_us):
+                    raise _endless(at_us, until_us)
+                length, began_us = 0, at_us
+            self._links[timer] = length + 1, began_us
         changes[timer] = True
         if self._due is not None and timer <= self._limit:
             heapq.heappush(self._due, timer)
@@ -126,10 +137,10 @@ class TimerTable(StateTable[Layer]):
         `prepare` is told the encoded keys of many timers before they come, and returns the keys to give for them; None:
         the encoded ones. After about `most` timers, those in memory not counted, the others stay pending. So do those
         that are set on the way if `longest` in a row were, each by the call of the one before. Without `longest`, the
-        call that sets the ENDLESS_CHAINth raises UserCodeError.
+        call that sets the ENDLESS_CHAINth raises UserCodeError if the chain does not come to its end soon.
         """
         left: list[bytes] = []
-        self._longest, self._link, self._links, self._left = longest, 0, {}, left
+        self._longest, self._link, self._links, self._left = longest, _NO_CHAIN, {}, left
         self._until = bound = _TIME.pack(until_us + _BIAS) + _END
         try:
             yield from self._fire(bound, prepare, most)
@@ -296,7 +307,7 @@ class TimerTable(StateTable[Layer]):
             # Deleted on the way, or there twice.
             if changes.get(timer, True):
                 changes[timer] = False
-                self._link = self._links.pop(timer, 0)
+                self._link = self._links.pop(timer, _NO_CHAIN)
                 yield at_us, key
                 if on_the_way:
                     # A timer that is set on the way belongs to the key of one before it.
@@ -307,7 +318,7 @@ class TimerTable(StateTable[Layer]):
     def _fire_one(self, timer: bytes, known: dict[bytes, Any]) -> Iterator[tuple[int, Any]]:
         if self._now.get(timer):
             self._now[timer] = False
-            self._link = self._links.pop(timer, 0)
+            self._link = self._links.pop(timer, _NO_CHAIN)
             encoded = timer[8:]
             yield _TIME.unpack_from(timer)[0] - _BIAS, known.get(encoded, encoded)
 

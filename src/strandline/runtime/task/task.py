@@ -38,6 +38,8 @@ from strandline.types.records import record_type
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GIVEN_ROWS = 50_000
+_EMPTY_EPOCH = 0.05
+"""How much of an epoch with rows one without them counts for."""
 _RULE = 1
 """Which of the columns holds rules for every partition: the right one of a pair."""
 LONGEST_CHAIN = 1000
@@ -126,6 +128,8 @@ class Task:
         self._watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows, self._keyless_rows = {}, 0, 0, 0
         self.findings, self._has_rows = [], False
+        if self.unsaved is not None:
+            self.unsaved.begin()
         if self.failures is not None:
             self.failures.begin()
         if self._columnar is not None:
@@ -201,7 +205,8 @@ class Task:
         if self.unsaved is None:
             return
         self.findings = self.unsaved.find()
-        self.unsaved.epochs_left -= self._has_rows
+        # Where no rows come, there is little to find, and no end to it.
+        self.unsaved.epochs_left -= 1 if self._has_rows else _EMPTY_EPOCH
         if self.unsaved.epochs_left <= 0:
             self.unsaved = self.scope.unsaved = None
 

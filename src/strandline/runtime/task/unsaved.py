@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
-from types import CodeType, FrameType, FunctionType
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -43,6 +44,7 @@ _STORES = {
     "global": ("STORE_GLOBAL", "DELETE_GLOBAL"),
     "closure": ("STORE_DEREF", "DELETE_DEREF"),
 }
+_ALL_STORES = {opname for opnames in _STORES.values() for opname in opnames}
 _DECLARED = {
     int: 'sl.Value("bigint", default=0)',
     float: 'sl.Value("double", default=0.0)',
@@ -51,7 +53,10 @@ _DECLARED = {
     dict: 'sl.Map("string", "bigint")',
     set: 'sl.Map("string", "boolean")',
 }
+_CACHED = type(lru_cache(len))
 _ABSENT = object()
+_NONE = (type(None), None)
+"""The mark of None."""
 
 
 class Variable(NamedTuple):
@@ -73,7 +78,6 @@ class _Reference(NamedTuple):
     name: Any
     file: str
     line: int
-    function: str
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,10 @@ class UnsavedState:
         self._classes = [each for each in type(process).__mro__ if _package(each) not in ("strandline", "builtins")]
         self._packages = {*map(_package, self._classes)}
         self._functions = list(self._reachable())
-        self._references = [
-            reference for each in self._functions for reference in _references(each.__code__, each.__name__)
-        ]
+        named: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for each in self._functions:
+            named.setdefault(id(each.__globals__), (each.__globals__, set()))[1].update(_globals_of(each))
+        self._globals = list(named.values())
         self._changes: dict[tuple[str, str, int], tuple[Any, set[Any], str]] = {}
         """Changes of read values, by state and line: the state's table, the keys, and how it is assigned."""
         self._seen = self._look()
@@ -105,15 +110,37 @@ class UnsavedState:
 
     def opened(self) -> None:
         """Take for legitimate what open() has made or changed."""
-        now, named = self._look(), _names(getattr(self._process, "not_state", ()))
+        now, named = self._look(), _names(getattr(self._process, "not_state", ())) | self._stored_by_open()
         self._free = {each for each, mark in now.items() if each.name in named or self._seen.get(each, _ABSENT) != mark}
         self._seen = now
+
+    def _stored_by_open(self) -> set[str]:
+        """Return the names that open(), and what it calls, assigns: also what was there before, with the same value."""
+        called, stored = {"open"}, set[str]()
+        waiting = list(self._functions)
+        while found := [each for each in waiting if each.__name__ in called]:
+            waiting = [each for each in waiting if each not in found]
+            for each in found:
+                called |= _globals_of(each)
+                stored |= {one.name for one in _references(each.__code__) if one.opname in _ALL_STORES}
+        return stored
 
     def note_change(self, state: str, how: str, table: Any, key: Any, frame: FrameType) -> None:
         """Note that a value, which was read from a state and is held, is changed in this frame."""
         at = state, frame.f_code.co_filename, frame.f_lineno
-        if len(self._changes) < _MOST_CHANGES:
-            self._changes.setdefault(at, (table, set(), how))[1].add(None if type(key) is NoKey else key)
+        if len(self._changes) >= _MOST_CHANGES:
+            return
+        key = None if type(key) is NoKey else key
+        keys = self._changes.setdefault(at, (table, set(), how))[1]
+        if key not in keys:
+            keys.add(key)
+            if table.journal is not None:
+                # If the call fails, and the job goes on, it is as if it had not been.
+                table.journal.note((keys.discard, key))
+
+    def begin(self) -> None:
+        """Begin an epoch: what others have changed since the last one, as a test does, is not the function's."""
+        self._seen = self._look()
 
     def find(self) -> list[Finding]:
         """Return what is found out in an epoch that has run, and is not committed yet; each mistake once."""
@@ -131,8 +158,7 @@ class UnsavedState:
                 # The first assignment to an attribute that the class has until then.
                 of_class = (before[each] for each in before if (each.kind, each.name) == ("class", variable.name))
                 old = next(of_class, _ABSENT)
-            # None, or nothing, gives way to what is made when it is first needed.
-            if old in (mark, _ABSENT, _mark(None)) or variable in self._free:
+            if not _differ(old, mark) or variable in self._free:
                 continue
             self._free.add(variable)
             yield self._unsaved(variable, mark[0])
@@ -179,14 +205,14 @@ class UnsavedState:
         for each in self._classes:
             variables = [(name, value) for name, value in dict(vars(each)).items() if not name.startswith("__")]
             for name, value in variables:
-                if name != "not_state" and not isinstance(value, State):
+                if name != "not_state" and not issubclass(type(value), State):
                     found[Variable("class", each.__name__, name)] = _mark(value, self._packages)
-        for function in self._functions:
-            module = function.__globals__
-            for name in _globals_of(function):
+        for module, names in self._globals:
+            for name in names:
                 if name in module:
                     where = f"module {module.get('__name__', '?')}"
                     found[Variable("global", where, name)] = _mark(module[name], self._packages)
+        for function in self._functions:
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 try:
                     found[Variable("closure", "the function around", name)] = _mark(cell.cell_contents, self._packages)
@@ -210,7 +236,12 @@ class UnsavedState:
 
     def _place_of(self, variable: Variable) -> tuple[str, int]:
         """Return the line that most likely changes a variable: it stores, or calls what changes, or else reads."""
-        at_work = [each for each in self._references if each.function not in ("__init__", "open", "close")]
+        at_work = [
+            reference
+            for each in self._functions
+            if each.__name__ not in ("__init__", "open", "close")
+            for reference in _references(each.__code__)
+        ]
         naming = [each for each in at_work if each.name == variable.name]
         changing = {
             (each.file, each.line)
@@ -234,8 +265,27 @@ def _mark(value: Any, packages: Collection[str] = ()) -> Any:
         return None
 
 
+class _Attributes(NamedTuple):
+    """What an object of the user's own is compared by."""
+
+    marks: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.marks.items()))
+
+
 class _OpaqueError(Exception):
     """A client, a model, a function: such things have no value to compare."""
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """Whether a variable was changed. None, or nothing, gives way to what is made when it is first needed."""
+    if old is _ABSENT or old == _NONE:
+        return False
+    if old[0] is new[0] and isinstance(old[1], _Attributes) and isinstance(new[1], _Attributes):
+        before, now = old[1].marks, new[1].marks
+        return any(name not in now or _differ(mark, now[name]) for name, mark in before.items())
+    return bool(old != new)
 
 
 def _mark_of(value: Any, packages: Collection[str], left: list[int], depth: int) -> Any:
@@ -266,7 +316,12 @@ def _mark_of(value: Any, packages: Collection[str], left: list[int], depth: int)
             return kind, each(value.keys()), each(value.values())
         return kind, frozenset(each(value)) if isinstance(value, set | frozenset) else each(value)
     if _package(kind) in packages and hasattr(value, "__dict__") and not isinstance(value, type):
-        return (kind, "") if depth > _DEEPEST else (kind, _mark_of(vars(value), packages, left, depth + 1))
+        left[0] -= len(vars(value))
+        if left[0] < 0 or depth > _DEEPEST:
+            return kind, ""
+        return kind, _Attributes(
+            {name: _mark_of(part, packages, left, depth + 1) for name, part in dict(vars(value)).items()}
+        )
     raise _OpaqueError
 
 
@@ -275,10 +330,20 @@ def _package(thing: Any) -> str:
 
 
 def _function(value: Any) -> FunctionType | None:
-    """Return the function in an attribute of a class, or in a variable; None if there is none."""
-    of_method = getattr(value, "__func__", None) or getattr(value, "fget", None)
-    function = of_method or getattr(value, "__wrapped__", value)
-    return function if isinstance(function, FunctionType) else None
+    """Return the function in an attribute of a class, or in a variable; None if there is none.
+
+    Nothing is asked of other things: they may answer anything, or raise what they like.
+    """
+    kind, function = type(value), None
+    if kind is FunctionType:
+        function = vars(value).get("__wrapped__", value)
+    elif kind is _CACHED:
+        function = value.__wrapped__
+    elif issubclass(kind, property):
+        function = value.fget
+    elif issubclass(kind, staticmethod | classmethod | MethodType):
+        function = value.__func__
+    return function if type(function) is FunctionType else None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -288,11 +353,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(each)
 
 
-def _references(code: CodeType, function: str) -> Iterator[_Reference]:
+def _references(code: CodeType) -> Iterator[_Reference]:
     for each in _codes(code):
         for found in dis.get_instructions(each):
             line = found.positions.lineno if found.positions else None
-            yield _Reference(found.opname, found.argval, code.co_filename, line or 0, function)
+            yield _Reference(found.opname, found.argval, code.co_filename, line or 0)
 
 
 def _globals_of(function: FunctionType) -> set[str]:

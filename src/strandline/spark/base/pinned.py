@@ -23,13 +23,10 @@ class Pinned:
         self._rdd = jdf.queryExecution().logical().rdd()
         # Programs unpersist all that the context lists as persisted.
         sc: Any = self.rows.sparkSession.sparkContext
-        sc._jsc.sc().persistentRdds().remove(self._rdd.id())
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the rows are kept, or will be with their first reader."""
-        return bool(self._rdd.getStorageLevel().useMemory())
+        self._core = sc._jsc.sc()
+        self._core.persistentRdds().remove(self._rdd.id())
 
     def release(self, *, blocking: bool = False) -> None:
         """Drop the rows: they cannot be read any more."""
-        self._rdd.unpersist(blocking)
+        # The RDD's own method does the same, and warns of it in the log each time.
+        self._core.unpersistRDD(self._rdd.id(), blocking)

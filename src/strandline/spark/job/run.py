@@ -20,10 +20,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
 from strandline.control.status import Savepoint, Status
 from strandline.control.telling import tell
-from strandline.core.errors import (
-    CheckpointError,
-    UnavailableError,
-)
+from strandline.core.errors import CheckpointError, ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.scratch import remove_abandoned
 from strandline.keeper.lookups import Found, Table
@@ -63,6 +60,7 @@ class Run(Waiting):
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
+        self._check_sinks_are_free()
         self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
         remove_abandoned(self._b.places.root)
@@ -92,6 +90,18 @@ class Run(Waiting):
                 self._held.close()
                 _live.discard(self)
             raise
+
+    def _check_sinks_are_free(self) -> None:
+        """Refuse a sink object that a live run has: it knows one run, and takes rows of the other for its own."""
+        mine = {id(sink): name for name, sink, _ in self._b.plan.sinks if sink.visibility == "checkpoint"}
+        for other in live_runs():
+            for _, sink, _ in other._b.plan.sinks:
+                if id(sink) in mine:
+                    raise ConfigurationError(
+                        f"job '{self._b.name}': its sink '{mine[id(sink)]}' is the same object as a sink of job "
+                        f"'{other._b.name}', which is running",
+                        hint="make one sink for each job: two may write to the same place",
+                    )
 
     @property
     def query(self) -> StreamingQuery | None:

@@ -13,16 +13,13 @@ from pyspark.sql import Row
 
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.core.errors import ConfigurationError, FencedError, NotFoundError
+from strandline.core.errors import ConfigurationError, FencedError
 from strandline.core.settings import parse_duration_ms
-from strandline.format.frame import frame, unframe
 from strandline.plan.callables import check_function, check_shippable
 from strandline.spark.sinks.blame import raised, users_lines
 from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.transactional import Transactional
 
-_MAGIC = b"SLSMARK1"
-_VERSION = 1
 _LONGEST_PAUSE_S = 10.0
 
 Deliver = Callable[[list[Row], list[str]], Any]
@@ -91,8 +88,7 @@ class _Called(Target):
 
     def claim(self, writer: Writer) -> None:
         folder = folder_at(writer.storage)
-        _check_claim(folder, writer)
-        _put(folder, _claim_path(writer), str(writer.generation))
+        _note(folder, f"{writer.sink}/claims", _claim(writer), _check_claim(folder, writer))
 
     def connect(self, writer: Writer, lane: int) -> Connection:
         return _Calling(self, writer, lane)
@@ -109,18 +105,18 @@ class _Calling(Connection):
         self._path = f"{self.writer.sink}/lanes/{self.lane}"
 
     def reached(self) -> str | None:
-        return _read(self._folder, self._path)
+        return _newest(self._folder, self._path)
 
     def write_rows(self, rows: Rows, since: str | None, mark: str) -> None:
         _check_claim(self._folder, self.writer)
         made = Row(*rows.batches[0].schema.names)
         columns = ([c.to_pylist() for c in batch.columns] for batch in rows.batches)
         self._call([made(*values) for found in columns for values in zip(*found, strict=True)], rows.ids)
-        _put(self._folder, self._path, mark)
+        _note(self._folder, self._path, mark, since)
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         assert not batches, "rows come with their names"
-        _put(self._folder, self._path, mark)
+        _note(self._folder, self._path, mark, since)
 
     def _call(self, rows: list[Row], ids: list[str]) -> None:
         target, pause_s = self.target, self.target.pause_s
@@ -142,22 +138,29 @@ class _Calling(Connection):
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _check_claim(folder: Folder, writer: Writer) -> None:
-    if (newest := _read(folder, _claim_path(writer))) and int(newest) > writer.generation:
+def _claim(writer: Writer) -> str:
+    return f"{writer.generation:08}"
+
+
+def _check_claim(folder: Folder, writer: Writer) -> str | None:
+    """Return the newest claim; raise FencedError if it is that of a newer run."""
+    newest = _newest(folder, f"{writer.sink}/claims")
+    if newest is not None and newest > _claim(writer):
         raise FencedError(f"{writer.label}: a newer driver of the job is at work")
+    return newest
 
 
-def _claim_path(writer: Writer) -> str:
-    return f"{writer.sink}/claim"
+# A record is the greatest name in a folder, so that a task of an older run that comes late does not set it back.
 
 
-def _read(folder: Folder, path: str) -> str | None:
-    try:
-        data = folder.get(path)
-    except NotFoundError:
-        return None
-    return unframe(data, _MAGIC, _VERSION, f"{folder.url}/{path}").decode()
+def _newest(folder: Folder, path: str) -> str | None:
+    below = f"{path}/"
+    found = (info.path for info in folder.list(below))
+    return max((each.removeprefix(below) for each in found if each.startswith(below)), default=None)
 
 
-def _put(folder: Folder, path: str, text: str) -> None:
-    folder.put(path, frame(_MAGIC, _VERSION, text.encode()))
+def _note(folder: Folder, path: str, name: str, before: str | None = None) -> None:
+    """Put a name on record, in place of the one before."""
+    folder.put(f"{path}/{name}", b"")
+    if before is not None and before < name:
+        folder.delete([f"{path}/{before}"])

@@ -98,7 +98,8 @@ class IcebergSink(TableSink):
         self.table = table
         self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
         self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
-        uri = re.sub(r"://[^/@\s]+@", "://", self._properties.get("uri", ""))
+        # Without who it is, or with which password.
+        uri = re.sub(r"://[^/\s]*@", "://", self._properties.get("uri", "").partition("?")[0])
         self.destination = f"Iceberg table {table} of catalog {self._catalog_name} {uri}".rstrip()
         self._lock = threading.Lock()
         self._loaded: Any = None
