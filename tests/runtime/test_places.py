@@ -293,7 +293,7 @@ def test_what_nobody_came_back_for_is_swept(tmp_path: Path) -> None:
     empty = places(tmp_path, "empty")
     empty.make()
     # A driver that is killed while a savepoint is made leaves what it was made of.
-    (old / "savepoint-x1y2" / "part").mkdir(parents=True)
+    (old / "strandline-savepoint-x1y2" / "part").mkdir(parents=True)
     age(old, 2 * DAY_S)
     age(empty.root, 2 * DAY_S)
     sweep(tmp_path)

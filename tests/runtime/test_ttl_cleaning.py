@@ -10,12 +10,13 @@ import pytest
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import TTL, List, Value
+from strandline.core.times import END_US
 from strandline.runtime.state import timers
 from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.ttl import cleaning as expiry
 from tests.runtime.bench import Bench
 from tests.runtime.conftest import Make
-from tests.runtime.living import WAKE_S, Asked, S, answers, epoch, stored
+from tests.runtime.living import WAKE_S, Asked, Living, S, answers, epoch, stored
 
 
 def test_cleaning_follows_in_memory_too(make: Make) -> None:
@@ -108,6 +109,23 @@ def test_much_is_cleaned_over_several_epochs(tmp_path: Path, monkeypatch: pytest
     assert len(set(left)) > 5
     assert left[-1] == 0
     assert list(stored(bench)) == ["plain"]
+    bench.close()
+
+
+def test_a_drain_cleans_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event time may begin anew after it: nothing that has expired may be there then."""
+    monkeypatch.setattr(expiry, "_MOST", 10)
+    monkeypatch.setattr(timers, "_CHUNK", 7)
+    bench = Bench("rocksdb", tmp_path, Living(TTL("10s", time="event")), timed=True)
+    fill = [(f"k{n}", "set_value", n, n) for n in range(50)]
+    epoch(bench, fill, watermark_s=99, times_s=[100] * 50)
+    bench.write(bench.freeze())
+    # What was made since the last call counts twice.
+    epoch(bench, watermark_s=100)
+    assert len(stored(bench)["ttl.event"]) == 50
+    epoch(bench, watermark_s=END_US / S)
+    assert stored(bench) == {}
+    assert bench.task.next_timers_us == (None, None)
     bench.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec import structs
@@ -16,8 +16,10 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import Choice, fetch
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import MANIFEST
+from strandline.core.settings import BackendName
+from strandline.format.manifest import BACKENDS, MANIFEST, STATE_KINDS, OlderSchema, TTLInfo
 from strandline.snapshot import opened as opening
+from strandline.snapshot import rows
 from strandline.snapshot.listing import list_snapshots, verify_snapshot
 from strandline.snapshot.opened import (
     Snapshot,
@@ -281,6 +283,45 @@ def test_no_savepoint_where_a_job_collects_its_garbage(job: Path, tmp_path: Path
     for elsewhere in (job / "sp", job.parent / "sp", tmp_path / "shared/sp", tmp_path / "chk-7/deep/sp"):
         assert savepoint_place(str(elsewhere)).path == "sp"
     assert not (job / "chk-99").exists()
+
+
+@pytest.mark.parametrize(
+    ("operator", "state", "expected"),
+    [
+        (
+            {"backend": "tape"},
+            {},
+            "operator 'op' is of the backend 'tape', expected one of filesystem, memory, rocksdb",
+        ),
+        ({"key_schema": "k strung"}, {}, "operator 'op' has a key of an unknown type: .*strung"),
+        ({}, {"kind": "tree"}, "state 'value' is of the kind 'tree', expected one of aggregating, "),
+        ({}, {"value_type": "struct<a: bigint"}, "state 'value' is of an unknown type: "),
+        ({}, {"key_type": "map<"}, "state 'value' is of an unknown type: "),
+        ({}, {"older": {0: OlderSchema(value_type="in t")}}, "state 'value' is of an unknown type: "),
+        ({}, {"ttl": TTLInfo(duration_ms=1, refresh="write", time="lunar")}, "expires by the time 'lunar'"),
+    ],
+)
+def test_a_manifest_of_what_is_not_known_is_refused_in_words(
+    tmp_path: Path, operator: dict[str, Any], state: dict[str, Any], expected: str
+) -> None:
+    """Its bytes are whole: another release has written it, or another program."""
+    made = checkpoint_of(tmp_path, "memory", 1) / "_metadata"
+    found = MANIFEST.decode(made.read_bytes(), "it")
+    (op,) = found.operators
+    (value,) = [one for one in op.states if one.name == "value"]
+    states = [structs.replace(value, **state), *(one for one in op.states if one is not value)]
+    made.write_bytes(
+        MANIFEST.encode(structs.replace(found, operators=[structs.replace(op, states=states, **operator)]))
+    )
+    with pytest.raises(CorruptionError, match=f"chk-1/_metadata: .*{expected}"):
+        open_snapshot(str(made.parent))
+    with pytest.raises(NotFoundError, match=f"none of its 1 manifests can be read: .*{expected}"):
+        open_snapshot(str(made.parents[1]))
+
+
+def test_manifests_know_every_kind_of_state_and_every_backend() -> None:
+    assert {*rows._KINDS, rows._DERIVED} == STATE_KINDS
+    assert set(get_args(BackendName)) == BACKENDS
 
 
 @pytest.mark.parametrize(

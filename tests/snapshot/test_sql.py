@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 
 from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.format.manifest import MANIFEST
 from strandline.snapshot import sql as module
 from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.reading import StateReader
@@ -125,3 +126,23 @@ def test_without_duckdb(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(ConfigurationError, match=r"needs DuckDB[^$]*pip install 'strandline\[tables\]'"):
         ask(checkpoint, "SELECT 1")
+
+
+@pytest.mark.parametrize("uid", ["temp", "System", "pg_catalog", "information_schema", "metadata", "main", "memory"])
+def test_an_operator_may_be_called_as_a_schema_of_the_database(tmp_path: Path, uid: str) -> None:
+    folder = checkpoint_of(tmp_path, "memory", 1)
+    found = MANIFEST.decode((folder / "_metadata").read_bytes(), "it")
+    (op,) = found.operators
+    (folder / "_metadata").write_bytes(
+        MANIFEST.encode(structs.replace(found, operators=[structs.replace(op, uid=uid)]))
+    )
+    for name in (f'"{uid}.top"', "top"):
+        assert ask(folder, f"SELECT count(*) FROM {name}") == [(60,)]
+    if uid in ("metadata", "main", "memory"):
+        assert ask(folder, f"SELECT count(*) FROM {uid}.top") == [(60,)]
+    else:
+        with pytest.raises(
+            ConfigurationError, match=f'a schema of DuckDB.s own: write [^$]*"{uid}.top"[^$]*in one pair'
+        ):
+            ask(folder, f"SELECT count(*) FROM {uid}.top")
+    assert ask(folder, "SELECT DISTINCT operator FROM metadata.operators") == [(uid,)]

@@ -20,6 +20,7 @@ import pytest
 
 from strandline.checkpoint import kinds
 from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, StrandlineError
+from strandline.core.scratch import LOCK, remove_abandoned
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.snapshot import exporters, taking
 from strandline.snapshot.export import Part
@@ -93,7 +94,7 @@ def test_equal_state_has_equal_files_whatever_its_job_was(tmp_path: Path) -> Non
         assert MANIFEST.decode((folder / "_metadata").read_bytes(), "it") == manifest
         there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         assert there == {"_metadata", *(file.path for file in manifest.files())}
-        assert not list((tmp_path / name).glob("savepoint-*"))
+        assert not list((tmp_path / name).glob("strandline-savepoint-*"))
     assert found["one"] == found["heap"] == found["many"]
 
 
@@ -161,7 +162,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
     with pytest.raises(StrandlineError, match=r"operator 'op', partition \d, .* has ended with -9"):
         take(job, "savepoint")
     assert not (tmp_path / "savepoint").exists()
-    assert not list(tmp_path.glob("savepoint-*"))
+    assert not list(tmp_path.glob("strandline-savepoint-*"))
 
 
 def test_a_process_that_is_killed_before_it_hears_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +258,7 @@ def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Jo
     for number in range(2):
         scratch = tmp_path / "savepoint-1" / str(number)
         scratch.mkdir(parents=True)
+        (scratch.parent / LOCK).touch()
         (scratch / "fetched").touch()
         process = subprocess.Popen([sys.executable, "-c", f"{stuck}; export.main()"], stdin=subprocess.PIPE)
         assert process.stdin is not None
@@ -267,3 +269,33 @@ def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Jo
         process.stdin.close()
         assert process.wait(30) == 1
     assert not (tmp_path / "savepoint-1").exists()
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_what_a_killed_export_leaves_is_removed_by_the_next(job: Job, tmp_path: Path, form: Form) -> None:
+    """Also when all of its processes are killed at once, as by a lack of memory."""
+    stuck = "import sys, time; from strandline.snapshot import taking\n"
+    stuck += "def hang(*_): print('here', flush=True); time.sleep(60)\n"
+    stuck += "taking._Native._bring = taking._Canonical._run = hang\n"
+    stuck += "taking.take_savepoint(*taking.msgspec.msgpack.decode(sys.stdin.buffer.read(), "
+    stuck += "type=tuple[taking.Manifest, taking.Place, taking.Place, str]), scratch=taking.Path(sys.argv[1]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", stuck, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    asked = (job.manifest(), place(tmp_path / "storage", "job"), place(tmp_path, "killed"), form)
+    process.stdin.write(msgspec.msgpack.encode(asked))
+    process.stdin.close()
+    assert process.stdout.readline() == b"here\n"
+    (left,) = tmp_path.glob("strandline-savepoint-*")
+    mine = tmp_path / "strandline-savepoint-20260101"
+    mine.mkdir()
+    remove_abandoned(tmp_path)
+    assert left.exists(), "it is at work"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with exporting_here():
+        take(job, "savepoint", form)
+    assert list(tmp_path.glob("strandline-savepoint-*")) == [mine]

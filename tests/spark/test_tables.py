@@ -281,6 +281,22 @@ def test_what_waits_is_told(delta: Place, monkeypatch: pytest.MonkeyPatch) -> No
     assert (sink.status().waiting_rows, sink.status().rows, sink.status().failure) == (0, 2, "")
 
 
+def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again and again how it wants them: a catalog that is away need not end the job."""
+    monkeypatch.setattr("strandline.spark.sinks.tables.sink._LOOK_AGAIN_S", 0.0)
+    sink = place.start()
+    left = stage(sink, 1, [(1, "a")])
+    with away(monkeypatch):
+        left += stage(sink, 2, [(2, "b")])
+        assert len(sink.commit(left)) == 2
+    sink.commit(left)
+    assert sorted(place.pairs()) == [(1, "a"), (2, "b")]
+    # A run that has never asked it does not know.
+    sink = place.start([], 2)
+    with away(monkeypatch), pytest.raises(UnavailableError, match="nobody listens"):
+        stage(sink, 3, [(3, "c")])
+
+
 def test_a_data_file_that_is_gone_is_not_listed(place: Place) -> None:
     sink = place.start()
     staged = stage(sink, 1, [(1, "a")])

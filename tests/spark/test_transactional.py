@@ -365,6 +365,26 @@ def test_staged_rows_that_are_gone_are_an_error_unless_they_are_on_record(ledger
         trial.start(pending, 2)
 
 
+def test_a_staging_place_that_was_changed_is_named(ledger: Any, tmp_path: Path) -> None:
+    trial = trial_of(ledger)
+    trial.start()
+    trial.make = lambda: sl.sinks.Transactional(Kept(ledger.name), staging=tmp_path / "one")
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    trial.make = lambda: sl.sinks.Transactional(Kept(ledger.name), staging=tmp_path / "two")
+    with pytest.raises(
+        CorruptionError,
+        match=rf"were staged in {(tmp_path / 'one').as_uri()}, and the sink now stages in {(tmp_path / 'two').as_uri()}, "
+        r"(.|\n)*staging= or checkpoints= of the job was changed\n.*former staging=",
+    ):
+        trial.start(pending, 1)
+    # A place that was moved has what is looked for.
+    (tmp_path / "two").rmdir()
+    (tmp_path / "one").rename(tmp_path / "two")
+    trial.start(pending, 1)
+    trial.expect(1)
+
+
 def test_staged_rows_that_another_task_has_delivered_meanwhile_are_not_missed(ledger: Any, monkeypatch: Any) -> None:
     """A driver that was replaced, or a task that Spark ran twice, may find the files gone that it wants to read."""
     monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)

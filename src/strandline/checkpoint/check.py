@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.checkpoint.restore import local_path
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
+from strandline.core.scratch import Scratch
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, misfit, stored_once
 
 State = Literal["complete", "void", "damaged"]
@@ -93,10 +93,10 @@ def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = _unh
 
 def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _unheard) -> list[Problem]:
     """Read files, each once, and name those that are missing or not as they were written."""
-    with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
+    with Scratch("verify") as scratch:
 
         def read(file: FileRef) -> Problem | None:
-            problem = _verify_one(folder, file, Path(scratch))
+            problem = _verify_one(folder, file, scratch)
             on_bytes(0 if file.inline is not None else file.size)
             return problem
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -54,6 +55,8 @@ class RecordFormat(Generic[R]):
     version: int
     kind: type[R]
     what: str
+    check: Callable[[R], str] = lambda record: ""
+    """Returns what this release cannot read of a record whose fields are as expected; empty: it reads all of it."""
 
     def __post_init__(self) -> None:
         decodable(self.kind)
@@ -66,6 +69,12 @@ class RecordFormat(Generic[R]):
         """Read a file; raise CorruptionError naming `where` unless every byte is as written."""
         payload = unframe(data, self.magic, self.version, where)
         try:
-            return msgspec.json.decode(payload, type=self.kind)
+            record = msgspec.json.decode(payload, type=self.kind)
         except msgspec.MsgspecError as error:
             raise CorruptionError(f"{where}: {self.what} does not have the expected fields: {error}") from error
+        if problem := self.check(record):
+            raise CorruptionError(
+                f"{where}: {self.what} says what this release cannot read: {problem}",
+                hint="read it with the release that wrote it; nothing was touched",
+            )
+        return record

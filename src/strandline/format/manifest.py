@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
 
+from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.keygroups import MAX_MAX_PARALLELISM
 from strandline.format.frame import RecordFormat
+from strandline.types.datatypes import parse_schema, parse_type
 
 Mode = Literal["full", "incremental"]
 
@@ -299,4 +301,37 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return stored_once(self.files())
 
 
-MANIFEST = RecordFormat(b"SLMANIF1", 1, Manifest, "the manifest")
+STATE_KINDS = frozenset(("value", "reducing", "aggregating", "map", "broadcast", "list", "timers", "panes", "ttl"))
+BACKENDS = frozenset(("memory", "filesystem", "rocksdb"))
+
+
+def _unreadable(manifest: Manifest) -> str:
+    """Return what is no backend, kind of state or type that this release knows."""
+    for operator in manifest.operators:
+        where = f"operator '{operator.uid}'"
+        if operator.backend not in BACKENDS:
+            return f"{where} is of the backend '{operator.backend}', expected one of {', '.join(sorted(BACKENDS))}"
+        if problem := _no_type(parse_schema, operator.key_schema):
+            return f"{where} has a key of an unknown type: {problem}"
+        for state in operator.states:
+            where = f"operator '{operator.uid}', state '{state.name}'"
+            if state.kind not in STATE_KINDS:
+                return f"{where} is of the kind '{state.kind}', expected one of {', '.join(sorted(STATE_KINDS))}"
+            if state.ttl and state.ttl.time not in ("event", "processing"):
+                return f"{where} expires by the time '{state.ttl.time}', expected event or processing"
+            older = [each.value_type for each in (state.older or {}).values()]
+            for text in filter(None, (state.value_type, state.key_type, *older)):
+                if problem := _no_type(parse_type, text):
+                    return f"{where} is of an unknown type: {problem}"
+    return ""
+
+
+def _no_type(parse: Callable[[str], object], text: str) -> str:
+    try:
+        parse(text)
+    except ConfigurationError as error:
+        return error.message
+    return ""
+
+
+MANIFEST = RecordFormat(b"SLMANIF1", 1, Manifest, "the manifest", _unreadable)

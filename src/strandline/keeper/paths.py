@@ -267,7 +267,7 @@ def _is_abandoned(root: Path, older_than_s: float) -> bool:
 def _is_ours(path: Path) -> bool:
     """Return whether a job's directory may hold this: sockets, locks, partitions, Spark's progress, scratch."""
     if path.is_dir():
-        return path.name.startswith(("spark-", "savepoint-")) or (path / "keeper.lock").exists()
+        return path.name.startswith(("spark-", "strandline-")) or (path / "keeper.lock").exists()
     return path.suffix in (".sock", ".tmp") or path.name == _DRIVER_LOCK or path.name.startswith("failed-")
 
 

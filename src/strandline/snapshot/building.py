@@ -9,7 +9,6 @@ Its files are those that a savepoint of a job with this state has. Nothing is a 
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
 from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile, size_of
 from strandline.format.names import Named, find_named, name_in
@@ -126,7 +126,8 @@ class SavepointBuilder:
         self._tables: dict[tuple[str, str], tuple[list[TableFile], list[TableFile]]] = {}
         self._finished = False
         begin(self.folder)
-        self.scratch = Path(tempfile.mkdtemp(prefix="savepoint-", dir=scratch))
+        self._scratch = Scratch("savepoint", scratch)
+        self.scratch = self._scratch.path
 
     def write(self, uid: str, state: str, batches: Iterable[pa.RecordBatch]) -> None:
         """Write all rows of a state, in any order; they may lack `key_group`.
@@ -190,4 +191,5 @@ class SavepointBuilder:
     ) -> None:
         if not self._finished:
             discard(self.folder)
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._scratch.close()
+        refuse_full_disk(error, self.scratch)

@@ -18,6 +18,7 @@ from strandline.checkpoint.restore import fetch
 from strandline.core.errors import ConflictError, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
+from strandline.core.scratch import Scratch
 from strandline.format.manifest import FileRef
 from strandline.snapshot.opened import METADATA, Snapshot
 from strandline.snapshot.savepoint import DELETING, WRITING, create_manifest
@@ -58,7 +59,7 @@ def copy_snapshot(
         raise ConflictError(f"{target.url}/{path}: another snapshot is there", hint=_ELSEWHERE)
     # 2. Its files.
     stored = snapshot.manifest.stored()
-    with tempfile.TemporaryDirectory(prefix="strandline-copy-") as scratch:
+    with Scratch("copy") as scratch:
 
         def one(file: FileRef) -> bool:
             # What is not called by its bytes, somebody else may have put there.
@@ -66,7 +67,7 @@ def copy_snapshot(
                 file.sha256 in file.path or not verify_files(target, [file])
             )
             if send:
-                _send(snapshot.folder, target, file, Path(scratch))
+                _send(snapshot.folder, target, file, scratch)
             progress(file.size)
             return send
 

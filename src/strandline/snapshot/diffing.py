@@ -7,7 +7,6 @@ stored. A key group at a time is in memory. Of two canonical savepoints, files w
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Literal
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import Scratch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.comparing import KeyDiff, StateComparison, why_not
 from strandline.snapshot.estimates import NONE, Count, Tally
@@ -97,7 +97,7 @@ def diff_snapshots(
     """
     if not 0 < sample <= 1:
         raise ConfigurationError(f"sample is {sample:g}, expected more than 0 and at most 1", hint="1 reads everything")
-    with tempfile.TemporaryDirectory(prefix="strandline-diff-", dir=scratch) as directory:
+    with Scratch("diff", scratch) as directory:
         found: list[StateDiff] = []
         both: list[_OperatorDiff] = []
         theirs = {operator.uid: operator for operator in after.manifest.operators}
@@ -105,7 +105,7 @@ def diff_snapshots(
             if (other := theirs.pop(operator.uid, None)) is None:
                 found.append(StateDiff(operator.uid, "", only="before"))
                 continue
-            reading = OperatorRows(before, operator, Path(directory)), OperatorRows(after, other, Path(directory))
+            reading = OperatorRows(before, operator, directory), OperatorRows(after, other, directory)
             both.append(_OperatorDiff(*reading, sample, shown))
         found += [StateDiff(uid, "", only="after") for uid in theirs]
         total, done = sum(len(one.chosen) for one in both), 0

@@ -30,6 +30,7 @@ from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
 from strandline.core.failure import Failure, to_failure
 from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import refuse_full_disk, remove_if_abandoned
 from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.rows import has_rows, rows_of
@@ -158,9 +159,17 @@ def _stop(*_: object) -> None:
     sys.exit(1)
 
 
+def _export(part: Part, wrote: Callable[[int], None]) -> Files:
+    try:
+        return export(part, wrote)
+    except Exception as error:
+        refuse_full_disk(error, Path(part.scratch))
+        raise
+
+
 def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
     try:
-        return export(msgspec.json.decode(line, type=Part), wrote)
+        return _export(msgspec.json.decode(line, type=Part), wrote)
     except StrandlineError as error:
         return Failed(failure=to_failure(error))
     except Exception as error:
@@ -187,7 +196,7 @@ class _Asked(threading.Thread):
         with contextlib.suppress(msgspec.MsgspecError, OSError):
             scratch = Path(msgspec.json.decode(line, type=Part).scratch)
             shutil.rmtree(scratch, ignore_errors=True)
-            scratch.parent.rmdir()
+            remove_if_abandoned(scratch.parent)
         os._exit(1)
 
 

@@ -364,14 +364,16 @@ def as_job(here: Folder) -> JobDirectory | None:
     """
     is_one = next(here.list(GENERATIONS), None) is not None
     numbers = sorted(i for info in here.list() if (i := manifest_id(info.path)) is not None)
+    why = ""
     for checkpoint in reversed(numbers):
         try:
             manifest, _ = here.read(manifest_path(checkpoint), decode_hashed)
-        except (CorruptionError, NotFoundError):
+        except (CorruptionError, NotFoundError) as error:
+            why = why or f": {error.message}"
             continue
         return JobDirectory(here.store, manifest.job, folder=here.path)
     if is_one or numbers:
-        what = f"none of its {len(numbers)} manifests can be read" if numbers else "it has no checkpoint"
+        what = f"none of its {len(numbers)} manifests can be read{why}" if numbers else "it has no checkpoint"
         raise NotFoundError(f"{here.url}: this is a job's folder, and {what}", hint=_NOTHING_YET)
     return None
 

@@ -24,6 +24,7 @@ from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import check_size, fetch, lay_out, local_path
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
 from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.parquet import Open, read_tables
@@ -66,7 +67,8 @@ class StateReader:
 
     def __init__(self, scratch: Path | None = None) -> None:
         """`scratch` is a local directory with room for what is fetched."""
-        self.scratch = Path(tempfile.mkdtemp(prefix="strandline-state-", dir=scratch))
+        self._scratch = Scratch("state", scratch)
+        self.scratch = self._scratch.path
         """A directory of the reader's own, until it is closed."""
         self._open: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()
         self._verified: dict[Path, tuple[int, ...]] = {}
@@ -78,12 +80,13 @@ class StateReader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+        refuse_full_disk(error, self.scratch)
 
     def close(self) -> None:
         """Close all files, and delete what was fetched."""
         while self._open:
             self._open.popitem()[1].close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._scratch.close()
 
     def rows(self, table: Table, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         """Read the rows of a range of key groups, or all, in order; of what is fetched, a part is there at a time."""

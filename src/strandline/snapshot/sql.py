@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.core.scratch import refuse_full_disk
 from strandline.snapshot.metadata import METADATA_TABLES, metadata, metadata_schema
 from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.reading import StateReader
@@ -29,7 +30,7 @@ class _Source:
     def __init__(self, schema: Callable[[], pa.Schema], rows: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema = schema
         self._rows = rows
-        self.failed: StrandlineError | None = None
+        self.failed: Exception | None = None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         schema = self._schema()
@@ -40,7 +41,7 @@ class _Source:
         try:
             for batch in self._rows():
                 yield batch if batch.schema.equals(schema) else batch.cast(schema)
-        except StrandlineError as error:
+        except Exception as error:
             # DuckDB says that something failed, and not with which error.
             self.failed = error
             raise
@@ -91,8 +92,10 @@ def query(
             found = database.sql(sql)
             batches = found.to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
-            raise _told(error, sources, known) from error
-        yield pa.RecordBatchReader.from_batches(batches.schema, _watched(batches, sources, known, duckdb.Error))
+            raise _told(error, sources, known, reader.scratch) from error
+        yield pa.RecordBatchReader.from_batches(
+            batches.schema, _watched(batches, sources, known, reader.scratch, duckdb.Error)
+        )
 
 
 def _name_catalog(database: Any, tables: list[Table]) -> None:
@@ -117,20 +120,21 @@ def _register(
     states = Counter(table.state.name.lower() for table in tables)
     taken = {table.name.lower() for table in tables}
 
-    def register(schema: str, name: str, source: _Source, whole: str) -> None:
+    def register(schema: str, name: str, source: _Source, whole: str, *, alone: bool = False) -> None:
         sources.append(source)
         database.register(whole, source)
         views = [f"{_quoted(schema)}.{_quoted(name)}"] * (schema.lower() not in _SCHEMAS_OF_DUCKDB)
         if views:
             database.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
-        if schema != METADATA and states[name.lower()] == 1:
+        if alone:
             views.append(_quoted(name))
         for view in views:
             database.execute(f"CREATE VIEW IF NOT EXISTS {view} AS FROM {_quoted(whole)}")
 
     for table in tables:
         source = _Source(partial(_schema, table), partial(reader.rows, table))
-        register(table.operator.uid, table.state.name, source, table.name)
+        name = table.state.name
+        register(table.operator.uid, name, source, table.name, alone=states[name.lower()] == 1)
     for name in METADATA_TABLES:
         if f"{METADATA}.{name}" not in taken:
             rows = partial(_metadata, snapshot, name, options)
@@ -147,24 +151,32 @@ def _metadata(snapshot: Snapshot, name: str, options: Mapping[str, str] | None) 
 
 
 def _watched(
-    batches: Iterator[pa.RecordBatch], sources: list[_Source], known: list[str], failure: type[Exception]
+    batches: Iterator[pa.RecordBatch],
+    sources: list[_Source],
+    known: list[str],
+    scratch: Path,
+    failure: type[Exception],
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from batches
     except (failure, pa.ArrowException, OSError) as error:
-        raise _told(error, sources, known) from error
+        raise _told(error, sources, known, scratch) from error
 
 
-def _told(error: Exception, sources: list[_Source], known: list[str]) -> StrandlineError:
-    """Return what went wrong, as our own error where it is one."""
+def _told(error: Exception, sources: list[_Source], known: list[str], scratch: Path) -> StrandlineError:
+    """Return what went wrong, as our own error where it is one. Raises UnavailableError if a disk is full."""
     for source in sources:
-        if source.failed is not None:
+        if isinstance(source.failed, StrandlineError):
             return source.failed
+        refuse_full_disk(source.failed, scratch)
+    refuse_full_disk(error, scratch)
     names = known + [f"{METADATA}.{name}" for name in METADATA_TABLES]
-    return ConfigurationError(
-        f"the query failed: {error}",
-        hint=f'the tables are {", ".join(names)}; quote what is no plain name: "my op"."timers.event"',
-    )
+    hint = f'the tables are {", ".join(names)}; quote what is no plain name: "my op"."timers.event"'
+    # A schema of DuckDB's own hides an operator of its name.
+    if hidden := [name for name in known if name.lower().startswith(tuple(f"{own}." for own in _SCHEMAS_OF_DUCKDB))]:
+        whole = ", ".join(map(_quoted, hidden))
+        hint += f"; an operator has the name of a schema of DuckDB's own: write {whole}, in one pair of quotes"
+    return ConfigurationError(f"the query failed: {error}", hint=hint)
 
 
 def _quoted(name: str) -> str:

@@ -7,11 +7,9 @@ from being subsumed, and the work is done by processes of their own, which give 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +23,7 @@ from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import CheckpointError, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Partition
+from strandline.core.scratch import Scratch
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, size_of, stored_once
 from strandline.snapshot.export import Files, Part
@@ -79,7 +78,7 @@ def take_savepoint(
     here, folder = folder_at(source), folder_at(target)
     begin(folder, mark)
     try:
-        with _scratch(scratch) as directory:
+        with Scratch("savepoint", scratch) as directory:
             if form == "native":
                 made = _Native(here, folder, directory, cancelled).savepoint(manifest)
             else:
@@ -118,19 +117,10 @@ def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path 
 
     Raises CorruptionError if they are not as the snapshot says.
     """
-    with _scratch(scratch) as directory:
+    with Scratch("savepoint", scratch) as directory:
         brought = _Native(folder_at(source), target, directory).bring_source(info)
     assert brought is not None
     return brought
-
-
-@contextmanager
-def _scratch(parent: Path | None) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="savepoint-", dir=parent))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +11,7 @@ import pyarrow as pa
 from strandline.checkpoint.folder import folder_at
 from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
+from strandline.core.scratch import Scratch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.building import groups_of, write_rows
 from strandline.snapshot.export import Files
@@ -51,9 +50,9 @@ class TableTask:
         codec = rows_of(self._operator, self._state)
         most = self._operator.max_parallelism
         groups = groups_of(self._operator, self._state)
-        with tempfile.TemporaryDirectory(prefix="strandline-write-") as scratch:
+        with Scratch("write") as scratch:
             if self._ranges > 1:
                 own = int(key_groups(codec.check(first.slice(0, 1)))[0]) * self._ranges // most
                 groups = range_of(Partition(own), most, self._ranges)
-            files, pieces = write_rows(codec, batches, groups, most, folder_at(self._target), Path(scratch))
+            files, pieces = write_rows(codec, batches, groups, most, folder_at(self._target), scratch)
         return Files(files={self._state.name: files}, pieces={self._state.name: pieces})

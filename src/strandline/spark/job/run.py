@@ -22,6 +22,7 @@ from strandline.control.status import Savepoint, Status
 from strandline.control.telling import tell
 from strandline.core.errors import CheckpointError, ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
+from strandline.core.scratch import remove_abandoned
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
 from strandline.plan.parallelism import Told, check_wanted
@@ -62,6 +63,7 @@ class Run(Waiting):
         self._check_sinks_are_free()
         self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
+        remove_abandoned(self._b.places.root)
         hide_errors_of(EpochDriver.__call__.__code__)
         self._log.open()
         self._enter("starting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from strandline.spark.base.marks import Seal, marking
 from strandline.spark.base.said import find_error, whole_of
 
 _OURS = (str(Path(__file__).parents[2]), str(Path(pyspark.__file__).parent), "pyspark.zip", "py4j")
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARIES = ("psycopg", "psycopg_pool", "confluent_kafka", "pyiceberg", "deltalake", "duckdb", "pyarrow", "obstore")
+"""What sinks of ours call: a line of theirs is neither the user's nor the sink's."""
 
 
 def named(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseException:
@@ -78,5 +83,15 @@ class ForEach:
 def users_lines(trace: TracebackType | None) -> list[str]:
     """Return the places in the user's own code that a traceback leads through."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if not any(part in frame.filename for part in _OURS)]
+    own = [frame for frame in frames if _is_users(frame.filename)]
     return [f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}".rstrip(": ") for frame in own[-5:]]
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<frozen") or any(part in filename for part in _OURS):
+        return False
+    parts = Path(filename).parts
+    installed = next((at for at, part in enumerate(parts) if part in _INSTALLED), None)
+    if installed is not None:
+        return parts[installed + 1] not in _LIBRARIES
+    return not filename.startswith(_STANDARD)

@@ -139,9 +139,11 @@ class _Lane:
         if since >= (before := self._d.reached.get(self._lane, "")):
             return
         raise CorruptionError(
-            f"{self._d.writer.label}: the target has less on record than it had: it was put back, or is another one "
+            f"{self._d.writer.label}: the target has less on record than it had: it was put back, or is another one, "
+            f"or the record is another one, as prefix= of sinks.kafka or record= of a database sink says which it is "
             f"(lane {self._lane} is at {since or 'nothing'}, and was at {before})",
-            hint="restore the job from a checkpoint or savepoint of before; or give the sink another name: it begins "
+            hint="if prefix=, record= or the target was changed between two starts, give the sink the former one; or "
+            "restore the job from a checkpoint or savepoint of before; or give the sink another name: it begins "
             "anew, and goes on behind the rows that were delivered",
         )
 

@@ -48,6 +48,8 @@ class Staged(Listed, frozen=True, array_like=True, tag="rows"):
     lane: int
     """In which it is delivered, whatever lanes the target has in later runs: that lane's record says what is done."""
     pieces: list[Piece]
+    place: str = ""
+    """The url that the pieces are below. They are looked for where the sink stages now: a job's folder may be moved."""
 
 
 class Reached(Listed, frozen=True, array_like=True, tag="reached"):
@@ -101,7 +103,7 @@ class StageRows:
             put()
         failpoints.hit("sink.rows_staged")
         lane = attempt.partition if self.parallel else 0
-        return Staged(self.generation, self.epoch, attempt.partition, lane, pieces).text
+        return Staged(self.generation, self.epoch, attempt.partition, lane, pieces, folder.url).text
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class Waiting:
     """Where it stands in its lane: those that come later have greater ones, whatever run has staged them."""
     path: str
     piece: Piece
+    place: str
+    """The url of the folder that it was put into."""
 
     def mark(self, rows: int) -> str:
         """Return the mark of having written so many of its rows: marks grow, as strings."""
@@ -130,6 +134,13 @@ class Waiting:
         try:
             data = folder.get(self.path)
         except NotFoundError as error:
+            if self.place != folder.url:
+                raise CorruptionError(
+                    f"{sink}: rows of the last checkpoint were staged in {self.place}, and the sink now stages in "
+                    f"{folder.url}, which does not have {self.path}: staging= or checkpoints= of the job was changed",
+                    hint=f"start the job with the former staging= until nothing waits for the sink (`strandline status`"
+                    f" says so), and change it then; or copy {self.path.partition('/')[0]}/ from there to {folder.url}",
+                ) from error
             raise CorruptionError(
                 f"{sink}: staged rows are gone that the target does not have on record: {where}",
                 hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; if "
@@ -152,7 +163,7 @@ def waiting_in(sink: str, staged: Staged) -> Iterator[Waiting]:
     """Return a task's pieces in their order."""
     for at, piece in enumerate(staged.pieces):
         number = f"{staged.generation:08}.{staged.epoch:012}.{staged.partition:05}.{at:05}"
-        yield Waiting(number, f"{sink}/g{staged.generation}/{piece.name}", piece)
+        yield Waiting(number, f"{sink}/g{staged.generation}/{piece.name}", piece, staged.place)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,11 @@ class Expiry:
     def clean(self, evict: Callable[[], None]) -> None:
         """At the beginning of an epoch: delete what has expired by now; of very much, a part.
 
-        The part is larger than what was made since the last call, so that cleaning keeps pace. `evict` is called
-        before many entries are read.
+        The part is larger than what was made since the last call, so that cleaning keeps pace. At the end of event
+        time it is everything: event time may begin anew afterwards, and entries that were left would be alive again.
+        `evict` is called before many entries are read.
         """
-        most = _MOST + 2 * sum(lifetime.watched for lifetime in self._lifetimes)
+        most = None if self._scope.is_draining else _MOST + 2 * sum(lifetime.watched for lifetime in self._lifetimes)
         for lifetime in self._lifetimes:
             lifetime.watched = 0
 
@@ -67,9 +68,6 @@ class Expiry:
     def next_us(self) -> tuple[int | None, int | None]:
         """Return when cleaning is worth an epoch of its own, in event time and in processing time: in no hurry."""
         event, processing = (_wake_us(table.next_us()) for table in self.tables)
-        if self._scope.is_draining:
-            # What is left of very much goes with the job.
-            event = None
         return event, processing
 
 
