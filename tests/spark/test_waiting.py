@@ -274,7 +274,10 @@ def test_a_rollback_survives_the_attempts_that_fail_before_it_is_carried_out(
 def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(monkeypatch)
     run, noop = attempts.run, lambda *_: None
-    run._b.places, run._b.settings = SimpleNamespace(hold=noop, local_dir=None), SimpleNamespace(follows=None)
+    run._b.places, run._b.settings = (
+        SimpleNamespace(hold=noop, local_dir=None, root=None),
+        SimpleNamespace(follows=None),
+    )
     run._b.jobdir, run._b.spark = SimpleNamespace(store=SimpleNamespace(url="memory://")), None
     run._log, run._control = SimpleNamespace(open=noop), SimpleNamespace(start=noop)
     run._thread = attempts._thread = threading.Thread(target=attempts._supervise, daemon=True)
@@ -286,6 +289,7 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
         return Told()
 
     monkeypatch.setattr(running, "sweep", noop)
+    monkeypatch.setattr(running, "remove_abandoned", noop)
     monkeypatch.setattr(running, "first_told", first_told)
     run.start()
     until(lambda: attempts.gone_back == [2])
