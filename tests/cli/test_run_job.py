@@ -79,7 +79,7 @@ def test_what_new_makes_shows_results_and_is_stopped_by_sigterm(
             assert taken["epoch"] >= found["epoch"] > 0
             told = re.compile(rb"/s \xc2\xb7 checkpoint (\d+)")
             eventually(
-                lambda: any(int(number) >= taken["epoch"] for number in told.findall(terminal.seen)),
+                lambda: any(int(number) >= taken["checkpoint"] for number in told.findall(terminal.seen)),
                 "the line that lives knows of it",
             )
             driver.terminate()
