@@ -5,6 +5,7 @@ What is sent to tasks is pickled, as Spark does it. A check that takes seconds o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from strandline.spark.sinks import conformance
 Step = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _ATTEMPTS = 4
+_ONE_TASK = threading.Lock()
+"""Held while a task runs: there is one TaskContext for all threads, and a thread that outlives a check has tasks too."""
 
 OF_WAITING_ROWS = {
     conformance.it_runs_and_closes, conformance.an_epoch_without_rows, conformance.rows_are_read_once_and_to_their_end,
@@ -77,17 +80,18 @@ class Frame:
         for attempt in range(_ATTEMPTS):
             context: Any = object.__new__(TaskContext)
             context._partitionId, context._localProperties = index, {}
-            before, TaskContext._taskContext = TaskContext._taskContext, context
-            try:
-                batches = self._batches(index)
-                for step in self._steps:
-                    batches = cloudpickle.loads(step)(batches)
-                return [Row(**row) for batch in batches for row in batch.to_pylist()]
-            except Exception:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            finally:
-                TaskContext._taskContext = before
+            with _ONE_TASK:
+                TaskContext._taskContext = context
+                try:
+                    batches = self._batches(index)
+                    for step in self._steps:
+                        batches = cloudpickle.loads(step)(batches)
+                    return [Row(**row) for batch in batches for row in batch.to_pylist()]
+                except Exception:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                finally:
+                    TaskContext._taskContext = None
         raise AssertionError
 
 
