@@ -170,11 +170,14 @@ class Store:
 
         `in_full`: raise StateTypeError if it cannot be stored, which else the next snapshot finds out.
         """
+        if self._limit is None and not in_full:
+            # What changed is not even gathered: an epoch may have written a million values.
+            return
         uid = self._scope.uid
         changes = {table.name: _naming(uid, table.name, table.changed()) for table in self._tables}
         if self._limit is not None:
             self._limit.check(changes)
-        elif in_full:
+        else:
             for entries in changes.values():
                 deque(entries, maxlen=0)
 
