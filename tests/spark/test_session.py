@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +52,25 @@ def test_what_the_user_says_counts(spark: Any) -> None:
         session._suggest(given, name, "false")
     assert (given.get("said"), given.get("unsaid")) == ("true", "false")
     assert [session._is_true(given, name) for name in ("said", "unsaid", "other")] == [True, False, False]
+
+
+_LOST_FILE = """
+import sys, time, pathlib, strandline as sl
+conf = {"spark.local.dir": sys.argv[1], "spark.executor.heartbeatInterval": "50ms"}
+sc = sl.session("lost", "local[2,4]", **conf).sparkContext
+pairs = sc.parallelize([(0, 1), (1, 2)], 2).groupByKey(2)
+pairs.count()
+for file in pathlib.Path(sys.argv[1]).rglob("shuffle_*.data"):
+    file.unlink()
+pairs.count()
+time.sleep(20)
+print(pairs.count())
+"""
+
+
+@pytest.mark.soak
+def test_a_driver_outlives_a_shuffle_file_that_is_lost(tmp_path: Path) -> None:
+    """From then on each heartbeat fails: 60 of them ended the JVM, after ten minutes."""
+    command = [sys.executable, "-c", _LOST_FILE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "2", done.stderr[-2000:]

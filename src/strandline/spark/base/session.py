@@ -38,6 +38,10 @@ _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
 """How long a query rests that has found no rows: 10 ms with Spark, which makes looking a sixth of a core's work."""
 _UI_PLANS = "spark.sql.ui.explainMode"
 """How Spark writes every epoch's plan, twice, for its UI and its event log, also where there is neither."""
+_HEARTBEATS = "spark.executor.heartbeat.maxFailures"
+"""After so many that failed, one each ten seconds, Spark ends the JVM. Where that is the driver's own, each fails from
+the first shuffle file on that could not be read: Spark takes its blocks for lost, and asks a scheduler that only
+clusters have whether it is alive."""
 _PLAIN_WRITER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -117,6 +121,8 @@ def session(
     if master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"]):
         _suggest(given, _DAEMON, "strandline.spark.keepers.daemon")
     if is_new:
+        if has_one_process(master):
+            _suggest(given, _HEARTBEATS, str(2**31 - 1))
         _suggest(given, _POLLING_DELAY, "50ms")
         if not ui and not _is_true(given, "spark.eventLog.enabled"):
             _suggest(given, _UI_PLANS, "simple")
