@@ -15,6 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -22,9 +23,9 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
-from strandline.spark.sinks.kafkaclient import Cluster, in_words
-from strandline.spark.sinks.kafkarecord import LaneRecord, Record
-from strandline.spark.sinks.kafkarows import produce
+from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words
+from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
+from strandline.spark.sinks.kafkarows import LIMIT, produce
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -293,16 +294,34 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
     small = kafka.create(f"small-{next(_numbers)}", max_message_bytes="2000")
     target.topic, target.limit = small, 2000
     target.claim(by(1))
-    large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=3000))))
-    words = f"a row of 3,001 bytes is larger than topic '{small}' takes: the limit, max.message.bytes, is 2,000"
-    with pytest.raises(target.refusing, match=words):
-        target.connect(by(1), 0).write(large, None, "m1")
-    # Where the topic could not be asked, the broker is the one that refuses.
-    target.limit = 1_000_000
-    with pytest.raises(target.refusing, match="larger than topic"):
-        target.connect(by(1), 0).write(large, None, "m1")
+    words = f" is larger than topic '{small}' takes: the limit, max.message.bytes, is "
+    for size, limit, start in (
+        (3000, 2000, "a row"),
+        (3000, 1_000_000, "a row"),
+        (1_000_000, 2000, "a row of 1,000,001"),
+    ):
+        target.limit = limit
+        large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=size))))
+        with pytest.raises(target.refusing, match=f"{start}.*{words}{limit:,}"):
+            target.connect(by(1), 0).write(large, None, "m1")
     assert target.connect(by(1), 0).reached() is None
     expect(kafka, small)
+
+
+def test_a_record_may_be_larger_than_rows_may_be(kafka: Kafka, target: KafkaTarget) -> None:
+    """It says of each partition where the rows are."""
+    many = range(100)
+    target.topic, target.limit = kafka.create(f"small-{next(_numbers)}", len(many), max_message_bytes="300"), 300
+    target.claim(by(1))
+    columns = [pa.array([f"{at:02}".encode() for at in many], pa.binary()), pa.array(many, pa.int32())]
+    rows = pa.RecordBatch.from_arrays(columns, ["value", "partition"])
+    target.connect(by(1), 0).write([rows], None, "m1")
+    expect(kafka, target.topic, *(f"{at:02}" for at in many))
+
+
+def test_the_largest_record_is_a_message() -> None:
+    runs = [(at, at) for at in range(10**12, 10**12 + 2 * KafkaTarget.max_rows, 2)]
+    assert len(msgspec.json.encode(Told(1, "m1", rows={"t": {0: runs}}))) < LIMIT
 
 
 @pytest.mark.parametrize(
@@ -314,7 +333,9 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
         ({"partition": 7}, "has no partition 7: it has 2"),
         ({"topic": "a b"}, "its topic is 'a b', expected letters"),
         ({"topic": "a\0"}, "its topic is 'a.x00', expected letters"),
+        ({"partition": -5}, "has no partition -5: it has 2"),
         ({"headers": [{"key": None, "value": b"x"}]}, "a header has no name"),
+        ({"headers": [None]}, "a header has no name"),
     ],
     ids=lambda given: str(next(iter(given))) if isinstance(given, dict) else "",
 )
@@ -337,10 +358,14 @@ def test_a_row_that_does_not_fit_is_told_from_the_others(
     again = target.connect(by(1), 0)
     assert again.reached() is None
     again.write([rows[:1]], None, "m1")
+    # Of a topic that the client knows by now, it says so itself.
+    with pytest.raises(target.refusing, match=words):
+        again.write([rows], "m1", "m2")
     expect(kafka, compacted, "1")
 
 
-def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str) -> None:
+@pytest.mark.parametrize("rival", [False, True], ids=["", "and was made anew by another job"])
+def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str, rival: bool) -> None:
     """Brokers forget what groups have on record of a topic with it, some moments later."""
     from confluent_kafka import KafkaException
 
