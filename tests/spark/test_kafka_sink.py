@@ -379,6 +379,8 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     with pytest.raises(sl.errors.StrandlineError):
         connection.write(batch(("a", "2")), "m1", "m2")
     connection.close()
+    if rival:
+        target.claim(by(1, "s2"))
     for done in admin.delete_consumer_groups([f"{target.prefix}-s1-0"]).values():
         with suppress(KafkaException):
             done.result(10)
@@ -387,6 +389,18 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     expect(kafka, topic, "1")
     found = Record(target.cluster, target.prefix, by(1)).read(committed=True)
     assert (found.claims, found.lanes) == ({1}, {0})
+
+
+def test_a_record_that_is_long_is_read_to_its_end(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:
+    """However long that takes: Kafka has not compacted it, or it is of many jobs."""
+    target.cluster.answer_s = 1.0
+    target.claim(by(1))
+    record = Record(target.cluster, target.prefix, by(1))
+    for _ in range(6):
+        record.note_lane(0)
+    note = Record._note
+    monkeypatch.setattr(Record, "_note", lambda *given: (time.sleep(0.25), note(*given)))
+    assert record.read(committed=False).lanes == {0}
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])

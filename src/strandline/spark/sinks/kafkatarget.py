@@ -220,6 +220,10 @@ class KafkaConnection(Connection):
         """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
         self._record.note_lane(self._lane)
         found = self._record.read(committed=True)
+        if self._writer.generation > max(found.claims, default=0):
+            # Deleted, and made anew by the sink of another job.
+            self._was_deleted = True
+            self._record.note_claim(self._writer.generation, set())
         _, told = found.newest(self._lane) or (-1, Told(0, None))
         return structs.replace(told.record({}), generation=max(told.generation, *found.claims, 0))
 
