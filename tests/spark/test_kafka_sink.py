@@ -557,7 +557,17 @@ def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
         check(made)
 
 
-# -- with Spark
+def test_a_connection_that_is_cut_has_refused_nobody() -> None:
+    """Kafka's client says what begins so of a password, too. What it says of a later time-out is not that."""
+    from confluent_kafka import KafkaError
+
+    late, said = KafkaError(KafkaError._TIMED_OUT), Said()
+    for text, kind in (
+        ("SASL PLAIN mechanism handshake failed: Local: Broker transport failure", sl.errors.UnavailableError),
+        ("SASL authentication error: Authentication failed: Invalid username", sl.errors.ConfigurationError),
+    ):
+        said.hear(KafkaError(KafkaError._AUTHENTICATION, text))
+        assert type(in_words(late, "sink 'out'", Cluster("one:9092"), said)) is kind
 
 
 @pytest.mark.parametrize(
