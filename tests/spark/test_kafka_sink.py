@@ -22,6 +22,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
+from strandline.spark.sinks import kafkarows
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
@@ -303,9 +304,27 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
         target.limit = limit
         large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=size))))
         with pytest.raises(target.refusing, match=f"{start}.*{words}{limit:,}"):
-            target.connect(by(1), 0).write(large, None, "m1")
+            write_at_last(target, large)
     assert target.connect(by(1), 0).reached() is None
     expect(kafka, small)
+
+
+def write_at_last(target: KafkaTarget, rows: list[pa.RecordBatch]) -> None:
+    """Write the first rows of a lane; it may be found meanwhile how much a topic takes at once."""
+    for _ in range(5):
+        with suppress(sl.errors.UnavailableError):
+            target.connect(by(1), 0).write(rows, None, "m1")
+            break
+
+
+def test_rows_that_are_too_large_together_are_none_that_is(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:
+    """The topic's limit is not known: it was lowered, there are many topics, or the user may not see it."""
+    monkeypatch.setattr(kafkarows, "_at_once", {})
+    target.topic = kafka.create(f"small-{next(_numbers)}", 1, max_message_bytes="2000")
+    target.claim(by(1))
+    values = ["".join(random.choices(string.ascii_letters, k=100)) for _ in range(100)]
+    write_at_last(target, batch(*(("a", value) for value in values)))
+    expect(kafka, target.topic, *sorted(values))
 
 
 def test_a_record_may_be_larger_than_rows_may_be(kafka: Kafka, target: KafkaTarget) -> None:

@@ -13,6 +13,8 @@ from strandline.spark.sinks.kafkarecord import Rows
 
 LIMIT = 1_000_000
 """As large as a message may be, unless the topic says otherwise."""
+_at_once: dict[str, int] = {}
+"""By cluster: how much is sent to a partition at once, since one took no more. Not all users see its limit."""
 TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
@@ -75,9 +77,13 @@ def producer_settings(target: RowsTo, said: Said, sent: Sent, *, places: bool = 
         enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
         queue_buffering_max_messages=400_000, delivery_report_only_error=not places,
         # A topic's limit is for what is sent at once. Its rows may be small: a lane's record, of another topic, is not.
-        batch_size=min(target.limit, LIMIT), message_max_bytes=max(target.limit, LIMIT), **more,
+        batch_size=_size_at_once(target), message_max_bytes=max(target.limit, LIMIT), **more,
     )  # fmt: skip
     return {**settings, **target.cluster.options, "on_delivery": sent.hear if places else sent.hear_error}
+
+
+def _size_at_once(target: RowsTo) -> int:
+    return min(target.limit, _at_once.get(target.cluster.servers, LIMIT))
 
 
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
@@ -174,6 +180,11 @@ def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> 
         error, message = sent.failed[0]
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            sizes = (len(each.value() or b"") + len(each.key() or b"") for _, each in sent.failed)
+            if (largest := max(sizes)) < (size := _size_at_once(target)):
+                # No row need be too large: they were sent at once.
+                _at_once[target.cluster.servers] = max(1, largest, size // 8)
+                raise UnavailableError(f"{label}: topic '{topic}' does not take {size:,} bytes at once")
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
             raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")
