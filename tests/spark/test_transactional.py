@@ -353,6 +353,15 @@ def test_what_waits_for_a_target_that_is_too_slow_goes_in_small_transactions(
     assert len(ledger.transactions[-1][1]) > 1
 
 
+def test_no_transaction_is_larger_than_the_target_has_it(ledger: Any, monkeypatch: Any) -> None:
+    """Also of rows that were staged together, and where a run begins with them."""
+    monkeypatch.setattr(Kept, "max_rows", 2)
+    trial = trial_of(ledger, parallel=False)
+    trial.start(trial.stage(trial.start(), 1, tasks=1), 1)
+    trial.expect(1)
+    assert {len(numbers) for _, numbers in ledger.transactions} == {2}
+
+
 def test_another_task_at_work_in_a_lane_is_waited_for(ledger: Any, monkeypatch: Any) -> None:
     """Spark may run a task of a commit twice at once: each row is there once all the same."""
     monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)

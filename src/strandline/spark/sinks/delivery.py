@@ -116,7 +116,7 @@ class _Lane:
                 raise self._overtaken() from None
             size = self._target.max_rows
             if self._d.is_late:
-                size = max(min(size, part.rows) // _PARTS, _FEWEST_ROWS)
+                size = min(size, max(part.rows // _PARTS, _FEWEST_ROWS))
             left = [(start, min(start + size, part.rows)) for start in range(0, part.rows, size)][::-1]
             while left:
                 start, stop = left.pop()
