@@ -96,7 +96,7 @@ class KafkaSource:
     def reached(self, files: Mapping[str, bytes], batch: int) -> Offsets:
         """Return how far it was read after a batch; where it began, if there was none."""
         if batch >= 0:
-            lines = files[f"offsets/{batch}"].splitlines()[2:]
+            lines = files.get(f"offsets/{batch}", b"").splitlines()[2:]
             return _parsed(lines[self.lines[0]]) if self.lines[0] < len(lines) else {}
         # A null byte, the version, and then the same.
         began = files.get(f"sources/{self.number}/0", b"")
