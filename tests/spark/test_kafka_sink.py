@@ -32,6 +32,7 @@ from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idl
 from strandline.spark.sinks.target import Writer
 from strandline.storage.place import Place
 from tests.kafkaserver import PASSWORD, Kafka
+from tests.spark.harness import eventually
 from tests.spark.inprocess import OF_WAITING_ROWS, Session
 
 _numbers = itertools.count()
@@ -408,6 +409,25 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     expect(kafka, topic, "1")
     found = Record(target.cluster, target.prefix, by(1)).read(committed=True)
     assert (found.claims, found.lanes) == ({1}, {0})
+
+
+def test_a_driver_that_was_replaced_commits_nothing_though_its_lanes_are_forgotten(
+    kafka: Kafka, target: KafkaTarget, topic: str
+) -> None:
+    """Its connection to a lane goes on when the record is deleted, and another job makes it anew."""
+    target.claim(by(1))
+    mine = target.connect(by(1), 0)
+    mine.write(batch(("a", "1")), None, "m1")
+    admin, marks = kafka.admin(), f"{target.prefix}-marks"
+    for done in admin.delete_topics([marks]).values():
+        done.result(10)
+    eventually(lambda: marks not in admin.list_topics(timeout=10).topics, "it is gone")
+    target.claim(by(1, "s2"))
+    mine.write(batch(("a", "2")), "m1", "m2")
+    target.claim(by(2))
+    with pytest.raises((sl.errors.FencedError, sl.errors.ConflictError)):
+        mine.write(batch(("a", "3")), "m2", "m3")
+    expect(kafka, topic, "1", "2")
 
 
 def test_a_record_that_is_long_is_read_to_its_end(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:

@@ -65,9 +65,9 @@ class KafkaTarget(Target):
         # 3. Each lane is ours: what others have begun there is gone, and they find our number.
         found = record.read(committed=False)
         self._check(writer, found.claims)
-        if found.lanes:
-            with ThreadPoolExecutor(min(_THREADS, len(found.lanes)), "strandline-kafka") as pool:
-                list(pool.map(lambda lane: self._claim_lane(writer, lane), sorted(found.lanes)))
+        if lanes := sorted(found.lanes | found.told.keys()):
+            with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-kafka") as pool:
+                list(pool.map(lambda lane: self._claim_lane(writer, lane), lanes))
 
     def _claim_lane(self, writer: Writer, lane: int) -> None:
         connection = KafkaConnection(self, writer, lane)
