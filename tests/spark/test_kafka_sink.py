@@ -15,21 +15,24 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import strandline as sl
 from strandline.core import failpoints
+from strandline.spark.sinks import kafkarows
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
-from strandline.spark.sinks.kafkaclient import Cluster, in_words
-from strandline.spark.sinks.kafkarecord import LaneRecord, Record
-from strandline.spark.sinks.kafkarows import produce
+from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words
+from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
+from strandline.spark.sinks.kafkarows import LIMIT, produce
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
 from strandline.storage.place import Place
 from tests.kafkaserver import PASSWORD, Kafka
+from tests.spark.harness import eventually
 from tests.spark.inprocess import OF_WAITING_ROWS, Session
 
 _numbers = itertools.count()
@@ -293,16 +296,52 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
     small = kafka.create(f"small-{next(_numbers)}", max_message_bytes="2000")
     target.topic, target.limit = small, 2000
     target.claim(by(1))
-    large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=3000))))
-    words = f"a row of 3,001 bytes is larger than topic '{small}' takes: the limit, max.message.bytes, is 2,000"
-    with pytest.raises(target.refusing, match=words):
-        target.connect(by(1), 0).write(large, None, "m1")
-    # Where the topic could not be asked, the broker is the one that refuses.
-    target.limit = 1_000_000
-    with pytest.raises(target.refusing, match="larger than topic"):
-        target.connect(by(1), 0).write(large, None, "m1")
+    words = f" is larger than topic '{small}' takes: the limit, max.message.bytes, is "
+    for size, limit, start in (
+        (3000, 2000, "a row"),
+        (3000, 1_000_000, "a row"),
+        (1_000_000, 2000, "a row of 1,000,001"),
+    ):
+        target.limit = limit
+        large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=size))))
+        with pytest.raises(target.refusing, match=f"{start}.*{words}{limit:,}"):
+            write_at_last(target, large)
     assert target.connect(by(1), 0).reached() is None
     expect(kafka, small)
+
+
+def write_at_last(target: KafkaTarget, rows: list[pa.RecordBatch]) -> None:
+    """Write the first rows of a lane; it may be found meanwhile how much a topic takes at once."""
+    for _ in range(5):
+        with suppress(sl.errors.UnavailableError):
+            target.connect(by(1), 0).write(rows, None, "m1")
+            break
+
+
+def test_rows_that_are_too_large_together_are_none_that_is(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:
+    """The topic's limit is not known: it was lowered, there are many topics, or the user may not see it."""
+    monkeypatch.setattr(kafkarows, "_at_once", {})
+    target.topic = kafka.create(f"small-{next(_numbers)}", 1, max_message_bytes="2000")
+    target.claim(by(1))
+    values = ["".join(random.choices(string.ascii_letters, k=100)) for _ in range(100)]
+    write_at_last(target, batch(*(("a", value) for value in values)))
+    expect(kafka, target.topic, *sorted(values))
+
+
+def test_a_record_may_be_larger_than_rows_may_be(kafka: Kafka, target: KafkaTarget) -> None:
+    """It says of each partition where the rows are."""
+    many = range(100)
+    target.topic, target.limit = kafka.create(f"small-{next(_numbers)}", len(many), max_message_bytes="300"), 300
+    target.claim(by(1))
+    columns = [pa.array([f"{at:02}".encode() for at in many], pa.binary()), pa.array(many, pa.int32())]
+    rows = pa.RecordBatch.from_arrays(columns, ["value", "partition"])
+    target.connect(by(1), 0).write([rows], None, "m1")
+    expect(kafka, target.topic, *(f"{at:02}" for at in many))
+
+
+def test_the_largest_record_is_a_message() -> None:
+    runs = [(at, at) for at in range(10**12, 10**12 + 2 * KafkaTarget.max_rows, 2)]
+    assert len(msgspec.json.encode(Told(1, "m1", rows={"t": {0: runs}}))) < LIMIT
 
 
 @pytest.mark.parametrize(
@@ -314,7 +353,9 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
         ({"partition": 7}, "has no partition 7: it has 2"),
         ({"topic": "a b"}, "its topic is 'a b', expected letters"),
         ({"topic": "a\0"}, "its topic is 'a.x00', expected letters"),
+        ({"partition": -5}, "has no partition -5: it has 2"),
         ({"headers": [{"key": None, "value": b"x"}]}, "a header has no name"),
+        ({"headers": [None]}, "a header has no name"),
     ],
     ids=lambda given: str(next(iter(given))) if isinstance(given, dict) else "",
 )
@@ -337,10 +378,14 @@ def test_a_row_that_does_not_fit_is_told_from_the_others(
     again = target.connect(by(1), 0)
     assert again.reached() is None
     again.write([rows[:1]], None, "m1")
+    # Of a topic that the client knows by now, it says so itself.
+    with pytest.raises(target.refusing, match=words):
+        again.write([rows], "m1", "m2")
     expect(kafka, compacted, "1")
 
 
-def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str) -> None:
+@pytest.mark.parametrize("rival", [False, True], ids=["", "and was made anew by another job"])
+def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str, rival: bool) -> None:
     """Brokers forget what groups have on record of a topic with it, some moments later."""
     from confluent_kafka import KafkaException
 
@@ -354,6 +399,8 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     with pytest.raises(sl.errors.StrandlineError):
         connection.write(batch(("a", "2")), "m1", "m2")
     connection.close()
+    if rival:
+        target.claim(by(1, "s2"))
     for done in admin.delete_consumer_groups([f"{target.prefix}-s1-0"]).values():
         with suppress(KafkaException):
             done.result(10)
@@ -362,6 +409,37 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     expect(kafka, topic, "1")
     found = Record(target.cluster, target.prefix, by(1)).read(committed=True)
     assert (found.claims, found.lanes) == ({1}, {0})
+
+
+def test_a_driver_that_was_replaced_commits_nothing_though_its_lanes_are_forgotten(
+    kafka: Kafka, target: KafkaTarget, topic: str
+) -> None:
+    """Its connection to a lane goes on when the record is deleted, and another job makes it anew."""
+    target.claim(by(1))
+    mine = target.connect(by(1), 0)
+    mine.write(batch(("a", "1")), None, "m1")
+    admin, marks = kafka.admin(), f"{target.prefix}-marks"
+    for done in admin.delete_topics([marks]).values():
+        done.result(10)
+    eventually(lambda: marks not in admin.list_topics(timeout=10).topics, "it is gone")
+    target.claim(by(1, "s2"))
+    mine.write(batch(("a", "2")), "m1", "m2")
+    target.claim(by(2))
+    with pytest.raises((sl.errors.FencedError, sl.errors.ConflictError)):
+        mine.write(batch(("a", "3")), "m2", "m3")
+    expect(kafka, topic, "1", "2")
+
+
+def test_a_record_that_is_long_is_read_to_its_end(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:
+    """However long that takes: Kafka has not compacted it, or it is of many jobs."""
+    target.cluster.answer_s = 1.0
+    target.claim(by(1))
+    record = Record(target.cluster, target.prefix, by(1))
+    for _ in range(6):
+        record.note_lane(0)
+    note = Record._note
+    monkeypatch.setattr(Record, "_note", lambda *given: (time.sleep(0.25), note(*given)))
+    assert record.read(committed=False).lanes == {0}
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
@@ -518,7 +596,17 @@ def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
         check(made)
 
 
-# -- with Spark
+def test_a_connection_that_is_cut_has_refused_nobody() -> None:
+    """Kafka's client says what begins so of a password, too. What it says of a later time-out is not that."""
+    from confluent_kafka import KafkaError
+
+    late, said = KafkaError(KafkaError._TIMED_OUT), Said()
+    for text, kind in (
+        ("SASL PLAIN mechanism handshake failed: Local: Broker transport failure", sl.errors.UnavailableError),
+        ("SASL authentication error: Authentication failed: Invalid username", sl.errors.ConfigurationError),
+    ):
+        said.hear(KafkaError(KafkaError._AUTHENTICATION, text))
+        assert type(in_words(late, "sink 'out'", Cluster("one:9092"), said)) is kind
 
 
 @pytest.mark.parametrize(

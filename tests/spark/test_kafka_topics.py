@@ -82,7 +82,7 @@ class Job:
         found = {} if batch < 0 else capture(self.directory, batch)
         files = check_topics(spark, [self.source], found, batch)
         write_files(files, self.directory)
-        self.topics = KafkaTopics(spark, [self.source], self.directory, files)
+        self.topics = KafkaTopics(spark, [self.source], self.directory, files, batch)
         return self
 
     def log(self, batch: int, **offsets: dict[str, int]) -> None:
@@ -285,3 +285,32 @@ def test_a_topic_that_is_named_again_is_said_to_come_again(job: Job, caplog: pyt
         assert not caplog.records
         again(job)
     assert "topic 'b' was left out for a while, and is read again from its first row" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["before a start", "after a start", "without a start"])
+def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluster: Cluster, when: str) -> None:
+    """The job went on without it. What comes under its name is read from its first row."""
+    options = {"subscribe": "", "subscribepattern": ".*", "failondataloss": "false"}
+    made = Job(tmp_path, cluster, **options).start()
+    made.log(BATCH, a={"0": 10}, b={"0": 12})
+    made.topics.begin(BATCH)
+    assert made.checked()
+    del cluster.topics["b"]
+    if when != "without a start":
+        made = again(made, **options)
+    made.log(BATCH + 1, a={"0": 11})
+    made.topics.begin(BATCH + 1)
+    assert made.checked(BATCH + 1)
+    if when == "before a start":
+        cluster.topics["b"] = _Topic("id-c", 1)
+    if when != "without a start":
+        made = Job(tmp_path, cluster, **{**options, "failondataloss": "true"}).start(BATCH + 1)
+    cluster.topics["b"] = _Topic("id-c", 1)
+    made.log(BATCH + 2, a={"0": 11}, b={"0": 5})
+    made.topics.begin(BATCH + 2)
+    assert made.checked(BATCH + 2)
+    cluster.topics["b"] = _Topic("id-d", 1)
+    made.log(BATCH + 3, a={"0": 11}, b={"0": 6})
+    made.topics.begin(BATCH + 3)
+    with pytest.raises(sl.errors.StrandlineError, match="it was id-c, and is id-d"):
+        made.checked(BATCH + 3)

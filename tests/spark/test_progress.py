@@ -77,7 +77,7 @@ class Sources:
         )
         jobdir = JobDirectory(LocalStore(root / "ck"), "job")
         claim: Any = None
-        topics = KafkaTopics(claim, [], self.directory, {})
+        topics = KafkaTopics(claim, [], self.directory, {}, -1)
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
             True, 100, (), [], topics,

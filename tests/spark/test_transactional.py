@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks import waiting
+from strandline.spark.sinks import delivery, waiting
 from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
 from strandline.spark.sinks.trial import Crash, Trial, numbers_of
 from tests.soak import examples
@@ -323,6 +323,43 @@ def test_transactions_are_bounded_and_whole(ledger: Any, monkeypatch: Any) -> No
     trial.expect(1, 2, 3)
     assert [len(numbers) for _, numbers in ledger.transactions] == [4, 4, 4, 4, 2]
     assert ledger.rows == sorted(ledger.rows)
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_what_waits_for_a_target_that_is_too_slow_goes_in_small_transactions(
+    ledger: Any, monkeypatch: Any, starts: bool
+) -> None:
+    """It ends transactions that take long: one that is tried again as it was never comes through."""
+    monkeypatch.setattr(delivery, "_FEWEST_ROWS", 1)
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    write = KeptLane.write
+
+    def slow(lane: KeptLane, batches: Sequence[pa.RecordBatch], *more: Any) -> None:
+        if sum(batch.num_rows for batch in batches) > 1:
+            raise TimeoutError("the transaction took too long")
+        write(lane, batches, *more)
+
+    monkeypatch.setattr(KeptLane, "write", slow)
+    if starts:
+        sink = trial.start(pending, 1)
+    else:
+        assert sink.commit(pending) == pending
+        assert sink.commit(pending) == []
+    monkeypatch.undo()
+    sink.commit(trial.stage(sink, 2))
+    trial.expect(1, 2)
+    assert len(ledger.transactions[-1][1]) > 1
+
+
+def test_no_transaction_is_larger_than_the_target_has_it(ledger: Any, monkeypatch: Any) -> None:
+    """Also of rows that were staged together, and where a run begins with them."""
+    monkeypatch.setattr(Kept, "max_rows", 2)
+    trial = trial_of(ledger, parallel=False)
+    trial.start(trial.stage(trial.start(), 1, tasks=1), 1)
+    trial.expect(1)
+    assert {len(numbers) for _, numbers in ledger.transactions} == {2}
 
 
 def test_another_task_at_work_in_a_lane_is_waited_for(ledger: Any, monkeypatch: Any) -> None:

@@ -198,7 +198,7 @@ class Starting:
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
-        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files)
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
         self._cleanup.callback(topics.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)

@@ -21,6 +21,10 @@ from strandline.storage.place import Place
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 1.0
+_PARTS = 16
+"""Into how many transactions goes what is otherwise one, where rows wait already."""
+_FEWEST_ROWS = 100
+"""No transaction is made smaller than that."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Delivery:
     """For how long a target that does not answer is tried again, before its rows wait for another time."""
     reached: Mapping[int, str]
     """What lanes had on record before: they cannot have less."""
+    is_late: bool = False
+    """Whether rows may wait because transactions were too large: a slow target ends those that take long."""
 
     def deliver(self, lane: int, waiting: Sequence[Waiting]) -> Delivered:
         """Write what the lane's record in the target does not have yet."""
@@ -109,6 +115,8 @@ class _Lane:
                     raise
                 raise self._overtaken() from None
             size = self._target.max_rows
+            if self._d.is_late:
+                size = min(size, max(part.rows // _PARTS, _FEWEST_ROWS))
             left = [(start, min(start + size, part.rows)) for start in range(0, part.rows, size)][::-1]
             while left:
                 start, stop = left.pop()

@@ -155,8 +155,11 @@ class Said:
 
     def hear(self, error: Any) -> None:
         with self._lock:
-            self._last = error
             self.times += 1
+            if error.code() in _codes("_AUTHENTICATION") and "Broker transport failure" in error.str():
+                # The connection was cut while the client said who it is: nobody has refused it.
+                return
+            self._last = error
             if error.code() in _codes("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
                 self.refused = error
 

@@ -243,13 +243,17 @@ class Record:
             )
         )  # fmt: skip
         whole = TopicPartition(self.topic, 0, 0)
-        until = time.monotonic() + (_LONGEST_S if committed else self.cluster.answer_s)
+        patience_s = _LONGEST_S if committed else self.cluster.answer_s
+        until = time.monotonic() + patience_s
         try:
             end = self._end(said, until)
             consumer.assign([whole])
             while end > 0:
                 message = consumer.poll(1.0)
-                if time.monotonic() > until:
+                if message is not None and message.error() is None:
+                    # It may be long: where the topic was made by hand, Kafka compacts it once a week.
+                    until = time.monotonic() + patience_s
+                elif time.monotonic() > until:
                     raise UnavailableError(
                         f"{self.writer.label}: topic '{self.topic}' of Kafka at {self.cluster.servers} could not be "
                         "read to its end: another job's transaction is open there, or no broker answers"

@@ -11,6 +11,10 @@ from strandline.core.errors import UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words
 from strandline.spark.sinks.kafkarecord import Rows
 
+LIMIT = 1_000_000
+"""As large as a message may be, unless the topic says otherwise."""
+_at_once: dict[str, int] = {}
+"""By cluster: how much is sent to a partition at once, since one took no more. Not all users see its limit."""
 TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
@@ -71,10 +75,15 @@ def producer_settings(target: RowsTo, said: Said, sent: Sent, *, places: bool = 
     settings = target.cluster.settings(
         said,
         enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
-        queue_buffering_max_messages=400_000, message_max_bytes=max(target.limit, 1000),
-        delivery_report_only_error=not places, **more,
+        queue_buffering_max_messages=400_000, delivery_report_only_error=not places,
+        # A topic's limit is for what is sent at once. Its rows may be small: a lane's record, of another topic, is not.
+        batch_size=_size_at_once(target), message_max_bytes=max(target.limit, LIMIT), **more,
     )  # fmt: skip
     return {**settings, **target.cluster.options, "on_delivery": sent.hear if places else sent.hear_error}
+
+
+def _size_at_once(target: RowsTo) -> int:
+    return min(target.limit, _at_once.get(target.cluster.servers, LIMIT))
 
 
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
@@ -98,7 +107,7 @@ def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) ->
         except BufferError:
             _send_when_there_is_room(producer, given, target, label)
         except Exception as error:
-            raise _refused(error, label, target, given) from error
+            raise _refused(error, label, target, given, producer) from error
     producer.poll(0)
 
 
@@ -110,7 +119,7 @@ def _check(topic: str | None, headers: list[dict[str, Any]] | None, timestamp: i
         raise UnfitRowError(f"its topic is {topic!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most")
     if timestamp == 0:
         raise UnfitRowError("its timestamp is 1970-01-01 00:00:00, which Kafka's client takes for none")
-    if headers and any(each["key"] is None or "\0" in each["key"] for each in headers):
+    if headers and any(each is None or each["key"] is None or "\0" in each["key"] for each in headers):
         raise UnfitRowError("a header has no name, or one with a null character")
 
 
@@ -135,14 +144,23 @@ def _send_when_there_is_room(producer: Any, given: list[Any], target: RowsTo, la
                 raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} takes no rows") from None
 
 
-def _refused(error: Exception, label: str, target: RowsTo, given: list[Any]) -> Exception:
+def _refused(error: Exception, label: str, target: RowsTo, given: list[Any], producer: Any) -> Exception:
     from confluent_kafka import KafkaError, KafkaException
 
-    if not isinstance(error, KafkaException):
-        return error
-    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return in_words(error, label, target.cluster)
-    return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
+    code = error.args[0].code() if isinstance(error, KafkaException) else None
+    if code == KafkaError.MSG_SIZE_TOO_LARGE:
+        return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
+    if code == KafkaError._UNKNOWN_PARTITION:
+        return _not_there(given[0], given[3], label, target, producer)
+    return error if code is None else in_words(error, label, target.cluster)
+
+
+def _not_there(topic: str, partition: int, label: str, target: RowsTo, producer: Any) -> Exception:
+    # The client may not know yet of partitions that were added.
+    known = producer.list_topics(topic, target.cluster.answer_s).topics[topic].partitions
+    if known and partition not in known:
+        return UnfitRowError(f"topic '{topic}' has no partition {partition}: it has {len(known)}")
+    return UnavailableError(f"{label}: Kafka at {target.cluster.servers} has just added partition {partition}")
 
 
 def _too_large(topic: str | None, what: str, target: RowsTo) -> UnfitRowError:
@@ -162,17 +180,18 @@ def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> 
         error, message = sent.failed[0]
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            sizes = (len(each.value() or b"") + len(each.key() or b"") for _, each in sent.failed)
+            if (largest := max(sizes)) < (size := _size_at_once(target)):
+                # No row need be too large: they were sent at once.
+                _at_once[target.cluster.servers] = max(1, largest, size // 8)
+                raise UnavailableError(f"{label}: topic '{topic}' does not take {size:,} bytes at once")
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
             raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")
         if error.code() == KafkaError.INVALID_TIMESTAMP:
             raise UnfitRowError(f"topic '{topic}' refuses its timestamp: see message.timestamp.after.max.ms there")
         if error.code() == KafkaError._UNKNOWN_PARTITION:
-            # The client may not know yet of partitions that were added.
-            known = producer.list_topics(topic, target.cluster.answer_s).topics[topic].partitions
-            if known and partition not in known:
-                raise UnfitRowError(f"topic '{topic}' has no partition {partition}: it has {len(known)}")
-            raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} has just added partition {partition}")
+            raise _not_there(topic, partition, label, target, producer)
         raise in_words(error, label, target.cluster, said)
     if left:
         late = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} rows could not be sent"))

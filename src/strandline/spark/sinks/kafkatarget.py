@@ -26,26 +26,26 @@ from strandline.core.errors import ConflictError, CorruptionError, FencedError, 
 from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words, made, within
 from strandline.spark.sinks.kafkahanging import Lane, open_at, places_of
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
-from strandline.spark.sinks.kafkarows import Sent, UnfitRowError, drain, produce, producer_settings
+from strandline.spark.sinks.kafkarows import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
 from strandline.spark.sinks.kafkatopic import make_topic
 from strandline.spark.sinks.target import Connection, Target, Writer
 
 _THREADS = 8
-_LIMIT = 1_000_000
-"""As large as a message may be, unless the topic says otherwise."""
 
 
 class KafkaTarget(Target):
     """Topics of a cluster. Rows have the columns that `kafkasink.py` makes."""
 
-    max_rows = 200_000
+    # The record of a transaction says where each run of its rows is: it has to be a message.
+    max_rows = 20_000
+    max_bytes = 8 << 20
     refusing = (UnfitRowError,)
 
     def __init__(self, cluster: Cluster, topic: str | None, prefix: str) -> None:
         self.cluster = cluster
         self.topic = topic
         self.prefix = prefix
-        self.limit = _LIMIT
+        self.limit = LIMIT
         """How large a message may be: as the topic says when the job starts."""
         # The addresses of one cluster change. That another one is there, its lack of a record says.
         self.destination = f"{f'topic {topic}' if topic else 'topics'} of Kafka"
@@ -65,9 +65,9 @@ class KafkaTarget(Target):
         # 3. Each lane is ours: what others have begun there is gone, and they find our number.
         found = record.read(committed=False)
         self._check(writer, found.claims)
-        if found.lanes:
-            with ThreadPoolExecutor(min(_THREADS, len(found.lanes)), "strandline-kafka") as pool:
-                list(pool.map(lambda lane: self._claim_lane(writer, lane), sorted(found.lanes)))
+        if lanes := sorted(found.lanes | found.told.keys()):
+            with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-kafka") as pool:
+                list(pool.map(lambda lane: self._claim_lane(writer, lane), lanes))
 
     def _claim_lane(self, writer: Writer, lane: int) -> None:
         connection = KafkaConnection(self, writer, lane)
@@ -220,6 +220,10 @@ class KafkaConnection(Connection):
         """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
         self._record.note_lane(self._lane)
         found = self._record.read(committed=True)
+        if self._writer.generation > max(found.claims, default=0):
+            # Deleted, and made anew by the sink of another job.
+            self._was_deleted = True
+            self._record.note_claim(self._writer.generation, set())
         _, told = found.newest(self._lane) or (-1, Told(0, None))
         return structs.replace(told.record({}), generation=max(told.generation, *found.claims, 0))
 

@@ -40,7 +40,7 @@ def make_topic(record: Record) -> None:
         raise ConfigurationError(
             f"{why.message}; it needs a topic '{record.topic}' of its own, with two partitions",
             hint=f"create it: kafka-topics.sh --create --topic {record.topic} --partitions 2 --config "
-            "cleanup.policy=compact; or allow the sink's user to",
+            "cleanup.policy=compact --config segment.bytes=4194304; or allow the sink's user to",
         ) from error
 
 

@@ -239,7 +239,8 @@ class Transactional(Sink):
             lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():
             waiting.sort(key=lambda each: each.number)
-        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._reached)
+        is_late = bool(self._late_since) or not self._has_recovered
+        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._reached, is_late)
         done = self._run(delivery, lanes)
         self._remember({lane: found.mark for lane, found in done.items()})
         self._rows += sum(found.rows for found in done.values())

@@ -96,7 +96,7 @@ class KafkaSource:
     def reached(self, files: Mapping[str, bytes], batch: int) -> Offsets:
         """Return how far it was read after a batch; where it began, if there was none."""
         if batch >= 0:
-            lines = files[f"offsets/{batch}"].splitlines()[2:]
+            lines = files.get(f"offsets/{batch}", b"").splitlines()[2:]
             return _parsed(lines[self.lines[0]]) if self.lines[0] < len(lines) else {}
         # A null byte, the version, and then the same.
         began = files.get(f"sources/{self.number}/0", b"")
@@ -228,24 +228,38 @@ class KafkaTopics:
     """
 
     def __init__(
-        self, spark: SparkSession, sources: Sequence[KafkaSource], directory: Path, files: Mapping[str, bytes]
+        self,
+        spark: SparkSession,
+        sources: Sequence[KafkaSource],
+        directory: Path,
+        files: Mapping[str, bytes],
+        batch: int,
     ) -> None:
-        """`files` are those that `check_topics` has returned; they are in the directory."""
+        """`files` are those that `check_topics` has returned; they are in the directory. `batch` is the last one."""
         self._spark = spark
         self._directory = directory
         self._known = {source: source.known(files) for source in sources}
+        # Before the first batch, ids were asked for before Spark looks where the topics begin.
+        self._read = {
+            source: {topic for topic, _ in source.reached(files, batch)} or self._known[source].keys()
+            for source in sources
+        }
         self._checked = -1
         self._asked: tuple[int, Future[None]] | None = None
         self._is_closed = threading.Event()
 
     def begin(self, batch: int) -> None:
-        """Before a batch is processed: learn of topics that it is the first to have."""
+        """Before a batch is processed: learn of topics that the one before did not have.
+
+        Spark reads them from their first rows. One of the same name, if it was read once, is gone.
+        """
         name = f"offsets/{batch}"
         for source, known in self._known.items():
             topics = {topic for topic, _ in source.reached({name: (self._directory / name).read_bytes()}, batch)}
-            if new := topics - known.keys():
+            if new := topics - self._read[source]:
                 with _client(self._spark, source) as client:
                     self._learn(source, known | {name: each.id for name, each in client.topics(new).items()})
+            self._read[source] = topics & self._known[source].keys()
 
     def check(self, batch: int, files: Mapping[str, bytes]) -> bool:
         """Return whether the topics that were read are those that a checkpoint with these files names.
