@@ -209,6 +209,14 @@ def test_other_state_is_not_gone_on_with() -> None:
     )
 
 
+def test_totals_become_no_windows_by_count_and_these_no_totals() -> None:
+    """Both have one accumulator a key, and only one of them the number of its events."""
+    totals, counted = of(n=sl.agg.count()), of(sl.Global(count=3), n=sl.agg.count())
+    where = "operator 'op': the windows of state 'totals' are"
+    assert go_on(totals, counted).refusals == (f"{where} 3 events, were none",)
+    assert go_on(counted, totals).refusals == (f"{where} of another kind, were 3 events",)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
