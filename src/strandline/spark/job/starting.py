@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import structs
 from pyspark.sql.streaming.query import StreamingQuery
 
+from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
@@ -310,7 +311,18 @@ class Starting:
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
             manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
+            self._gone_sinks(name, origin) if generation else frozenset(),
         )  # fmt: skip
+
+    def _gone_sinks(self, name: str, origin: Origin) -> frozenset[str]:
+        """Return the sinks that wrote where this one does, after what is restored, and that the program has not."""
+        manifest, sink = origin.manifest, self._sinks.get(name)
+        is_newest = origin.is_own and not origin.is_new and not origin.choice.skipped
+        if manifest is None or sink is None or not sink.destination or is_newest:
+            return frozenset()
+        known = [manifest, *read_catalog(self._b.jobdir).manifests.values()]
+        listed = [stored for each in known if each.life == manifest.life for stored in each.sinks]
+        return frozenset(stored.name for stored in listed if stored.destination == sink.destination) - {*self._sinks}
 
     def _sinks_place(self) -> Place:
         b = self._b
