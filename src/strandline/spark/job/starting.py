@@ -362,7 +362,7 @@ class Starting:
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():
-            gone = None if name in b.wanted.drop else left_by(name, texts)
+            gone = None if name in b.wanted.drop else left_by(name, texts, self._sinks.values())
             if gone is not None:
                 owned.check()
                 gone.open(self._sink_context(name, origin, owned.life, owned.generation))
