@@ -362,10 +362,9 @@ def _differences(before: StateInfo, now: StateInfo) -> list[str]:
         for what, was, is_now in (("kind", before.kind, now.kind), ("key type", before.key_type, now.key_type))
         if was != is_now
     ]
-    # Windows that a function of the user's ends may be ended by a count, too; totals without windows have no count.
-    if (before.windows or before.aggregates) and _cut(before) != _cut(now):
+    if before.windows and _cut(before) != _cut(now):
         cut = now.windows or "of another kind"
-        found.append(f"the windows of state '{now.name}' are {cut}, were {before.windows or 'none'}")
+        found.append(f"the windows of state '{now.name}' are {cut}, were {before.windows}")
     elif (kept_ms := _lateness_ms(now)) > (was_ms := _lateness_ms(before)):
         found.append(
             f"the lateness of the windows of state '{now.name}' is {kept_ms} ms, was {was_ms} ms: windows that were "
