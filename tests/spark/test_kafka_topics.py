@@ -285,3 +285,17 @@ def test_a_topic_that_is_named_again_is_said_to_come_again(job: Job, caplog: pyt
         assert not caplog.records
         again(job)
     assert "topic 'b' was left out for a while, and is read again from its first row" in caplog.text
+
+
+@pytest.mark.parametrize("line", [b'{"logOffset":4}', b"17", b'{"sourceVersion":1,"reservoirId":"a"}'])
+def test_what_was_read_was_no_kafka(line: bytes) -> None:
+    """A source of the same name, or the only one, that was another kind of source before."""
+    source = KafkaSource("paid", 1, (1,), Relation("kafka", ""))
+    files = {"offsets/3": b"\n".join([b"v1", b"{}", b"-", line])}
+    with pytest.raises(
+        sl.errors.ConfigurationError, match="source 'paid' reads Kafka, and what the job has read there was"
+    ):
+        source.reached(files, 3)
+    files["offsets/3"] = b'v1\n{}\n-\n{"t":{"0":7,"1":-1}}'
+    assert source.reached(files, 3) == {("t", 0): 7}
+    assert KafkaSource("other", 0, (0,), Relation("kafka", "")).reached(files, 3) == {}
