@@ -9,14 +9,14 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
@@ -314,15 +314,20 @@ class Starting:
             self._gone_sinks(name, origin) if generation else frozenset(),
         )  # fmt: skip
 
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return read_catalog(self._b.jobdir)
+
     def _gone_sinks(self, name: str, origin: Origin) -> frozenset[str]:
-        """Return the sinks that wrote where this one does, after what is restored, and that the program has not."""
+        """Return the sinks that wrote where this one does, after what is restored, and do not in the program."""
         manifest, sink = origin.manifest, self._sinks.get(name)
         is_newest = origin.is_own and not origin.is_new and not origin.choice.skipped
         if manifest is None or sink is None or not sink.destination or is_newest:
             return frozenset()
-        known = [manifest, *read_catalog(self._b.jobdir).manifests.values()]
+        known = [manifest, *self._catalog.manifests.values()]
         listed = [stored for each in known if each.life == manifest.life for stored in each.sinks]
-        return frozenset(stored.name for stored in listed if stored.destination == sink.destination) - {*self._sinks}
+        there = {other for other, each in self._sinks.items() if each.destination == sink.destination}
+        return frozenset(stored.name for stored in listed if stored.destination == sink.destination) - there
 
     def _sinks_place(self) -> Place:
         b = self._b
