@@ -44,7 +44,7 @@ class SinkContext:
     beside: frozenset[str] | None = None
     """The names of all of the job's sinks that write to this sink's path, its own among them; None: not known."""
     gone: frozenset[str] = frozenset()
-    """Where the job goes back: the names of sinks that it has had since at this destination, and has not any more."""
+    """Where the job goes back: the names of sinks that wrote to this destination since, and do not any more."""
 
     @property
     def identity(self) -> str:

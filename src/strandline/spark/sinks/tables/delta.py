@@ -242,11 +242,11 @@ class DeltaSink(TableSink):
 
     def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
         """Return what takes away the files that older runs have added of later epochs."""
-        record = self.later(table, epoch)
+        record = self._later_record(table, epoch)
         if record is None:
             return []
         configuration = table.metadata().configuration
-        mine = re.compile(self.later_files)
+        mine = re.compile(self._later_paths)
         added = pa.table(table.get_add_actions(flatten=False)).select(["path", "size_bytes"]).to_pylist()
         found = [each for each in added if (match := mine.match(each["path"])) and int(match[2]) > epoch]
         is_kept = configuration.get("delta.appendOnly") == "true"

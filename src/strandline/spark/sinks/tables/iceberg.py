@@ -321,10 +321,10 @@ class IcebergSink(TableSink):
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
         """Return the files that older runs have added of later epochs."""
-        record = self.later(table, epoch)
+        record = self._later_record(table, epoch)
         if record is None:
             return []
-        mine = re.compile(rf"/{self.later_files}[^/]*$")
+        mine = re.compile(rf"/{self._later_paths}[^/]*$")
         files = [task.file for task in table.scan().plan_files()]
         found = [file for file in files if (match := mine.search(file.file_path)) and int(match[2]) > epoch]
         if not found:

@@ -227,13 +227,13 @@ class TableSink(TableFormat):
 
     # -- steps
 
-    def later(self, table: Any, epoch: Epoch) -> Record | None:
+    def _later_record(self, table: Any, epoch: Epoch) -> Record | None:
         """Return the record of rows of later epochs, of this sink or of one that the job has not any more."""
         records = (self.record(table, identity) for identity in ("", *self._gone))
         return max((each for each in records if each and each.epoch > epoch), default=None, key=lambda each: each.epoch)
 
     @property
-    def later_files(self) -> str:
+    def _later_paths(self) -> str:
         """The pattern of their paths: run and epoch are its groups."""
         return rf"strandline-(?:{'|'.join((self._opened.identity, *self._gone))})/g(\d+)/(\d+)-"
 
