@@ -11,8 +11,10 @@ import strandline as sl
 from strandline.api.aggregates import Aggregate
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OlderSchema
-from strandline.plan.pipeline import Operator
+from strandline.plan.parallelism import Parallelism
+from strandline.plan.pipeline import Operator, Pipeline
 from strandline.plan.upgrade import Upgrade, plan_upgrade
+from strandline.testing import events
 from tests.runtime.upgrading import info_of, operator_of
 
 KINDS: list[Any] = [None, sl.Global(count=3), sl.Session("1s"), sl.Tumbling("10s")]
@@ -207,6 +209,34 @@ def test_other_state_is_not_gone_on_with() -> None:
         "operator 'op': the windows of state 'panes' are 20000 ms every 20000 ms from 0 ms, were "
         "10000 ms every 10000 ms from 0 ms",
     )
+
+
+def test_windows_that_look_at_each_event_want_to_be_told_what_is_new() -> None:
+    def folded(**aggregates: Aggregate) -> Operator:
+        keyed: Any = events("k string, t timestamp, v bigint, w bigint").watermark("t").key_by("k")
+        stream = keyed.window(sl.Tumbling("10s"), early=sl.Early(events=3)).agg(aggregates, uid="op")
+        return Pipeline([stream._node]).settle(Parallelism(default=1))[0]
+
+    before = folded(n=sl.agg.count(), a=sl.agg.sum("v"), b=sl.agg.sum("v"))
+    (refusal,) = go_on(
+        before, folded(n=sl.agg.count(), a=sl.agg.sum("v"), b=sl.agg.sum("v"), m=sl.agg.max("v"))
+    ).refusals
+    assert "the aggregate 'm' is new" in refusal
+    assert "write .added() behind sl.agg.max(…)" in refusal
+    # What two have shared, one of them would be without.
+    (refusal,) = go_on(before, folded(n=sl.agg.count(), a=sl.agg.sum("v"), b=sl.agg.sum("w"))).refusals
+    assert "the aggregate 'b' is new, or has a state of its own now" in refusal
+    said = go_on(before, folded(n=sl.agg.count(), a=sl.agg.sum("v"), m=sl.agg.max("v").added()))
+    assert not said.refusals
+
+
+def test_totals_become_no_windows_by_count_and_these_no_totals() -> None:
+    """Both have one accumulator a key, and only one of them the number of its events."""
+    totals, counted = of(n=sl.agg.count()), of(sl.Global(count=3), n=sl.agg.count())
+    (refusal,) = go_on(totals, counted).refusals
+    assert "how many events each key has had is not stored, and windows by count go by it" in refusal
+    (refusal,) = go_on(counted, totals).refusals
+    assert refusal == "operator 'op': the windows of state 'totals' are of another kind, were 3 events"
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,19 @@ def test_an_event_at_the_very_end_belongs_to_the_session(tmp_path: Path) -> None
     bench.close()
 
 
+def test_no_results_so_far_come_that_only_an_earlier_start_wanted(tmp_path: Path) -> None:
+    bench = sessions(tmp_path / "before", early=10)
+    assert bench.epoch_of([("a", 0, 1)], watermark=0, now=1) == []
+    files, number = bench.snapshot(), bench.epoch
+    bench.close()
+    bench = sessions(tmp_path / "after")
+    bench.restore(files, number)
+    assert bench.epoch_of(watermark=5, now=20) == []
+    assert bench.task.next_timers_us == (10 * SECOND, None)
+    assert bench.epoch_of(watermark=11, now=20) == [("a", 0, 10, 1, 1)]
+    bench.close()
+
+
 def test_an_epochs_events_are_one_set(tmp_path: Path) -> None:
     """What comes first in the epoch is too late for itself; with what comes after it, it is not."""
     bench = sessions(tmp_path)

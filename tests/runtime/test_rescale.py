@@ -14,10 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from strandline.api.states import Value
 from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
-from strandline.snapshot.taking import FORMS
-from tests.runtime.bench import KINDS, OPS, Model
+from strandline.runtime.program import Program
+from strandline.snapshot.taking import FORMS, Form
+from tests.runtime.bench import KINDS, OPS, Everything, Model, program
 from tests.runtime.rescaling import KEYS, Job
 from tests.soak import examples
 
@@ -114,4 +116,33 @@ def test_a_kill_in_the_middle_of_a_table_leaves_nothing_behind(tmp_path: Path) -
     job.start(1, "rocksdb")
     there = {path.name for path in (tmp_path / "local" / "op-0").iterdir()}
     assert (len(left), there) == (3, {"db-2"}), left
+    job.stop()
+
+
+class Lasting(Everything):
+    """What Timed is, with a state that does not expire, and tells it."""
+
+    short = Value("bigint")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        yield {"k": ctx.key, "answer": str(self.short.value)}
+
+
+class Upgraded(Job):
+    """From its second start on, nothing expires."""
+
+    def program(self, **run: Any) -> Program:
+        return super().program(**run) if self.restore is None else program(Lasting(), **run)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_savepoint_of_state_that_expires_is_restored_where_nothing_does_any_more(tmp_path: Path, form: Form) -> None:
+    job = Upgraded(tmp_path)
+    job.start(2, "rocksdb")
+    job.run([("k", "set_value", 5, 0)])
+    job.checkpoint()
+    job.stop()
+    job.go_through_savepoint(form)
+    job.start(1, "rocksdb")
+    assert job.run([("k", "set_value", 6, 0)]) == [("k", "5")]
     job.stop()

@@ -134,6 +134,18 @@ def test_a_global_window_that_is_larger_than_the_count_of_the_next_start_ends(ma
     assert [result for *_, result, _ in given] == ["1,2,3,4,5", "6,7"]
 
 
+def test_a_global_window_gives_no_result_so_far_that_only_an_earlier_start_wanted(make: Make) -> None:
+    bench = make(Global(count=3), folded(), early=10)
+    bench.step([("a", 1, None)], None, 1)
+    files = bench.snapshot()
+    process = operator_of(Global(count=3), folded(), Rules(0, 0, "late"))
+    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(process, "op"))
+    bench.restore(files, bench.epoch)
+    assert bench.step((), None, 20) == []
+    given = bench.step([("a", v, None) for v in (2, 3)], None, 21)
+    assert [result for *_, result, _ in given] == ["1,2,3"]
+
+
 def test_sessions_end_after_a_gap(make: Make, contents: Contents) -> None:
     bench = make(Session("10s"), contents)
     bench.step([("a", 1, 0), ("a", 2, 9), ("b", 3, 5), ("a", 4, 40)])

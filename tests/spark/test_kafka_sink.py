@@ -26,7 +26,7 @@ from strandline.spark.sinks import kafkarows
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
-from strandline.spark.sinks.kafkarows import LIMIT, produce
+from strandline.spark.sinks.kafkarows import LIMIT, UnfitRowError, produce
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -51,6 +51,17 @@ def test_texts_go_as_their_bytes() -> None:
     target: Any = SimpleNamespace(topic="t")
     produce(producer, pa.RecordBatch.from_arrays([text, text], names=["key", "value"]), target, "sink")
     assert sent == [("t", value, value) for value in (b"ok", b"\xff\xfe", None)]
+
+
+def test_rows_that_were_staged_for_one_topic_are_not_refused_one_by_one_where_a_column_names_it_now() -> None:
+    """With on_error="skip" they would be lost."""
+    target: Any = SimpleNamespace(topic=None)
+    staged = pa.RecordBatch.from_arrays([pa.array([b"ok"])], names=["value"])
+    with pytest.raises(sl.errors.ConfigurationError, match="staged for one topic, and the sink has topic_column= now"):
+        produce(None, staged, target, "sink")
+    named = pa.RecordBatch.from_arrays([pa.array([None], pa.string()), *staged.columns], names=["topic", "value"])
+    with pytest.raises(UnfitRowError, match="its topic column is null"):
+        produce(SimpleNamespace(produce=None), named, target, "sink")
 
 
 class Crash(BaseException):

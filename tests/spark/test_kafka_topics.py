@@ -314,3 +314,17 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
     made.topics.begin(BATCH + 3)
     with pytest.raises(sl.errors.StrandlineError, match="it was id-c, and is id-d"):
         made.checked(BATCH + 3)
+
+
+@pytest.mark.parametrize("line", [b'{"logOffset":4}', b"17", b'{"sourceVersion":1,"reservoirId":"a"}'])
+def test_what_was_read_was_no_kafka(line: bytes) -> None:
+    """A source of the same name, or the only one, that was another kind of source before."""
+    source = KafkaSource("paid", 1, (1,), Relation("kafka", ""))
+    files = {"offsets/3": b"\n".join([b"v1", b"{}", b"-", line])}
+    with pytest.raises(
+        sl.errors.ConfigurationError, match="source 'paid' reads Kafka, and what the job has read there was"
+    ):
+        source.reached(files, 3)
+    files["offsets/3"] = b'v1\n{}\n-\n{"t":{"0":7,"1":-1}}'
+    assert source.reached(files, 3) == {("t", 0): 7}
+    assert KafkaSource("other", 0, (0,), Relation("kafka", "")).reached(files, 3) == {}

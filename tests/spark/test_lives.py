@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.core import failpoints
@@ -335,5 +336,34 @@ def test_a_sink_that_is_renamed_in_mid_life_shows_each_row_once(spark: Any, case
         run.rollback(first.checkpoint)
         assert shown() == small.counted(["ann", "bob"])
         add(2)
+        settle(run)
+        assert shown() == small.counted(["ann", "bob"] * 3)
+
+
+def test_a_table_sink_that_was_renamed_takes_back_what_it_wrote_under_the_old_name(spark: Any, case: Case) -> None:
+    stream = sl.stream(small.source(spark, case.root / "in"))
+
+    def job(name: str) -> sl.Job:
+        sink = sl.sinks.delta(case.out, name=name)
+        return small.job(stream, case.root, case.local_dir, sink=sink, checkpoints=case.checkpoints(None, retain=9))
+
+    def shown() -> Counter[tuple[Any, ...]]:
+        rows = DeltaTable(str(case.out)).to_pyarrow_table().to_pylist()
+        return Counter((row["user"], row["n"]) for row in rows)
+
+    def add(run: sl.Run, number: int) -> Any:
+        """Have some rows shown; return a checkpoint that lists none."""
+        small.write_rows(case.root / "in", number, [("ann", "a", 1), ("bob", "b", 1)])
+        settle(run)
+        return run.checkpoint(60)
+
+    with job("old").start(spark) as run:
+        first = add(run, 0)
+        add(run, 1)
+    with job("new").start(spark) as run:
+        add(run, 2)
+        assert shown() == small.counted(["ann", "bob"] * 3)
+        run.rollback(first.checkpoint)
+        assert shown() == small.counted(["ann", "bob"])
         settle(run)
         assert shown() == small.counted(["ann", "bob"] * 3)

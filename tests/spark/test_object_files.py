@@ -18,7 +18,10 @@ from pyspark.sql.types import DecimalType, LongType, StructField, StructType, Ti
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
+from strandline.core.ids import Epoch, Generation
+from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.spark.sinks.files import left_by
 from strandline.spark.sinks.objects import ObjectFormat
 from strandline.spark.sinks.trial import Crash
 from strandline.storage.place import Place
@@ -167,3 +170,23 @@ def test_what_object_storage_cannot_have(spark: Any, s3: Any) -> None:
     with pytest.raises(ConfigurationError) as error:
         sink.try_out(rows)
     assert "not-this-one" not in str(error.value)
+
+
+def test_what_a_sink_has_left_under_another_name_is_shown_and_taken_back_with_the_same_keys_to_the_storage(
+    s3: Any,
+) -> None:
+    trial = trial_at(s3)
+    before = trial.start()
+    first, second = trial.stage(before, 1), trial.stage(before, 2)
+    before.commit(first)
+    named = trial.make()
+    gone = left_by("out", second, [sl.sinks.noop(), named])
+    assert gone is not None
+    trial.open(gone).recover(second, Epoch(2), fresh=False)
+    trial.expect(1, 2)
+    trial.generation += 1
+    beside = frozenset({"named"})
+    named.open(SinkContext(SESSION, "job", "life", Generation(trial.generation), "named", beside=beside))
+    named.recover([], Epoch(1), fresh=False)
+    named.tidy(Epoch(1))
+    trial.expect(1)

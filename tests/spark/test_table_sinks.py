@@ -11,6 +11,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
 import strandline as sl
+from strandline.core.ids import Epoch
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.soak import soaking
 from tests.spark import inprocess
@@ -99,3 +100,28 @@ def test_iceberg(tmp_path: Path, check: Check, crashes: int) -> None:
 @pytest.mark.parametrize("check", some(MERGED))
 def test_iceberg_by_key(tmp_path: Path, check: Check, crashes: int) -> None:
     check(iceberg(tmp_path / "place", crashes, key="n"))
+
+
+@pytest.mark.parametrize("kind", [delta, iceberg])
+def test_a_rollback_behind_a_rename_takes_rows_back_under_the_old_name_too(tmp_path: Path, kind: Any) -> None:
+    trial: Trial = kind(tmp_path / "table", 3)
+    before = trial.start()
+    first, second = trial.stage(before, 1), trial.stage(before, 2)
+    before.commit(first)
+    before.commit(second)
+    named = trial.open(name="named")
+    named.recover([], Epoch(2), fresh=False)
+    named.commit(trial.stage(named, 3))
+    trial.expect(1, 2, 3)
+    for _ in range(2):
+        named = trial.open(name="named", gone=["out"])
+        named.recover([], Epoch(1), fresh=False)
+        trial.expect(1)
+    named.commit(trial.stage(named, 2, version=1))
+    trial.expect(1, (2, 1))
+    # And back to the name that it had.
+    before = trial.open(gone=["named"])
+    before.recover(first, Epoch(1), fresh=False)
+    trial.expect(1)
+    before.commit(trial.stage(before, 2, version=2))
+    trial.expect(1, (2, 2))

@@ -116,16 +116,18 @@ class Restoring:
                 failpoints.hit("keeper.restore.table")
                 codec = rows_of(self._stored, infos[stored])
                 rows = codec.encode_groups(read_tables(files, self.groups, opening))
-                backend.load(state, self._noted(backend, codec, rows))
+                # The program may have taken the TTLs of all states away.
+                cleaning = codec.cleaning if codec.cleaning in was else None
+                backend.load(state, self._noted(backend, cleaning, codec, rows))
         shutil.rmtree(scratch, ignore_errors=True)
 
     def _noted(
-        self, backend: Backend, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]
+        self, backend: Backend, cleaning: str | None, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]
     ) -> Iterator[tuple[bytes, bytes]]:
         """Give entries; the cleaning hears of those that expire."""
         for entries in found:
-            if codec.cleaning is not None:
-                backend.write({codec.cleaning: codec.cleaning_of(entries)})
+            if cleaning is not None:
+                backend.write({cleaning: codec.cleaning_of(entries)})
             yield from entries
 
     def _copy_of(self, part: PartitionInfo) -> Path | None:

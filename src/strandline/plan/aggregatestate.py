@@ -58,6 +58,8 @@ class AggregateChanges:
         return Hints(
             {f"{prefix}{quoted(name)}": was for name, was in self.renamed.items() if name in struct.names},
             {f"{prefix}{quoted(name)}": value for name, value in self.fill.items() if name in struct.names},
+            # Totals without windows do not have it.
+            unsaid={"events": "how many events each key has had is not stored, and windows by count go by it"},
             several=True,
         )
 

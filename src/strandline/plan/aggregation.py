@@ -22,7 +22,7 @@ from strandline.plan.graph import Cut, Keyed, LateNode, Node, OperatorNode, Part
 from strandline.plan.maps import keyless
 from strandline.plan.operators import make_operator
 from strandline.plan.windows import bounds_of, check_window_keys, operator_of
-from strandline.runtime.operators.aggregates.accumulators import Accumulators
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, ResultSpec
 from strandline.runtime.operators.aggregates.folded import Accumulating, OfRow
 from strandline.runtime.operators.aggregates.running import CountedAggregation, RunningAggregation
 from strandline.runtime.operators.aggregates.sessions import SessionAggregation
@@ -160,8 +160,18 @@ def _folded(
     # Late events are told from the stream's own rows.
     rules = replace(rules, several_keys=len(keys) > 1, late=None)
     operator = operator_of(kind, Accumulating(accumulators, len(keys) + 1), rules)
+    state = operator.own_states["windows"]
+    unsaid = {f"value.{column}": _unsaid(r) for r in accumulators.results if not r.is_added for column in r.fields}
+    state.hints = replace(state.hints, unsaid=unsaid)
     operator.own_function, operator.own_step, operator.own_hides_events = "", "agg", True
     return operator
+
+
+def _unsaid(result: ResultSpec) -> str:
+    return (
+        f"the aggregate '{result.name}' is new, or has a state of its own now: of windows in the snapshot it would "
+        f"have only what comes from now on; if that will do, write .added() behind sl.agg.{result.kind}(…)"
+    )
 
 
 def _operator_of(

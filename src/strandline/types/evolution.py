@@ -157,6 +157,8 @@ class _Walk:
             where = _within(path, f.name)
             source = sources[f.name]
             if source is None:
+                if where in self._hints.unsaid:
+                    self.reasons.append(self._hints.unsaid[where])
                 filled = self._hints.fill.get(where)
                 what = "null" if filled is None else f"filled with {shown(filled)}"
                 self.changes.append(f"{_shown(where)}: added, {f.type.ddl}, {what}")

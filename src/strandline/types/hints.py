@@ -17,5 +17,7 @@ class Hints:
     """What a field that is new has in values that were written without it; else null."""
     spare: Collection[str] = ()
     """Fields of older versions, by paths in the old type, whose values nobody misses."""
+    unsaid: Mapping[str, str] = field(default_factory=dict)
+    """Fields that may not be new, and why."""
     several: bool = False
     """Whether `renamed` always counts: of a field that has its name already, and of one that becomes several."""

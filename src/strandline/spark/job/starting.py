@@ -9,13 +9,14 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 from pyspark.sql.streaming.query import StreamingQuery
 
+from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
@@ -310,7 +311,23 @@ class Starting:
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
             manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
+            self._gone_sinks(name, origin) if generation else frozenset(),
         )  # fmt: skip
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return read_catalog(self._b.jobdir)
+
+    def _gone_sinks(self, name: str, origin: Origin) -> frozenset[str]:
+        """Return the sinks that wrote where this one does, after what is restored, and do not in the program."""
+        manifest, sink = origin.manifest, self._sinks.get(name)
+        is_newest = origin.is_own and not origin.is_new and not origin.choice.skipped
+        if manifest is None or sink is None or not sink.destination or is_newest:
+            return frozenset()
+        known = [manifest, *self._catalog.manifests.values()]
+        listed = [stored for each in known if each.life == manifest.life for stored in each.sinks]
+        there = {other for other, each in self._sinks.items() if each.destination == sink.destination}
+        return frozenset(stored.name for stored in listed if stored.destination == sink.destination) - there
 
     def _sinks_place(self) -> Place:
         b = self._b
@@ -350,7 +367,7 @@ class Starting:
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():
-            gone = None if name in b.wanted.drop else left_by(name, texts)
+            gone = None if name in b.wanted.drop else left_by(name, texts, self._sinks.values())
             if gone is not None:
                 owned.check()
                 gone.open(self._sink_context(name, origin, owned.life, owned.generation))

@@ -43,11 +43,17 @@ class SinkContext:
     """Where rows may wait until they are delivered: all machines of the job reach it."""
     beside: frozenset[str] | None = None
     """The names of all of the job's sinks that write to this sink's path, its own among them; None: not known."""
+    gone: frozenset[str] = frozenset()
+    """Where the job goes back: the names of sinks that wrote to this destination since, and do not any more."""
 
     @property
     def identity(self) -> str:
         """Names this sink of this job among all that write to the same place."""
-        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:32]
+        return self.identity_of(self.sink)
+
+    def identity_of(self, sink: str) -> str:
+        """Return what names another sink of this life of the job."""
+        return hashlib.sha256(f"{self.life}\n{self.job}\n{sink}".encode()).hexdigest()[:32]
 
 
 class Sink(ABC):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow.parquet as pq
@@ -246,16 +247,22 @@ def _text_of(option: Any) -> str:
     return str(option).lower() if isinstance(option, bool) else str(option)
 
 
-def left_by(name: str, pending: Sequence[str]) -> FileSink | None:
+def left_by(name: str, pending: Sequence[str], others: Iterable[Sink] = ()) -> FileSink | None:
     """Return a sink that shows what a file sink has left to be shown, which the program does not have any more.
 
-    None if it was another sink's: only that one knows what to do with it.
+    It reaches its storage as those of the others that are in the same one. None if it was another sink's: only that one
+    knows what to do with it.
     """
     try:
         staged = [msgspec.json.decode(text, type=Committable) for text in pending]
     except msgspec.DecodeError:
         return None
-    return FileSink(staged[-1].root, name=name) if staged else None
+    if not staged:
+        return None
+    root = staged[-1].root
+    files = [other for other in others if isinstance(other, FileSink)]
+    storage = (other._storage for other in files if urlsplit(other.path)[:2] == urlsplit(root)[:2])
+    return FileSink(root, name=name, storage_options=next(storage, None))
 
 
 def _is_ordinary(field: StructField) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words
 from strandline.spark.sinks.kafkarecord import Rows
 
@@ -94,6 +94,13 @@ def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) ->
     names = batch.schema.names
     columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
     nothing = [None] * batch.num_rows
+    if columns[0] is None and target.topic is None:
+        # Not a row's fault: with on_error, they would be left out.
+        raise ConfigurationError(
+            f"{label}: rows wait that were staged for one topic, and the sink has topic_column= now, which says of "
+            "none of them where it goes",
+            hint="start the job with the former topic= until nothing waits for the sink (`strandline status` says so)",
+        )
     topics = columns[0] or [target.topic] * batch.num_rows
     rest = (column if column is not None else nothing for column in columns[1:])
     send = producer.produce

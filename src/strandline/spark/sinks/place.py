@@ -26,6 +26,7 @@ class Place:
         self.root = root
         self.files = open_filesystem(run.spark, root, fsync=run.fsync, options=options)
         self.run = run
+        self._options = options
         self._home = f"{OURS}/{run.identity}"
         self.records = ShownRecords(self.files, root, self._home, Owner(run.job, run.life, run.sink))
         self.records.check_owner()
@@ -101,7 +102,7 @@ class Place:
                 continue
             # What was left to be shown may have been in this run already.
             if owner.sink not in self.run.beside and newest.generation < self.run.generation:
-                gone = Place(replace(self.run, sink=owner.sink), self.root)
+                gone = Place(replace(self.run, sink=owner.sink), self.root, self._options)
                 gone.forget_staged()
                 gone.take_back(epoch)
                 gone.begin(epoch)

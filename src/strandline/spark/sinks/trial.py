@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from inspect import isfunction
@@ -97,15 +97,18 @@ class Trial:
     def __post_init__(self) -> None:
         finalize(self, shutil.rmtree, self.storage, ignore_errors=True)
 
-    def open(self, made: Sink | None = None, *, life: str = "life", name: str = "out") -> Sink:
-        """Return the sink, or this object again, opened for the next generation of a job."""
+    def open(
+        self, made: Sink | None = None, *, life: str = "life", name: str = "out", gone: Collection[str] = ()
+    ) -> Sink:
+        """Return the sink, or this object again, opened for the next generation of a job; `gone` are former names."""
         self.generation += 1
         made = made or self.make()
         # A trial has no hour to wait.
         made.patience_s = made.start_patience_s = _PATIENCE_S
         place = Place(url=self.storage, path="sinks", fsync=False)
         generation = Generation(self.generation)
-        made.open(SinkContext(self.spark, "job", life, generation, name, fsync=False, staging=place))
+        gone = frozenset(gone)
+        made.open(SinkContext(self.spark, "job", life, generation, name, fsync=False, staging=place, gone=gone))
         return made
 
     def start(self, pending: Sequence[str] = (), epoch: int = 0, made: Sink | None = None) -> Sink:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
@@ -35,6 +36,8 @@ _SHOWN = 5
 SAME_OFFSETS = "strandline.same.offsets"
 """The source's option that says: a topic with another id has the same rows at the same offsets."""
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+_offsets = msgspec.json.Decoder(dict[str, dict[int, int]])
 
 Offsets = dict[tuple[str, int], int]
 """By topic and partition: the first row that was not read yet."""
@@ -97,22 +100,29 @@ class KafkaSource:
         """Return how far it was read after a batch; where it began, if there was none."""
         if batch >= 0:
             lines = files.get(f"offsets/{batch}", b"").splitlines()[2:]
-            return _parsed(lines[self.lines[0]]) if self.lines[0] < len(lines) else {}
+            return self._parsed(lines[self.lines[0]]) if self.lines[0] < len(lines) else {}
         # A null byte, the version, and then the same.
         began = files.get(f"sources/{self.number}/0", b"")
-        return _parsed(began.partition(b"\n")[2])
+        return self._parsed(began.partition(b"\n")[2])
 
     def known(self, files: Mapping[str, bytes]) -> Ids:
         """Return the ids of its topics."""
         found: Ids = json.loads(files.get(f"sources/{self.number}/topics", b"{}"))
         return found
 
-
-def _parsed(line: bytes) -> Offsets:
-    if not line.startswith(b"{"):
-        return {}
-    said = json.loads(line)
-    return {(topic, int(at)): offset for topic, parts in said.items() for at, offset in parts.items() if offset >= 0}
+    def _parsed(self, line: bytes) -> Offsets:
+        if line.strip() in (b"", b"-"):
+            return {}
+        try:
+            said = _offsets.decode(line)
+        except msgspec.MsgspecError:
+            raise ConfigurationError(
+                f"{self.text} reads Kafka, and what the job has read there was something else: {line[:80]!r} is no "
+                "offset of Kafka's",
+                hint="where a source goes on is known only for the kind of source that it was: read what it read "
+                "before, or start a new job",
+            ) from None
+        return {(topic, at): offset for topic, parts in said.items() for at, offset in parts.items() if offset >= 0}
 
 
 def kafka_sources(source: DataFrame, names: Sequence[str]) -> list[KafkaSource]:

@@ -147,6 +147,9 @@ class SessionAggregation(ColumnarProcess):
         if self._rules.processing:
             yield from self._complete(scope)
         for keys in self._fired(self._early, scope.now_us):
+            if not self._rules.early_us:
+                # An earlier start has asked for them.
+                continue
             found = self._load(keys)
             shown = found.fresh & ~found.given
             yield from self._results(keys, found.only(shown))

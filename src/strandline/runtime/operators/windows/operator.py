@@ -308,7 +308,8 @@ class GlobalWindows(WindowOperator):
     def on_timer(self, timer: Any, ctx: Any) -> list[Row] | None:
         """Give the result so far."""
         entry = self.windows.value
-        return self._so_far(ctx) if entry is not None and entry.fresh else None
+        # Else an earlier start has asked for it.
+        return self._so_far(ctx) if self._early_us and entry is not None and entry.fresh else None
 
     def _so_far(self, ctx: Any) -> list[Row]:
         rows = list(self._borne(self.shown(ctx.key), None, ctx))

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -188,8 +188,9 @@ class DeltaSink(TableSink):
         if after is not None:
             actions += self._later(table, after, now_ms)
         table.create_write_transaction(
-            actions, "append", table.schema(), partition_by=split, commit_properties=self._properties(record)
-        )
+            actions, "append", table.schema(), partition_by=split,
+            commit_properties=self._properties(record, () if after is None else self._gone),
+        )  # fmt: skip
         self._seen = seen
 
     def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
@@ -231,20 +232,21 @@ class DeltaSink(TableSink):
     def words(self, error: Exception) -> str:
         return in_a_line(error, self._options)
 
-    def _properties(self, record: Record) -> Any:
+    def _properties(self, record: Record, gone: Collection[str] = ()) -> Any:
         run = self._opened
         version = (record.generation << _EPOCH_BITS) | record.epoch
         said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
-        both = [self._delta.Transaction(app, version) for app in (f"strandline-{run.identity}", _names(run))]
-        return self._delta.CommitProperties(custom_metadata=said, app_transactions=both)
+        apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _names(run)]
+        transactions = [self._delta.Transaction(app, version) for app in apps]
+        return self._delta.CommitProperties(custom_metadata=said, app_transactions=transactions)
 
     def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
         """Return what takes away the files that older runs have added of later epochs."""
-        record = self.record(table)
-        if record is None or record.epoch <= epoch:
+        record = self._later_record(table, epoch)
+        if record is None:
             return []
         configuration = table.metadata().configuration
-        mine = re.compile(rf"{re.escape(self._folder)}/g(\d+)/(\d+)-")
+        mine = re.compile(self._later_paths)
         added = pa.table(table.get_add_actions(flatten=False)).select(["path", "size_bytes"]).to_pylist()
         found = [each for each in added if (match := mine.match(each["path"])) and int(match[2]) > epoch]
         is_kept = configuration.get("delta.appendOnly") == "true"

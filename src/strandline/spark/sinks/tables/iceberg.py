@@ -233,7 +233,7 @@ class IcebergSink(TableSink):
 
     def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
         later = [] if after is None else self._later(table, after)
-        transaction = self._begin(table, record)
+        transaction = self._begin(table, record, None if after is None else self._gone)
         said = self._said(record)
         if files:
             root = table.location().rstrip("/")
@@ -295,13 +295,13 @@ class IcebergSink(TableSink):
                 self._loaded = load_catalog(self._catalog_name, **self._properties)
             return self._loaded
 
-    def _begin(self, table: Any, record: Record) -> Any:
+    def _begin(self, table: Any, record: Record, gone: Mapping[str, str] | None = None) -> Any:
         from pyiceberg.table import update
 
         run = self._opened
-        text = json.dumps({
-            "generation": record.generation, "epoch": record.epoch, "job": run.job, "sink": run.sink,
-        })  # fmt: skip
+        said = {"generation": record.generation, "epoch": record.epoch, "job": run.job}
+        sinks = {**(gone or {}), run.identity: run.sink}
+        records = {_PROPERTY + identity: json.dumps({**said, "sink": sink}) for identity, sink in sinks.items()}
         transaction, metadata = table.transaction(), table.metadata
         made: Any = update
         # Else only another writer's snapshot is a conflict.
@@ -309,7 +309,7 @@ class IcebergSink(TableSink):
             made.AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
             made.AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
         ))  # fmt: skip
-        transaction.set_properties({_PROPERTY + run.identity: text})
+        transaction.set_properties(records)
         return transaction
 
     def _said(self, record: Record) -> dict[str, str]:
@@ -321,10 +321,10 @@ class IcebergSink(TableSink):
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
         """Return the files that older runs have added of later epochs."""
-        record = self.record(table)
-        if record is None or record.epoch <= epoch:
+        record = self._later_record(table, epoch)
+        if record is None:
             return []
-        mine = re.compile(rf"/{re.escape(self._folder)}/g(\d+)/(\d+)-[^/]*$")
+        mine = re.compile(rf"/{self._later_paths}[^/]*$")
         files = [task.file for task in table.scan().plan_files()]
         found = [file for file in files if (match := mine.search(file.file_path)) and int(match[2]) > epoch]
         if not found:

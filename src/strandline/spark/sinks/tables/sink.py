@@ -104,6 +104,8 @@ class TableSink(TableFormat):
         self._claim_at: Epoch | None = None
         self._prepared: tuple[str, float, Layout, Place] | None = None
         self._reached: Record | None = None
+        self._gone: dict[str, str] = {}
+        """By identity: sinks whose rows of later epochs are taken back, too, by their names."""
         self._told: SinkStatus | None = None
         self._rows = 0
         self._late_since = 0.0
@@ -152,6 +154,7 @@ class TableSink(TableFormat):
         self._rows, self._late_since, self._told = 0, 0.0, SinkStatus(context.sink)
         # Of files that the table is to list, and, where its vacuum does not look, of those that are merged and deleted.
         self._folder, self._merging = f"strandline-{context.identity}", f"_strandline/{context.identity}"
+        self._gone = {context.identity_of(name): name for name in sorted(context.gone)}
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         layout, place = self._prepare(df)
@@ -223,6 +226,16 @@ class TableSink(TableFormat):
         self._prepared = None
 
     # -- steps
+
+    def _later_record(self, table: Any, epoch: Epoch) -> Record | None:
+        """Return the record of rows of later epochs, of this sink or of one that the job has not any more."""
+        records = (self.record(table, identity) for identity in ("", *self._gone))
+        return max((each for each in records if each and each.epoch > epoch), default=None, key=lambda each: each.epoch)
+
+    @property
+    def _later_paths(self) -> str:
+        """The pattern of their paths: run and epoch are its groups."""
+        return rf"strandline-(?:{'|'.join((self._opened.identity, *self._gone))})/g(\d+)/(\d+)-"
 
     def place(self, table: Any) -> Place:
         """Return where a table's files are that is there."""
