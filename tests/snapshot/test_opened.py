@@ -10,7 +10,6 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
-from strandline.checkpoint.check import verify_manifest
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import Choice, fetch
@@ -24,7 +23,6 @@ from strandline.snapshot.listing import list_snapshots, verify_snapshot
 from strandline.snapshot.opened import (
     Snapshot,
     find_snapshot,
-    open_folder,
     open_snapshot,
     place_of,
     plain_url,
@@ -345,4 +343,3 @@ def test_operators_that_do_not_fit_together(tmp_path: Path, change: dict[str, An
     with pytest.raises(CorruptionError, match=why):
         opened(savepoint)
     assert re.search(why, verify_snapshot(str(savepoint)).problems[0].problem)
-    assert re.search(why, verify_manifest(open_folder(str(savepoint)), wrong).problems[0].problem)
