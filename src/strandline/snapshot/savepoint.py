@@ -163,8 +163,8 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     # 2. The manifest.
     create_manifest(folder, METADATA, MANIFEST.encode(manifest))
     hit("savepoint.published")
-    # 3. What writers have left, and the mark that somebody writes.
-    delete_quietly(folder, [path for path in there if path not in named and path != METADATA])
+    # 3. What writers have left, and the mark that somebody writes; another savepoint may be in a folder of this one.
+    delete_quietly(folder, [path for path in there if path not in named and path.startswith((*_WRITTEN, WRITING))])
 
 
 def create_manifest(folder: Folder, path: str, data: bytes) -> None:
@@ -198,7 +198,7 @@ def discard(folder: Folder) -> None:
     except StrandlineError:
         return
     if METADATA not in left:
-        delete_quietly(folder, [path for path in left if path != WRITING])
+        delete_quietly(folder, [path for path in left if path.startswith(_WRITTEN)])
         delete_quietly(folder, [WRITING])
 
 
