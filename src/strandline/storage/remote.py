@@ -168,8 +168,16 @@ class _ObstoreStore:
             obstore.put(self._store, path, data, max_concurrency=_PARTS_AT_ONCE)
 
     def create(self, path: str, data: bytes) -> None:
-        with self._errors(path, writing=True):
-            obstore.put(self._store, path, data, mode="create", use_multipart=False)
+        try:
+            with self._errors(path, writing=True):
+                obstore.put(self._store, path, data, mode="create", use_multipart=False)
+        except ConflictError:
+            # S3 says the same of writes that met, of which it may have done none.
+            try:
+                self.head(path)
+            except NotFoundError:
+                raise UnavailableError(f"{self.url}/{path}: another write of it was under way") from None
+            raise
 
     def put_file(self, path: str, source: Path) -> None:
         if not source.is_file():
