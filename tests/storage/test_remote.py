@@ -134,6 +134,8 @@ def test_creates_that_meet_are_no_conflict_where_none_was_done() -> None:
         store = open_store("s3://bucket/dir", {**options, "access_key_id": "AKIA", "secret_access_key": SECRET})
         with pytest.raises(UnavailableError, match="another write of it was under way"):
             store.create("k", b"1")
+        with pytest.raises(UnavailableError, match="ConditionalRequestConflict"):
+            store.put("plain", b"1")
         RetryingStore(store, sleep=lambda s: None).create("other", b"2")
         with pytest.raises(ConflictError):
             store.create("other", b"3")
