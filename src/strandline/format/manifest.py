@@ -9,7 +9,7 @@ import msgspec
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
-from strandline.core.keygroups import MAX_MAX_PARALLELISM
+from strandline.core.keygroups import BROADCAST_GROUP, MAX_MAX_PARALLELISM
 from strandline.format.frame import RecordFormat
 from strandline.types.datatypes import parse_schema, parse_type
 
@@ -315,6 +315,8 @@ def _misfit_of_state(state: StateInfo) -> str:
 
 
 def _misfit_of_groups(operator: OperatorInfo) -> str:
+    if operator.tables is not msgspec.UNSET:
+        return _misfit_of_tables(operator, operator.tables)
     group = 0
     for part in sorted(operator.partitions, key=lambda part: (part.first_key_group, part.last_key_group)):
         if part.first_key_group != group or part.last_key_group < group:
@@ -323,8 +325,26 @@ def _misfit_of_groups(operator: OperatorInfo) -> str:
                 f"one that begins with {group}"
             )
         group = part.last_key_group + 1
-    if operator.partitions and group != operator.max_parallelism:
+    if group != operator.max_parallelism:
         return f": no partition has the key groups from {group} on, of {operator.max_parallelism}"
+    return ""
+
+
+def _misfit_of_tables(operator: OperatorInfo, tables: dict[str, list[TableFile]]) -> str:
+    if operator.partitions:
+        return f": has {len(operator.partitions)} partitions, expected tables only"
+    for state, files in tables.items():
+        if state not in {info.name for info in operator.states}:
+            return f": has a table '{state}', and no state of that name"
+        for number, file in enumerate(files):
+            first, last = file.first_key_group, file.last_key_group
+            here = f": table '{state}', file {number}"
+            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST_GROUP):
+                return f"{here}: key groups {first} to {last} of {operator.max_parallelism}"
+            # A large key group has several files; no other file begins where one ends.
+            before = files[number - 1].last_key_group if number else -1
+            if before > first or (before == first and not files[number - 1].first_key_group == first == last):
+                return f"{here}: begins with key group {first}, and the one before ends with {before}"
     return ""
 
 
