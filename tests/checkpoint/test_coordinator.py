@@ -533,7 +533,8 @@ def test_a_file_that_several_partitions_hold_counts_once(run: Run) -> None:
     run.change("detect", 0)
     first = run.snapshot("detect", 0, checkpoint)
     run.coordinator.report("detect", 0, checkpoint, first)
-    run.coordinator.report("detect", 1, checkpoint, msgspec.structs.replace(first, index=1))
+    second = msgspec.structs.replace(first, index=1, first_key_group=64, last_key_group=127)
+    run.coordinator.report("detect", 1, checkpoint, second)
     run.deliver_rest(checkpoint)
     assert run.coordinator.advance() == checkpoint
     manifest = read_catalog(run.jobdir).live[checkpoint]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from strandline.checkpoint import parallel
-from strandline.core.errors import FencedError
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core.errors import FencedError, NotFoundError
 from strandline.format.manifest import Manifest
+from strandline.snapshot.origin import rollback
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
 from tests.clock import ManualClock
@@ -79,24 +83,65 @@ def key(manifest: Manifest | None) -> tuple[int, int]:
 
 
 def stopped_at(job: Job, at: int) -> Run | None:
-    """Run a driver that is stopped before its call of this number, while another runs; None if it made fewer calls.
+    """Run a driver that is stopped before its call of this number, while another runs; None if it made fewer calls."""
+    others: list[Run] = []
+
+    def take_over(operation: str, path: str) -> None:
+        job.taken_over = len(job.shown)
+        others.append(job.run(2))
+
+    run_stopped(job, at, take_over)
+    return others[0] if others else None
+
+
+def run_stopped(job: Job, at: int, meanwhile: Callable[[str, str], None]) -> None:
+    """Run a driver, and something before its call of this number, if it makes so many.
 
     They count from its claim on: before, it would itself be the successor.
     """
     calls = 0
-    others: list[Run] = []
 
     def step(operation: str, path: str) -> None:
         nonlocal calls
         calls += 1 if calls or (operation, path) == ("get", "job/generations/2") else 0
         if calls == at:
-            job.taken_over = len(job.shown)
-            others.append(job.run(2))
+            job.store.before = lambda operation, path: None
+            meanwhile(operation, path)
 
     job.store.before = step
     try:
         job.run(2)
     except FencedError:
-        assert others
+        assert calls >= at
     job.store.before = lambda operation, path: None
-    return others[0] if others else None
+
+
+def test_a_driver_that_is_stopped_anywhere_and_goes_on_as_the_job_goes_back(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes away what the job has gone back to only if it is stopped between its claim and the very deletion."""
+    monkeypatch.setattr(parallel, "_THREADS", 1)
+    monkeypatch.delenv("STRANDLINE_VERIFY", raising=False)
+    stopped: list[tuple[str, str]] = []
+    refused = at = 0
+
+    def go_back(operation: str, path: str) -> None:
+        nonlocal refused
+        stopped.append((operation, path))
+        try:
+            rollback(jobdir, min(read_catalog(jobdir).live), clock)
+        except NotFoundError:
+            refused += 1
+
+    while len(stopped) == at:
+        at += 1
+        job = Job(tmp_path / str(at), clock, retain=2)
+        job.run(2)
+        jobdir = JobDirectory(job.store, "job")
+        run_stopped(job, at, go_back)
+        found = job.run(0).choice.manifest
+        if found is None:
+            assert stopped[-1] == ("get", "job/generations/2") or stopped[-1][0] == "delete", at
+        else:
+            assert_restorable(jobdir, found)
+    assert at - refused > 40

@@ -112,6 +112,7 @@ def test_a_full_disk_is_nobodys_trouble(places: Places) -> None:
     try:
         tell("unheard")
         logging.getLogger("strandline").warning("unheard")
+        log.note("unheard")
     finally:
         log.close()
 

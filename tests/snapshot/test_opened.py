@@ -10,21 +10,19 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
-from strandline.checkpoint.check import verify_manifest
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import Choice, fetch
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import BackendName
-from strandline.format.manifest import BACKENDS, MANIFEST, STATE_KINDS, OlderSchema, TTLInfo
+from strandline.format.manifest import BACKENDS, MANIFEST, STATE_KINDS, OlderSchema, TableFile, TTLInfo
 from strandline.snapshot import opened as opening
 from strandline.snapshot import rows
 from strandline.snapshot.listing import list_snapshots, verify_snapshot
 from strandline.snapshot.opened import (
     Snapshot,
     find_snapshot,
-    open_folder,
     open_snapshot,
     place_of,
     plain_url,
@@ -324,6 +322,10 @@ def test_manifests_know_every_kind_of_state_and_every_backend() -> None:
     assert set(get_args(BackendName)) == BACKENDS
 
 
+def outside(files: list[TableFile]) -> list[TableFile]:
+    return [structs.replace(files[0], first_key_group=200), *files[1:]]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -332,11 +334,17 @@ def test_manifests_know_every_kind_of_state_and_every_backend() -> None:
         ({"states": lambda op: [*op.states, op.states[0]]}, "state 'value' is there twice"),
         ({"partitions": lambda op: [*op.partitions, op.partitions[0]]}, "partition 0 has key groups 0 to 63, expected"),
         ({"partitions": lambda op: op.partitions[:1]}, "no partition has the key groups from 64 on"),
+        ({"partitions": []}, "no partition has the key groups from 0 on"),
+        (
+            {"tables": lambda op: {**op.tables, "value": outside(op.tables["value"])}},
+            "'value', file 0: key groups 200 to",
+        ),
+        ({"tables": lambda op: {**op.tables, "other": []}}, "has a table 'other', and no state of that name"),
     ],
 )
 def test_operators_that_do_not_fit_together(tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    """By somebody's hand: all bytes are there."""
-    savepoint = savepoint_of(checkpoint_of(tmp_path), "native")
+    """By somebody's hand: all bytes are there, and rows would be left out."""
+    savepoint = savepoint_of(checkpoint_of(tmp_path), "canonical" if "tables" in change else "native")
     found = MANIFEST.decode((savepoint / "_metadata").read_bytes(), "")
     (operator,) = found.operators
     changes = {name: value(operator) if callable(value) else value for name, value in change.items()}
@@ -345,4 +353,3 @@ def test_operators_that_do_not_fit_together(tmp_path: Path, change: dict[str, An
     with pytest.raises(CorruptionError, match=why):
         opened(savepoint)
     assert re.search(why, verify_snapshot(str(savepoint)).problems[0].problem)
-    assert re.search(why, verify_manifest(open_folder(str(savepoint)), wrong).problems[0].problem)

@@ -13,6 +13,7 @@ from strandline.checkpoint.chain import BASE
 from strandline.checkpoint.check import summaries
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.generation import claim
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, NotFoundError
@@ -22,6 +23,7 @@ from strandline.snapshot.origin import decide, rollback, verify
 from tests.checkpoint.helpers import HOUR_MS, LIFE, assert_restorable, every_epoch
 from tests.clock import ManualClock
 from tests.snapshot.helpers import Job, jobdir_at, tree, url, write_savepoint
+from tests.storage.faulty import FaultyStore
 
 
 @pytest.fixture
@@ -411,6 +413,19 @@ class TestOwnCheckpoints:
             assert caught.value.hint == "it can go back to 1, 2, 3"
         assert choose(run.jobdir).manifest == before
         assert not (tmp_path / "ck/job/generations/3").exists(), "nobody was fenced"
+
+    @pytest.mark.parametrize("at", range(1, 5))
+    def test_one_that_a_driver_elsewhere_subsumes_meanwhile(self, clock: ManualClock, run: Job, at: int) -> None:
+        store, lists = FaultyStore(run.jobdir.store), []
+
+        def subsume(operation: str, path: str) -> None:
+            lists.extend([path] * (operation == "list"))
+            if len(lists) == at:
+                run.jobdir.delete(["chk-1/_metadata"])
+
+        store.before = subsume
+        with pytest.raises(NotFoundError, match="cannot go back to checkpoint 1: there is none of this number"):
+            rollback(JobDirectory(store, "job"), CheckpointId(1), clock)
 
     def test_a_driver_that_runs_is_fenced(self, clock: ManualClock, run: Job) -> None:
         rollback(run.jobdir, CheckpointId(2), clock)

@@ -97,6 +97,10 @@ def paths(folder: Folder) -> set[str]:
     return {info.path for info in folder.list()}
 
 
+def paths_of(made: Manifest) -> set[str]:
+    return {file.path for file in made.files()}
+
+
 def rows_of(folder: Folder, of: Manifest, groups: range = range(MAX_PARALLELISM)) -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         tables = of.operators[0].tables
@@ -150,6 +154,22 @@ def test_a_folder_with_anything_in_it_is_refused_and_left_as_it_is(tmp_path: Pat
     with pytest.raises(ConflictError, match="notes"):
         begin(folder)
     assert paths(folder) == {"notes/a.txt"}
+
+
+@pytest.mark.parametrize("ends", ["published", "failed"])
+def test_what_comes_to_lie_beside_it_meanwhile_stays(tmp_path: Path, ends: str) -> None:
+    folder, below = folder_at(tmp_path), folder_at(tmp_path / "below")
+    begin(folder)
+    made = savepoint_of({"seen": tables_in(folder, 2)})
+    taken = take(below)
+    folder.put("notes.txt", b"mine")
+    if ends == "published":
+        publish(folder, made)
+    else:
+        discard(folder)
+    assert rows_of(below, taken) == ROWS
+    left = {path for path in paths(folder) if not path.startswith("below/")}
+    assert left == {"notes.txt"} | ({"_metadata", *paths_of(made)} if ends == "published" else set())
 
 
 def test_of_two_in_one_folder_one_goes_on(tmp_path: Path) -> None:

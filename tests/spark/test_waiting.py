@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from strandline.control.driverlog import DriverLog
 from strandline.control.status import State
 from strandline.core.errors import CheckpointError, ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
@@ -252,6 +253,29 @@ class Attempts:
     def __exit__(self, *_: object) -> None:
         self.run._stopping.set()
         self._thread.join(20)
+
+
+@pytest.mark.parametrize("refuses", ["the log", "the socket"])
+def test_the_end_is_heard_of_where_the_disk_refuses_whatever_belongs_to_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refuses: str
+) -> None:
+    run = Attempts(monkeypatch).run
+
+    def fail() -> None:
+        raise UnavailableError("no room on the disk")
+
+    def refuse() -> None:
+        raise OSError("no room on the disk")
+
+    run._run_attempts = fail
+    run._telling = SimpleNamespace(to_program=lambda error: error, in_logs=str)
+    run._b.clock, run._held = late_clock(), SimpleNamespace(close=lambda: None)
+    run._log = DriverLog(tmp_path / "gone" / "driver.log")
+    run._control = SimpleNamespace(end=refuse if refuses == "the socket" else lambda: None, join=lambda: None)
+    with suppress(OSError):
+        run._supervise()
+    with pytest.raises(UnavailableError, match="no room on the disk"):
+        run.await_termination(1)
 
 
 @pytest.mark.parametrize("at", ["go_back", "start"])

@@ -4,12 +4,16 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.errors import ConfigurationError, ConflictError, StrandlineError, UnavailableError
 from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
 
 SECRET = "sEcReT-0123456789"
 
@@ -84,6 +88,59 @@ def test_a_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(UnavailableError, match="s3://bucket/dir/") as caught:
             operation()
         assert caught.value.__cause__ is None, "the original may print what we hide"
+
+
+class MeetingWrites(BaseHTTPRequestHandler):
+    """A little S3, which refuses the first create of each object since another was under way, and has done neither."""
+
+    objects: dict[str, bytes]
+    refused: set[str]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path not in self.refused:
+            self.refused.add(self.path)
+            self.answer(409, b"<Error><Code>ConditionalRequestConflict</Code></Error>")
+        elif self.path in self.objects:
+            self.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        else:
+            self.objects[self.path] = data
+            self.answer(200)
+
+    def do_GET(self) -> None:
+        data = self.objects.get(self.path)
+        self.answer(404) if data is None else self.answer(200, data)
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in (("ETag", '"e"'), ("Last-Modified", formatdate(usegmt=True)), ("Content-Length", len(body))):
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def test_creates_that_meet_are_no_conflict_where_none_was_done() -> None:
+    """A claim that was passed over for one would fence nobody: its number was never taken."""
+    handler = type("Handler", (MeetingWrites,), {"objects": {}, "refused": set()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "allow_http": "true", "region": "r"}
+        store = open_store("s3://bucket/dir", {**options, "access_key_id": "AKIA", "secret_access_key": SECRET})
+        with pytest.raises(UnavailableError, match="another write of it was under way"):
+            store.create("k", b"1")
+        with pytest.raises(UnavailableError, match="ConditionalRequestConflict"):
+            store.put("plain", b"1")
+        RetryingStore(store, sleep=lambda s: None).create("other", b"2")
+        with pytest.raises(ConflictError):
+            store.create("other", b"3")
+        assert store.get("other") == b"2"
+        server.shutdown()
 
 
 def test_hiding() -> None:

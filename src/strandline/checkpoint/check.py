@@ -16,7 +16,7 @@ from strandline.checkpoint.restore import local_path
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.core.scratch import Scratch
-from strandline.format.manifest import MANIFEST, FileRef, Manifest, misfit, stored_once
+from strandline.format.manifest import MANIFEST, FileRef, Manifest, stored_once
 
 State = Literal["complete", "void", "damaged"]
 OnBytes = Callable[[int], object]
@@ -87,8 +87,7 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId, on_bytes: OnBytes = _
 def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = _unheard) -> VerifyReport:
     """Read every file of a snapshot, relative to `folder`, and name each that is missing or damaged."""
     files = _distinct(manifest.files())
-    wrong = [Problem(manifest_path(manifest.checkpoint), why)] if (why := misfit(manifest)) else []
-    return VerifyReport(len(files), sum(f.size for f in files), wrong + verify_files(folder, files, on_bytes))
+    return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files, on_bytes))
 
 
 def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _unheard) -> list[Problem]:

@@ -10,9 +10,10 @@ restore, records that choice (its BASE) before it touches anything: what an olde
 
 An older driver may also be in the middle of deleting: it has checked its claim, and pauses. What it then deletes is
 older than the newest manifest it has published itself, and was found to be complete. A new driver goes on from that one
-or a later one, unless it was damaged in between: then, and only then, the old driver may take away what the new one
-went on from. Nothing in an object store can prevent it, since no deletion can depend on another object. The new driver
-sees it when it fetches the files, or before it deletes anything itself (retention.py), and fails loudly.
+or a later one, unless it was damaged in between, or the job is to go back: then, and only then, the old driver may take
+away what the new one went on from. Nothing in an object store can prevent it, since no deletion can depend on another
+object; so the claim is checked right before. The new driver sees it when it fetches the files, or before it deletes
+anything itself (retention.py), and fails loudly.
 """
 
 from __future__ import annotations

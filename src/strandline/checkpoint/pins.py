@@ -4,7 +4,7 @@ A reader (1) reads a manifest, (2) writes its pin, and (3) looks whether the man
 deletes a manifest, (2) lists the pins, and (3) deletes the files that no pin names. So either the reader finds its
 manifest gone and takes a newer one, or the driver finds the pin.
 
-A pin that was not renewed for `LEASE_MS`, by the storage's clock, is void: its reader was killed, or is not used any
+A pin that was not renewed for `LEASE_MS`, by the driver's clock, is void: its reader was killed, or is not used any
 more. The driver and the garbage collector delete it.
 """
 

@@ -159,10 +159,11 @@ class Retention:
         lacks a file is warned of: nothing is deleted, and nothing published, until it is whole again.
         """
         try:
-            self._claim.check()
             self._fill_registry()
             if self._verify:
                 self._verify_deletion()
+            # Right before: somebody may have the job go back to what is to be deleted.
+            self._claim.check()
             for checkpoint in self._settled():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 self.discard(self._doubtful.pop(checkpoint))

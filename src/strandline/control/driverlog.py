@@ -47,8 +47,7 @@ class DriverLog(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[0] is not None:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
-        with contextlib.suppress(OSError):
-            self._write(record.levelname, text)
+        self._write(record.levelname, text)
         if not is_logged() and self is logging.getLogger("strandline").handlers[0] and logging.lastResort:
             # Python shows warnings where no handler is; there is one now, and it shows nothing.
             logging.lastResort.handle(record)
@@ -58,7 +57,8 @@ class DriverLog(logging.Handler):
         first, *more = text.splitlines() or [""]
         lines = "".join(f"  {line}\n" for line in more)
         data = f"{now} {os.getpid()} {level} {first}\n{lines}".encode(errors="replace")
-        with self._writing:
+        # A disk that is full, or a directory that is gone, ends no job, and keeps nobody from hearing of its end.
+        with self._writing, contextlib.suppress(OSError):
             with contextlib.suppress(FileNotFoundError):
                 if self.path.stat().st_size + len(data) > MOST_BYTES:
                     self.path.replace(self.path.with_name(self.path.name + ".1"))

@@ -93,7 +93,8 @@ class ControlServer:
         """Be found no more. Requests under way are still answered, for moments, unless they take longer."""
         if self._thread.ident is None:
             return
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
         with contextlib.suppress(RuntimeError):  # It has ended already.
             self._loop.call_soon_threadsafe(self._ending.set)
 

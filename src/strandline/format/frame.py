@@ -75,6 +75,6 @@ class RecordFormat(Generic[R]):
         if problem := self.check(record):
             raise CorruptionError(
                 f"{where}: {self.what} says what this release cannot read: {problem}",
-                hint="read it with the release that wrote it; nothing was touched",
+                hint="read it with the release that wrote it, or make it anew if that is this one; nothing was touched",
             )
         return record

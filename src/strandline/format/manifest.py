@@ -9,7 +9,7 @@ import msgspec
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
-from strandline.core.keygroups import MAX_MAX_PARALLELISM
+from strandline.core.keygroups import BROADCAST_GROUP, MAX_MAX_PARALLELISM
 from strandline.format.frame import RecordFormat
 from strandline.types.datatypes import parse_schema, parse_type
 
@@ -27,34 +27,6 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inline: bytes | None = None
     shared: bool = False
     """True: other checkpoints may reference the same path; it is deleted by reachability alone."""
-
-
-def misfit(manifest: Manifest) -> str:
-    """Return what of a manifest's operators does not fit together; "" if all does. Its bytes may be as they were."""
-    for operator in manifest.operators:
-        where = f"operator '{operator.uid}'"
-        if [other.uid for other in manifest.operators].count(operator.uid) > 1:
-            return f"{where} is there twice"
-        if not 1 <= operator.max_parallelism <= MAX_MAX_PARALLELISM:
-            return f"{where}: max_parallelism is {operator.max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}"
-        names = [state.name for state in operator.states]
-        for name in names:
-            if names.count(name) > 1:
-                return f"{where}: state '{name}' is there twice"
-        for name in (operator.uid, *names):
-            if not name or "\0" in name:
-                return f"{where}: {name!r} is no name"
-        group = 0
-        for part in sorted(operator.partitions, key=lambda part: (part.first_key_group, part.last_key_group)):
-            if part.first_key_group != group or part.last_key_group < group:
-                return (
-                    f"{where}: partition {part.index} has key groups {part.first_key_group} to {part.last_key_group}, "
-                    f"expected one that begins with {group}"
-                )
-            group = part.last_key_group + 1
-        if operator.partitions and group != operator.max_parallelism:
-            return f"{where}: no partition has the key groups from {group} on, of {operator.max_parallelism}"
-    return ""
 
 
 def stored_once(files: Iterable[FileRef]) -> list[FileRef]:
@@ -305,24 +277,74 @@ STATE_KINDS = frozenset(("value", "reducing", "aggregating", "map", "broadcast",
 BACKENDS = frozenset(("memory", "filesystem", "rocksdb"))
 
 
-def _unreadable(manifest: Manifest) -> str:
-    """Return what is no backend, kind of state or type that this release knows."""
+def _misfit(manifest: Manifest) -> str:
+    """Return what of a manifest's operators does not fit together, or is nothing that this release knows."""
+    uids = [operator.uid for operator in manifest.operators]
     for operator in manifest.operators:
         where = f"operator '{operator.uid}'"
+        if uids.count(operator.uid) > 1:
+            return f"{where} is there twice"
         if operator.backend not in BACKENDS:
             return f"{where} is of the backend '{operator.backend}', expected one of {', '.join(sorted(BACKENDS))}"
+        if not 1 <= operator.max_parallelism <= MAX_MAX_PARALLELISM:
+            return f"{where}: max_parallelism is {operator.max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}"
         if problem := _no_type(parse_schema, operator.key_schema):
             return f"{where} has a key of an unknown type: {problem}"
-        for state in operator.states:
-            where = f"operator '{operator.uid}', state '{state.name}'"
-            if state.kind not in STATE_KINDS:
-                return f"{where} is of the kind '{state.kind}', expected one of {', '.join(sorted(STATE_KINDS))}"
-            if state.ttl and state.ttl.time not in ("event", "processing"):
-                return f"{where} expires by the time '{state.ttl.time}', expected event or processing"
-            older = [each.value_type for each in (state.older or {}).values()]
-            for text in filter(None, (state.value_type, state.key_type, *older)):
-                if problem := _no_type(parse_type, text):
-                    return f"{where} is of an unknown type: {problem}"
+        names = [state.name for state in operator.states]
+        for name in (operator.uid, *names):
+            if not name or "\0" in name:
+                return f"{where}: {name!r} is no name"
+            if names.count(name) > 1:
+                return f"{where}: state '{name}' is there twice"
+        if problem := next(filter(None, map(_misfit_of_state, operator.states)), _misfit_of_groups(operator)):
+            return f"{where}{problem}"
+    return ""
+
+
+def _misfit_of_state(state: StateInfo) -> str:
+    where = f", state '{state.name}'"
+    if state.kind not in STATE_KINDS:
+        return f"{where} is of the kind '{state.kind}', expected one of {', '.join(sorted(STATE_KINDS))}"
+    if state.ttl and state.ttl.time not in ("event", "processing"):
+        return f"{where} expires by the time '{state.ttl.time}', expected event or processing"
+    older = [each.value_type for each in (state.older or {}).values()]
+    for text in filter(None, (state.value_type, state.key_type, *older)):
+        if problem := _no_type(parse_type, text):
+            return f"{where} is of an unknown type: {problem}"
+    return ""
+
+
+def _misfit_of_groups(operator: OperatorInfo) -> str:
+    if operator.tables is not msgspec.UNSET:
+        return _misfit_of_tables(operator, operator.tables)
+    group = 0
+    for part in sorted(operator.partitions, key=lambda part: (part.first_key_group, part.last_key_group)):
+        if part.first_key_group != group or part.last_key_group < group:
+            return (
+                f": partition {part.index} has key groups {part.first_key_group} to {part.last_key_group}, expected "
+                f"one that begins with {group}"
+            )
+        group = part.last_key_group + 1
+    if group != operator.max_parallelism:
+        return f": no partition has the key groups from {group} on, of {operator.max_parallelism}"
+    return ""
+
+
+def _misfit_of_tables(operator: OperatorInfo, tables: dict[str, list[TableFile]]) -> str:
+    if operator.partitions:
+        return f": has {len(operator.partitions)} partitions, expected tables only"
+    for state, files in tables.items():
+        if state not in {info.name for info in operator.states}:
+            return f": has a table '{state}', and no state of that name"
+        for number, file in enumerate(files):
+            first, last = file.first_key_group, file.last_key_group
+            here = f": table '{state}', file {number}"
+            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST_GROUP):
+                return f"{here}: key groups {first} to {last} of {operator.max_parallelism}"
+            # A large key group has several files; no other file begins where one ends.
+            before = files[number - 1].last_key_group if number else -1
+            if before > first or (before == first and not files[number - 1].first_key_group == first == last):
+                return f"{here}: begins with key group {first}, and the one before ends with {before}"
     return ""
 
 
@@ -334,4 +356,4 @@ def _no_type(parse: Callable[[str], object], text: str) -> str:
     return ""
 
 
-MANIFEST = RecordFormat(b"SLMANIF1", 1, Manifest, "the manifest", _unreadable)
+MANIFEST = RecordFormat(b"SLMANIF1", 1, Manifest, "the manifest", _misfit)

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.chain import Restored, is_left
 from strandline.checkpoint.check import verify_files
 from strandline.checkpoint.folder import Folder
@@ -255,8 +255,7 @@ def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previo
 
 def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
     """Read every byte of a checkpoint that a job is to go back to; return its manifest. Raises as `rollback` does."""
-    check_own(jobdir, checkpoint)
-    catalog = read_catalog(jobdir)
+    catalog = check_own(jobdir, checkpoint)
     newest = max(catalog.live)
     if checkpoint != newest:
         what = f"job '{jobdir.job}' does not go back to checkpoint {checkpoint}"
@@ -264,12 +263,12 @@ def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
     return catalog.live[checkpoint]
 
 
-def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
-    """Raise NotFoundError if a job has no such checkpoint that can be restored."""
+def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Catalog:
+    """Raise NotFoundError if a job has no such checkpoint that can be restored; return what it has."""
     catalog = read_catalog(jobdir)
     whole = [i for i, manifest in catalog.live.items() if not catalog.missing(manifest)]
     if checkpoint in whole:
-        return
+        return catalog
     why = (
         catalog.void.get(checkpoint)
         or catalog.unknown.get(checkpoint)

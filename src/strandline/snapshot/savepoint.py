@@ -24,8 +24,7 @@ from strandline.checkpoint.restore import fetch
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import unique_name
-from strandline.core.keygroups import BROADCAST_GROUP
-from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, TableFile
+from strandline.format.manifest import MANIFEST, FileRef, Manifest, TableFile
 from strandline.snapshot.cutting import in_order, join
 from strandline.snapshot.opened import METADATA
 from strandline.snapshot.parquet import Cut, LocalTable, Open, table_path
@@ -163,8 +162,8 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     # 2. The manifest.
     create_manifest(folder, METADATA, MANIFEST.encode(manifest))
     hit("savepoint.published")
-    # 3. What writers have left, and the mark that somebody writes.
-    delete_quietly(folder, [path for path in there if path not in named and path != METADATA])
+    # 3. What writers have left, and the mark that somebody writes; another savepoint may be in a folder of this one.
+    delete_quietly(folder, [path for path in there if path not in named and path.startswith((*_WRITTEN, WRITING))])
 
 
 def create_manifest(folder: Folder, path: str, data: bytes) -> None:
@@ -198,7 +197,7 @@ def discard(folder: Folder) -> None:
     except StrandlineError:
         return
     if METADATA not in left:
-        delete_quietly(folder, [path for path in left if path != WRITING])
+        delete_quietly(folder, [path for path in left if path.startswith(_WRITTEN)])
         delete_quietly(folder, [WRITING])
 
 
@@ -206,26 +205,12 @@ def check_form(manifest: Manifest, where: str) -> None:
     """Raise CorruptionError, naming `where`, unless a savepoint's manifest is what docs/format.md says of its form."""
     if not manifest.savepoint:
         raise CorruptionError(f"{where}: the manifest is a checkpoint's, expected a savepoint's")
-    if manifest.savepoint == "canonical":
-        for operator in manifest.operators:
-            _check_operator(operator, f"{where}: operator '{operator.uid}'")
-
-
-def _check_operator(operator: OperatorInfo, where: str) -> None:
-    if operator.partitions:
-        raise CorruptionError(f"{where}: has {len(operator.partitions)} partitions, expected tables only")
-    states = {state.name for state in operator.states}
-    for state, files in (operator.tables or {}).items():
-        if state not in states:
-            raise CorruptionError(f"{where}: has a table '{state}', and no state of that name")
-        for number, file in enumerate(files):
-            first, last = file.first_key_group, file.last_key_group
-            here = f"{where}: table '{state}', file {number}"
-            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST_GROUP):
-                raise CorruptionError(f"{here}: key groups {first} to {last} of {operator.max_parallelism}")
-            # A large key group has several files; no other file begins where one ends.
-            before = files[number - 1].last_key_group if number else -1
-            if before > first or (before == first and not files[number - 1].first_key_group == first == last):
-                raise CorruptionError(f"{here}: begins with key group {first}, and the one before ends with {before}")
-            if file.file.path != (expected := table_path(operator.uid, state, file.file.sha256)):
-                raise CorruptionError(f"{here}: '{file.file.path}', expected '{expected}'")
+    if why := MANIFEST.check(manifest):
+        raise CorruptionError(f"{where}: {why}")
+    for operator in manifest.operators if manifest.savepoint == "canonical" else ():
+        if operator.partitions:
+            raise CorruptionError(f"{where}: operator '{operator.uid}' has partitions, expected tables only")
+        for state, files in (operator.tables or {}).items():
+            for file in files:
+                if file.file.path != (expected := table_path(operator.uid, state, file.file.sha256)):
+                    raise CorruptionError(f"{where}: table '{state}': '{file.file.path}', expected '{expected}'")

@@ -168,8 +168,16 @@ class _ObstoreStore:
             obstore.put(self._store, path, data, max_concurrency=_PARTS_AT_ONCE)
 
     def create(self, path: str, data: bytes) -> None:
-        with self._errors(path, writing=True):
-            obstore.put(self._store, path, data, mode="create", use_multipart=False)
+        try:
+            with self._errors(path, writing=True, creating=True):
+                obstore.put(self._store, path, data, mode="create", use_multipart=False)
+        except ConflictError:
+            # S3 says the same of writes that met, of which it may have done none.
+            try:
+                self.head(path)
+            except NotFoundError:
+                raise UnavailableError(f"{self.url}/{path}: another write of it was under way") from None
+            raise
 
     def put_file(self, path: str, source: Path) -> None:
         if not source.is_file():
@@ -230,7 +238,7 @@ class _ObstoreStore:
                         obstore.delete(self._store, path)
 
     @contextmanager
-    def _errors(self, path: str, *, writing: bool = False) -> Iterator[None]:
+    def _errors(self, path: str, *, writing: bool = False, creating: bool = False) -> Iterator[None]:
         """Raise our errors for obstore's, and let foreign ones through."""
         try:
             yield
@@ -242,7 +250,8 @@ class _ObstoreStore:
             what = self._hide(said)
             if code in _REFUSALS or (isinstance(error, exceptions.GenericError) and _FORBIDDEN.search(str(error))):
                 raise ConfigurationError(f"{where}: {what}", hint=_HINTS.get(code, _HINT)) from None
-            if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+            # Of another write, S3 may say that it is under way.
+            if creating and isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
                 raise ConflictError(f"{where}: an object is already there") from None
             if isinstance(error, FileNotFoundError) and not writing:
                 raise NotFoundError(f"{where}: no such object") from None

@@ -134,11 +134,14 @@ class Supervised:
             self._end_attempt()
             self._enter("failed")
         finally:
-            self._control.end()
-            self._tell_end()
-            self._log.close()
-            self._held.close()
-            self._ended.set()
+            try:
+                self._control.end()
+                self._tell_end()
+                self._log.close()
+                self._held.close()
+            finally:
+                # Whatever a disk refuses now: somebody waits for the end.
+                self._ended.set()
 
     def _run_attempts(self) -> bool:
         """Go on until the source is finished, and return True, or until somebody stops the job."""
