@@ -161,9 +161,9 @@ def test_a_function_that_asks_an_iterator_for_more_than_it_has_fails() -> None:
         return next(iter(()))
 
     for function in (ask, ask_in_loop):
-        with Harness(ROWS.map_async(function, "k string, v int")) as h:
-            with pytest.raises(sl.errors.UserCodeError, match="k='a'"):
-                h.push(("a", 1))
+        failing = ROWS.map_async(function, "k string, v int")
+        with Harness(failing) as h, pytest.raises(sl.errors.UserCodeError, match="k='a'"):
+            h.push(("a", 1))
         asked = ROWS.map_async(function, "k string, v int", on_error="dead-letter")
         with Harness(asked) as h:
             assert h.push(("a", 1)) == []
