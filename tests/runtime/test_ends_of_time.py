@@ -152,6 +152,29 @@ def test_timers_that_set_others_for_ever_are_left(monkeypatch: pytest.MonkeyPatc
         assert [len(h.timers(key)) for key in "abc"] == [0, 0, 1]
 
 
+class InTurn(sl.KeyedProcess):
+    """A timer of the clock sets one of event time, which sets one of the clock."""
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        ctx.timers.set_processing(ctx.now)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        yield ctx.key, timer.is_processing_time, timer.timestamp
+        if timer.is_processing_time and timer.timestamp == ctx.now:
+            ctx.timers.set(ctx.now)
+        elif not timer.is_processing_time:
+            ctx.timers.set_processing(ctx.now - dt.timedelta(seconds=1))
+
+
+def test_what_timers_of_the_clock_set_fires_in_the_last_epoch() -> None:
+    told = {"schema": SCHEMA, "key": "k", "event_time": "ts"}
+    with Harness(InTurn(), **told, output="k string, by_clock boolean, at timestamp") as h:
+        h.push(("a", 0, FIRST))
+        rows = h.advance_to_end()
+        assert [row.by_clock for row in rows] == [True, False, True]
+        assert h.timers("a") == h.timers("a", processing=True) == []
+
+
 class Again(sl.KeyedProcess):
     """Sets the next timer a number of microseconds after the one that fires."""
 

@@ -349,11 +349,13 @@ def test_a_job_that_would_read_its_own_results(spark: Any, tmp_path: Path) -> No
     assert f"two sinks write to {tmp_path / 'out'}, as json and as parquet" in started(*both)
 
 
-def test_speculation_is_refused(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = spark.sparkContext.getConf().set("spark.speculation", "true")
-    monkeypatch.setattr(spark.sparkContext, "_conf", conf)
+@pytest.mark.parametrize(("name", "value"), [("spark.speculation", "true"), ("spark.executor.pyspark.memory", "1g")])
+def test_settings_of_the_core_that_keepers_do_not_bear_are_refused(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "_conf", spark.sparkContext.getConf().set(name, value))
     job = small.job(sl.stream(small.source(spark, tmp_path / "in")), tmp_path, tmp_path / "l")
-    with pytest.raises(sl.errors.ConfigurationError, match=r"spark\.speculation is true"):
+    with pytest.raises(sl.errors.ConfigurationError, match=f"{name} is {value}"):
         job.start(spark)
     assert not (tmp_path / "ck").exists()
 

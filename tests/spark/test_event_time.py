@@ -113,6 +113,28 @@ def test_the_slowest_origin_holds_the_watermark_unless_idle(spark: Any, case: Ca
         eventually(lambda: run.glance().watermark == moved, "idle are the slow one, and who has not spoken in this run")
 
 
+def test_an_epoch_without_rows_has_the_settings_of_those_with_rows(spark: Any, case: Case) -> None:
+    """A program goes on with its session, while the job's timers fire."""
+    from pyspark.sql import functions as F
+
+    small.write_rows(case.root / "in", 0, [("ann", "a", 1)])
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    silent = stream.key_by("user").process(Reminder(), "user string, n int", uid="s")
+    sink = sl.sinks.memory(visibility="epoch")
+    told = silent.with_column("hour", F.hour(F.expr("timestamp'2024-01-01 12:00:00Z'"))).to(sink)
+    job = sl.Job("told", sinks=[told], settings=sl.Settings(parallelism=1, local_dir=case.local_dir),
+                 checkpoints=sl.Checkpoints(case.root / "ck"))  # fmt: skip
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        with job.start(spark) as run:
+            spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+            run.process_all_available(60)
+            rows = eventually(lambda: sink.rows, "ann was silent")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    assert [(row.user, row.hour) for row in rows] == [("ann", 12)]
+
+
 def test_columns_as_spark_knows_them(spark: Any, case: Case) -> None:
     stream = sl.stream(small.source(spark, case.root / "in"))
     timed_stream = stream.with_column("ts", small_time()).watermark("ts")

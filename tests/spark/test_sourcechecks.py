@@ -115,17 +115,22 @@ def test_a_socket_is_refused(spark: Any) -> None:
 
 
 @pytest.mark.spark
-def test_a_start_says_what_is_not_known_and_refuses_a_log_that_is_too_short(
+def test_a_start_says_what_is_not_known_and_refuses_sessions_that_do_not_fit(
     spark: Any, case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark.dataSource.register(Numbers)
     numbers = small.job(sl.stream(spark.readStream.format("numbers").load()), case.root, case.local_dir)
-    spark.conf.set("spark.sql.streaming.minBatchesToRetain", 2)
-    try:
-        with pytest.raises(sl.errors.ConfigurationError, match="minBatchesToRetain is 2, expected 3 or more"):
-            numbers.start(spark)
-    finally:
-        spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
+    refused = {
+        "streaming.minBatchesToRetain": ("2", "is 2, expected 3 or more"),
+        "timestampType": ("timestamp_ntz", "is TIM"),
+    }
+    for name, (value, said) in refused.items():
+        spark.conf.set(f"spark.sql.{name}", value)
+        try:
+            with pytest.raises(sl.errors.ConfigurationError, match=f"{name} {said}"):
+                numbers.start(spark)
+        finally:
+            spark.conf.unset(f"spark.sql.{name}")
     assert not (case.root / "ck").exists(), "nothing was touched"
     with caplog.at_level(logging.WARNING, logger="strandline"), numbers.start(spark):
         pass

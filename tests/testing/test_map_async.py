@@ -151,6 +151,25 @@ def test_an_error_names_the_row_and_gives_up_the_others() -> None:
     assert set(done) <= {0, 1}
 
 
+def test_a_function_that_asks_an_iterator_for_more_than_it_has_fails() -> None:
+    """Before Python 3.12, asyncio drops what StopIteration is to tell it, and the answer never came."""
+
+    def ask(row: Any) -> Any:
+        return next(iter(()))
+
+    async def ask_in_loop(row: Any) -> Any:
+        return next(iter(()))
+
+    for function in (ask, ask_in_loop):
+        failing = ROWS.map_async(function, "k string, v int")
+        with Harness(failing) as h, pytest.raises(sl.errors.UserCodeError, match="k='a'"):
+            h.push(("a", 1))
+        asked = ROWS.map_async(function, "k string, v int", on_error="dead-letter")
+        with Harness(asked) as h:
+            assert h.push(("a", 1)) == []
+            assert [letter.reason[:13] for letter in h.dead_letters] == ["RuntimeError:"]
+
+
 @pytest.mark.parametrize("threads", [False, True])
 def test_what_does_not_answer_in_time_is_not_the_functions_fault(threads: bool) -> None:
     released = Here(threading.Event())

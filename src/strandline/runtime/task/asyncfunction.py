@@ -133,12 +133,19 @@ class AsyncRowFunction(RowFunction):
             async with asyncio.timeout(seconds) as limit:
                 if inspect.iscoroutinefunction(self.function):
                     return await self.function(record)
-                out = await asyncio.get_running_loop().run_in_executor(threads, self.function, record)
+                out = await asyncio.get_running_loop().run_in_executor(threads, self._in_thread, record)
                 return await out if inspect.isawaitable(out) else out
         except Exception as error:
             if limit.expired():
                 raise NoAnswer(f"no answer within {seconds:g} s") from error
             raise
+
+    def _in_thread(self, record: Any) -> Any:
+        try:
+            return self.function(record)
+        except StopIteration as error:
+            # No future of asyncio's takes it: before Python 3.12, whoever waits for the answer would wait for ever.
+            raise RuntimeError("the function raised StopIteration") from error
 
     def _said(self, error: BaseException, record: Any) -> BaseException:
         """Return what the user is told of a call that failed."""

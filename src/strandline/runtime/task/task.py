@@ -267,6 +267,9 @@ class Task:
         if self._calls is not None and self.store.timers is not None:
             (event, processing), prepare = self.store.timers, self.store.prepare
             with self._giving_fired():
+                if scope.is_draining:
+                    # First, too: those of event time that they set have no other epoch.
+                    yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
                 if watermark_us is not None:
                     longest = LONGEST_CHAIN if scope.is_draining else None
                     yield from self._calls.on_timers(

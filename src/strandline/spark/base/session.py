@@ -33,6 +33,8 @@ _DAEMON = "spark.python.daemon.module"
 _OLDEST_JAVA = 17
 _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _LEAST_BATCHES = 3
+_TIMESTAMP = "spark.sql.timestampType"
+_WORKER_MEMORY = "spark.executor.pyspark.memory"
 _LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
 _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
 """How long a query rests that has found no rows: 10 ms with Spark, which makes looking a sixth of a core's work."""
@@ -189,12 +191,26 @@ def check_session(spark: Any, what: str = "start()") -> None:
             "the first",
             hint="make the session without it: an epoch's tasks are bound to their keepers",
         )
+    if limit := core_setting(spark, _WORKER_MEMORY):
+        raise ConfigurationError(
+            f"{_WORKER_MEMORY} is {limit}: Spark limits the addresses of its Python workers by it, and with them those "
+            "of keepers that they start, which hang or end where threads and mapped files find no room",
+            hint="make the session without it: state_memory in Settings bounds the memory of keepers; in a container, "
+            "put that and the workers' into spark.executor.memoryOverhead",
+        )
     retained = retained_batches(spark)
     if retained < _LEAST_BATCHES:
         raise ConfigurationError(
             f"{_BATCHES_TO_RETAIN} is {retained}, expected {_LEAST_BATCHES} or more: a checkpoint takes Spark's log of "
             "its last two batches along, while Spark already plans the next one",
             hint=f"leave it at Spark's default of 100: spark.conf.unset('{_BATCHES_TO_RETAIN}')",
+        )
+    timestamp = str(spark.conf.get(_TIMESTAMP)).upper()
+    if timestamp != "TIMESTAMP_LTZ":
+        raise ConfigurationError(
+            f"{_TIMESTAMP} is {timestamp}, expected TIMESTAMP_LTZ: `timestamp` is a moment here, in whatever zone, and "
+            "Spark would take those of state and of results for local times, in UTC",
+            hint=f"spark.conf.unset('{_TIMESTAMP}'), and write timestamp_ntz where local times are meant",
         )
 
 

@@ -32,7 +32,7 @@ from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.said import find_error
 from strandline.spark.job.progress import Progress, Work
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
+from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session, session_like
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
@@ -86,6 +86,8 @@ class EpochDriver:
         self._looked_us = self.steady_us
         """When the sources were last looked at, in this run: nobody does while an epoch runs. At first: its start."""
         self._has_looked = False
+        # As Spark does for the query: what the program sets on its session later is not meant for the job's epochs.
+        self._session = session_like(self._source.sparkSession)
         self._nothing: DataFrame | None = None
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
@@ -197,7 +199,7 @@ class EpochDriver:
             if self.paused.is_set() or (self._is_resting and not drains):
                 return False
             if self._nothing is None:
-                self._nothing = make_nothing(self._source)
+                self._nothing = make_nothing(self._source, self._session)
             if drains:
                 self.watermarks.end()
             self._run(self._nothing, Epoch(self.progress.epoch + 1))

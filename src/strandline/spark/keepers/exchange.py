@@ -235,10 +235,10 @@ def session_like(spark: Any) -> SparkSession:
         return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
-def make_nothing(source: DataFrame) -> DataFrame:
-    """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries."""
+def make_nothing(source: DataFrame, session: SparkSession) -> DataFrame:
+    """Return an empty DataFrame of a source's columns, in a session of ours."""
     with users_session_active(source.sparkSession):
-        return no_rows(session_like(source.sparkSession), source.schema)
+        return no_rows(session, source.schema)
 
 
 def prepare_session(session: SparkSession) -> None:

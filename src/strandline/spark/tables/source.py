@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualNullSafe, EqualTo, Filter, In, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.pins import renew
 from strandline.core.errors import StateTypeError
 from strandline.format.manifest import OperatorInfo
-from strandline.plan.columns import quoted
 from strandline.snapshot.metadata import metadata, metadata_schema
 from strandline.snapshot.opened import pin_snapshot, pinned_snapshot
 from strandline.snapshot.reading import StateReader
 from strandline.snapshot.tablekeys import TableKey, key_columns
 from strandline.snapshot.tables import Table, find_table
+from strandline.spark.base.ddl import spark_type
 from strandline.spark.tables.options import FORMAT, Options
 from strandline.storage.place import Place
 from strandline.types.columns import from_arrow_type
@@ -41,10 +41,11 @@ class StrandlineSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         options = Options.of(self.options)
         columns = metadata_schema(options.metadata) if options.metadata else _schema(options)
-        return ", ".join(f"{quoted(field.name)} {from_arrow_type(field.type).ddl}" for field in columns)
+        # Not as text, of which it depends on the session what a timestamp is.
+        return StructType([StructField(field.name, spark_type(from_arrow_type(field.type))) for field in columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options.of(self.options)
