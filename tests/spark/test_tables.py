@@ -22,11 +22,13 @@ from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import (
+    ArrayType,
     ByteType,
     DateType,
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     NullType,
     StringType,
     StructField,
@@ -482,6 +484,18 @@ def test_the_last_row_of_a_key_stays(place: Place) -> None:
     sink.commit(stage(sink, 3, [(2, "g")]))
     assert place.pairs() == [(1, "c"), (2, "g"), (3, "e"), (4, "f")]
     assert not [path for path in place.path.rglob("_strandline/**/*") if path.is_file()]
+
+
+def test_null_lists_and_maps_stay_null_where_rows_are_merged(place: Place) -> None:
+    inner = StructType([StructField("a", LongType())])
+    columns = StructType([
+        StructField("k", LongType()), StructField("m", MapType(StringType(), inner)), StructField("l", ArrayType(inner)),
+    ])  # fmt: skip
+    sink = place.start(key="k")
+    sink.commit(stage(sink, 1, [(1, None, None), (2, {}, []), (3, {"x": {"a": 1}}, [{"a": 1}])], schema=columns))
+    sink.commit(stage(sink, 2, [(3, None, None)], schema=columns))
+    rows = [row for path in place.files() for row in pq.read_table(path.removeprefix("file://")).to_pylist()]
+    assert sorted(tuple(row.values()) for row in rows) == [(1, None, None), (2, [], []), (3, None, None)]
 
 
 def test_a_life_that_begins_where_another_has_left_rows(place: Place) -> None:
