@@ -73,12 +73,17 @@ class Place:
         return sl.sinks.iceberg(self.catalog, "a.table", **options)
 
     def start(self, pending: Sequence[str] = (), epoch: int = 0, **options: Any) -> Any:
-        self.generation += 1
         sink = self.make(**options)
         sink.patience_s = sink.start_patience_s = 0.5
-        sink.open(SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False))
-        sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+        self.go_on(sink, pending, epoch)
         return sink
+
+    def go_on(self, sink: Any, pending: Sequence[str], epoch: int) -> list[str]:
+        """Restart a sink of this process; return what it leaves."""
+        self.generation += 1
+        sink.open(SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False))
+        left: list[str] = sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+        return left
 
     def table(self) -> Any:
         if self.kind == "delta":
@@ -297,6 +302,43 @@ def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypat
     sink = place.start([], 2)
     with away(monkeypatch), pytest.raises(UnavailableError, match="nobody listens"):
         stage(sink, 3, [(3, "c")])
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
+    """It goes on, as often as it has to; what its checkpoint lists, and what it stages, comes when the table is back."""
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    second = stage(sink, 2, [(2, "b")])
+    third = stage(sink, 3, [(3, "void")])
+    sink.commit([*second, *third[:1]])
+    fourth = stage(sink, 4, [(4, "void")])
+    with away(monkeypatch):
+        for _ in range(2):
+            assert place.go_on(sink, second, 2) == second[:1]
+            third = stage(sink, 3, [(3, "c")])
+            assert sink.commit([*second[:1], *third]) == [second[0], third[0]]
+    assert sink.status().waiting_rows == 2
+    for _ in range(2):
+        assert sink.commit([second[0], *third]) == []
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+    (void,) = [file for each in sink._listed(fourth)[0] for file in each.files]
+    assert not list(place.path.rglob(Path(void.path).name))
+    place.start(third, 3, key=key)
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_run_that_was_replaced_while_its_table_was_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = place.start()
+    first = stage(sink, 1, [(1, "a")])
+    with away(monkeypatch):
+        assert place.go_on(sink, first, 1) == first[:1]
+        second = stage(sink, 2, [(2, "b")])
+    place.start(first, 1)
+    with pytest.raises(FencedError):
+        sink.commit([*first, *second])
+    assert place.pairs() == [(1, "a")]
 
 
 def test_a_data_file_that_is_gone_is_not_listed(place: Place) -> None:
