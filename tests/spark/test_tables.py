@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake import Schema as DeltaSchema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
@@ -457,6 +458,30 @@ def test_restored_to_a_time_and_there_and_back(delta: Place) -> None:
     delta.table().restore(newest)
     delta.start(staged, 3)
     assert delta.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_table_that_was_restored_before_the_sink_began(delta: Place) -> None:
+    """To a version whose entry in the log is gone by now."""
+    for number in range(4):
+        delta.append(pa.table({"k": [number], "v": ["other"]}))
+    delta.table().restore(1)
+    delta.table().create_checkpoint()
+    for version in range(3):
+        (delta.path / f"table/_delta_log/{version:020}.json").unlink()
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(7, "a")]))
+    assert delta.pairs() == [(0, "other"), (1, "other"), (7, "a")]
+
+
+def test_rows_that_deletion_vectors_keep_are_told_of(delta: Place, caplog: Any) -> None:
+    fields = DeltaSchema.from_arrow(pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())]))
+    DeltaTable.create(str(delta.path / "table"), fields, configuration={"delta.enableDeletionVectors": "true"})
+    sink = delta.start()
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    delta.start(first, 1)
+    assert "marked by deletion vectors: those stay there" in caplog.text
 
 
 def test_a_table_that_was_replaced_in_place(delta: Place) -> None:

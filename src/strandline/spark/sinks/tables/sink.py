@@ -291,13 +291,13 @@ class TableSink(TableFormat):
         is_known = prepared is not None and prepared[0] == text
         try:
             layout, place = self._attempt(prepare, self.patience_s if is_known else self.start_patience_s)
+            self._claim_at = None
         except UnavailableError as error:
             if prepared is None or not is_known:
                 raise
             # The data files can be written without the catalog, and are laid out as the table wants them by the commit.
             _, _, layout, place = prepared
             log.warning("%s: rows are staged as %s wanted them before: %s", self._label, self._where, error.message)
-        self._claim_at = None
         self._prepared = text, time.monotonic(), layout, place
         return layout, place
 
