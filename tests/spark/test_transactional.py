@@ -196,6 +196,20 @@ def test_rows_wait_for_a_target_that_is_away_and_come_in_order(ledger: Any, capl
     assert waiting_files(trial) == []
 
 
+def test_why_rows_wait_quotes_none_of_them(ledger: Any, caplog: Any) -> None:
+    def slow() -> None:
+        raise TimeoutError("too long\nCOPY results, line 4: a value")
+
+    trial = trial_of(ledger)
+    sink = trial.start()
+    ledger.before = slow
+    assert sink.commit(trial.stage(sink, 1))
+    status = sink.status()
+    assert status is not None
+    assert status.failure == "TimeoutError: too long"
+    assert "a value" not in caplog.text
+
+
 def test_lanes_that_are_through_do_not_wait_for_the_others(ledger: Any) -> None:
     trial = trial_of(ledger)
     sink = trial.start()

@@ -69,7 +69,7 @@ class Delivery:
                 if not isinstance(error, ConflictError) and not self.target.may_pass(error):
                     raise self._named(error) from error
                 if time.monotonic() + delay_s > until:
-                    return Delivered(rows, refused, mark, shortened(f"{type(error).__name__}: {error}".strip()))
+                    return Delivered(rows, refused, mark, reason_of(error))
             finally:
                 one.close()
             # Another connection asks how far it came: an answer may have been lost.
@@ -168,6 +168,11 @@ class _Lane:
 
     def _overtaken(self) -> ConflictError:
         return ConflictError(f"{self._d.writer.label}: another task writes this lane")
+
+
+def reason_of(error: Exception) -> str:
+    """Return why rows wait, for logs and the status: further lines of an error may quote rows."""
+    return shortened(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".strip())
 
 
 DELIVERED = "lane int, rows bigint, refused bigint, mark string, failure string"

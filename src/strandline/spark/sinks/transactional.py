@@ -23,7 +23,6 @@ from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
-from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
 from strandline.spark.base.ddl import arrow_schema
@@ -31,7 +30,15 @@ from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.delivery import DELIVERED, FIRST_DELAY_S, LONGEST_DELAY_S, Delivered, DeliverLanes, Delivery
+from strandline.spark.sinks.delivery import (
+    DELIVERED,
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
+    Delivered,
+    DeliverLanes,
+    Delivery,
+    reason_of,
+)
 from strandline.spark.sinks.given import options_of, place_of
 from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.refused import Refusals
@@ -193,7 +200,7 @@ class Transactional(Sink):
                 if not self.target.may_pass(error):
                     raise
                 if time.monotonic() + delay_s > until:
-                    return shortened(f"{type(error).__name__}: {error}".strip())
+                    return reason_of(error)
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
         return ""
