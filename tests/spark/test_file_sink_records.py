@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,20 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
     assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [
         Shown(generation=2, epoch=2, owner=Owner("job", "life", "out"))
     ]
+
+
+def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
+    """The same run takes it for another driver's, and each restart leaves one more."""
+    written = ShownRecords(filesystem.LocalFiles(tmp_path), "/out", "place")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            written.write(RECORD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "place").iterdir())
+    written.write(RECORD)
 
 
 def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: Path) -> None:

@@ -299,6 +299,14 @@ def test_texts_that_are_no_utf8_are_refused(dsn: str) -> None:
             write(target_of(dsn, batch.schema, f"no_{name}"), batch)
 
 
+def test_a_row_that_is_too_large_for_an_index_does_not_wait_for_ever(postgresql: Server, dsn: str) -> None:
+    row = batch_of({"k": (pa.string(), ["".join(map(chr, range(0x4E00, 0x6E00)))])})
+    target = target_of(dsn, row.schema, "indexed", key="k")
+    with pytest.raises(SinkError, match="refuses rows: index row") as caught:
+        write(target, row)
+    assert not target.may_pass(caught.value)
+
+
 def test_appended_rows_that_are_there_already(postgresql: Server, dsn: str) -> None:
     with postgresql.connect(dsn) as db:
         db.execute("create table once (k int primary key, v int not null)")
@@ -320,6 +328,15 @@ REFUSED = [
     ("", {}, "table t does not exist", 'create table if not exists t ("k" bigint, "v" text, "n" numeric(10,2), "gone" boolean)'),
     ("create view t as select 1::bigint k", {}, "table t is a view, and rows go into tables only", ""),
     ("create unlogged table t (k bigint)", {}, "table t is unlogged", "alter table t set logged"),
+    ("create table t (k bigint, v text, n numeric, gone boolean) partition by hash (k); create table u partition of t for values "
+     "with (modulus 1, remainder 0) partition by hash (k); create unlogged table w partition of u for values with (modulus 1, remainder 0)",
+     {}, "table t has unlogged partitions", "set logged"),
+    ("create table t (k bigint, v text, n numeric, gone boolean) partition by hash (k); create foreign data wrapper w; create server "
+     "w foreign data wrapper w; create foreign table u partition of t for values with (modulus 1, remainder 0) server w",
+     {}, "table t is a table with foreign partitions", ""),
+    ("create table t (k bigint, v text, n numeric); create unlogged table u () inherits (t); alter table t add gone boolean", {}, None, ""),
+    ("create table t (k bigint unique, v text, n numeric); alter table t enable row level security; grant all on t to clerk",
+     {"user": "clerk", "key": "k", "delete": "gone"}, "rows that it hides would not be deleted", "bypassrls"),
     ("create table t (k bigint, v text, n numeric)", {}, "table t has no column gone",
      'alter table t add column "gone" boolean'),
     ("create table t (k bigint, v text, n numeric, GONE boolean)", {"rename": "Gone"}, "has no column Gone; it has gone, and case matters", ""),
@@ -357,7 +374,7 @@ def test_tables_that_rows_do_not_fit(
     columns = pa.schema([field.with_name(renamed) if field.name == "gone" else field for field in ROW])
     with postgresql.connect(dsn) as db:
         db.execute(
-            "drop table if exists t; drop view if exists t"
+            "drop table if exists t cascade; drop view if exists t"
             if not sql.startswith("create view")
             else "drop table if exists t"
         )
@@ -380,7 +397,7 @@ def test_tables_that_rows_do_not_fit(
     finally:
         with postgresql.connect(dsn) as db:
             kind = "view" if sql.startswith("create view") else "table"
-            db.execute(f"drop {kind} if exists t")
+            db.execute(f"drop {kind} if exists t cascade; drop foreign data wrapper if exists w cascade")
             if user:
                 db.execute(f"drop owned by {user}; drop role {user}")
 

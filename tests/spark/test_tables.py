@@ -17,16 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake import Schema as DeltaSchema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import (
+    ArrayType,
     ByteType,
     DateType,
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     NullType,
     StringType,
     StructField,
@@ -71,12 +74,17 @@ class Place:
         return sl.sinks.iceberg(self.catalog, "a.table", **options)
 
     def start(self, pending: Sequence[str] = (), epoch: int = 0, **options: Any) -> Any:
-        self.generation += 1
         sink = self.make(**options)
         sink.patience_s = sink.start_patience_s = 0.5
-        sink.open(SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False))
-        sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+        self.go_on(sink, pending, epoch)
         return sink
+
+    def go_on(self, sink: Any, pending: Sequence[str], epoch: int) -> list[str]:
+        """Restart a sink of this process; return what it leaves."""
+        self.generation += 1
+        sink.open(SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False))
+        left: list[str] = sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+        return left
 
     def table(self) -> Any:
         if self.kind == "delta":
@@ -297,6 +305,43 @@ def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypat
         stage(sink, 3, [(3, "c")])
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
+    """It goes on, as often as it has to; what its checkpoint lists, and what it stages, comes when the table is back."""
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    second = stage(sink, 2, [(2, "b")])
+    third = stage(sink, 3, [(3, "void")])
+    sink.commit([*second, *third[:1]])
+    fourth = stage(sink, 4, [(4, "void")])
+    with away(monkeypatch):
+        for _ in range(2):
+            assert place.go_on(sink, second, 2) == second[:1]
+            third = stage(sink, 3, [(3, "c")])
+            assert sink.commit([*second[:1], *third]) == [second[0], third[0]]
+    assert sink.status().waiting_rows == 2
+    for _ in range(2):
+        assert sink.commit([second[0], *third]) == []
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+    (void,) = [file for each in sink._listed(fourth)[0] for file in each.files]
+    assert not list(place.path.rglob(Path(void.path).name))
+    place.start(third, 3, key=key)
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_run_that_was_replaced_while_its_table_was_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = place.start()
+    first = stage(sink, 1, [(1, "a")])
+    with away(monkeypatch):
+        assert place.go_on(sink, first, 1) == first[:1]
+        second = stage(sink, 2, [(2, "b")])
+    place.start(first, 1)
+    with pytest.raises(FencedError):
+        sink.commit([*first, *second])
+    assert place.pairs() == [(1, "a")]
+
+
 def test_a_data_file_that_is_gone_is_not_listed(place: Place) -> None:
     sink = place.start()
     staged = stage(sink, 1, [(1, "a")])
@@ -415,6 +460,30 @@ def test_restored_to_a_time_and_there_and_back(delta: Place) -> None:
     assert delta.pairs() == [(1, "a"), (2, "b"), (3, "c")]
 
 
+def test_a_table_that_was_restored_before_the_sink_began(delta: Place) -> None:
+    """To a version whose entry in the log is gone by now."""
+    for number in range(4):
+        delta.append(pa.table({"k": [number], "v": ["other"]}))
+    delta.table().restore(1)
+    delta.table().create_checkpoint()
+    for version in range(3):
+        (delta.path / f"table/_delta_log/{version:020}.json").unlink()
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(7, "a")]))
+    assert delta.pairs() == [(0, "other"), (1, "other"), (7, "a")]
+
+
+def test_rows_that_deletion_vectors_keep_are_told_of(delta: Place, caplog: Any) -> None:
+    fields = DeltaSchema.from_arrow(pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())]))
+    DeltaTable.create(str(delta.path / "table"), fields, configuration={"delta.enableDeletionVectors": "true"})
+    sink = delta.start()
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    delta.start(first, 1)
+    assert "marked by deletion vectors: those stay there" in caplog.text
+
+
 def test_a_table_that_was_replaced_in_place(delta: Place) -> None:
     sink = delta.start()
     sink.commit(stage(sink, 1, [(1, "a")]))
@@ -482,6 +551,18 @@ def test_the_last_row_of_a_key_stays(place: Place) -> None:
     sink.commit(stage(sink, 3, [(2, "g")]))
     assert place.pairs() == [(1, "c"), (2, "g"), (3, "e"), (4, "f")]
     assert not [path for path in place.path.rglob("_strandline/**/*") if path.is_file()]
+
+
+def test_null_lists_and_maps_stay_null_where_rows_are_merged(place: Place) -> None:
+    inner = StructType([StructField("a", LongType())])
+    columns = StructType([
+        StructField("k", LongType()), StructField("m", MapType(StringType(), inner)), StructField("l", ArrayType(inner)),
+    ])  # fmt: skip
+    sink = place.start(key="k")
+    sink.commit(stage(sink, 1, [(1, None, None), (2, {}, []), (3, {"x": {"a": 1}}, [{"a": 1}])], schema=columns))
+    sink.commit(stage(sink, 2, [(3, None, None)], schema=columns))
+    rows = [row for path in place.files() for row in pq.read_table(path.removeprefix("file://")).to_pylist()]
+    assert sorted(tuple(row.values()) for row in rows) == [(1, None, None), (2, [], []), (3, None, None)]
 
 
 def test_a_life_that_begins_where_another_has_left_rows(place: Place) -> None:

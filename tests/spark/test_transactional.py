@@ -196,6 +196,20 @@ def test_rows_wait_for_a_target_that_is_away_and_come_in_order(ledger: Any, capl
     assert waiting_files(trial) == []
 
 
+def test_why_rows_wait_quotes_none_of_them(ledger: Any, caplog: Any) -> None:
+    def slow() -> None:
+        raise TimeoutError("too long\nCOPY results, line 4: a value")
+
+    trial = trial_of(ledger)
+    sink = trial.start()
+    ledger.before = slow
+    assert sink.commit(trial.stage(sink, 1))
+    status = sink.status()
+    assert status is not None
+    assert status.failure == "TimeoutError: too long"
+    assert "a value" not in caplog.text
+
+
 def test_lanes_that_are_through_do_not_wait_for_the_others(ledger: Any) -> None:
     trial = trial_of(ledger)
     sink = trial.start()
@@ -608,6 +622,27 @@ def test_a_lane_without_rows_is_asked_at_a_start(ledger: Any) -> None:
         trial.start([reached], 1)
     with pytest.raises(CorruptionError, match="lane 2 is at nothing"):
         trial.start([*trial.stage(sink, 2, tasks=1), reached], 2)
+
+
+def test_a_job_whose_checkpoint_directory_was_set_back_does_not_take_later_marks_for_its_own(ledger: Any) -> None:
+    """Its generations count again from an older one: epochs of the same number have other rows."""
+    trial = trial_of(ledger)
+    trial.start()
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    sink.commit(first)
+    trial.generation = 1
+    sink = trial.start()
+    with pytest.raises(SinkError, match="rows of generation 2 of the job, and generation 2 begins"):
+        sink.commit(trial.stage(sink, 1, version=1))
+    sink = trial.start(first, 1)
+    sink.commit(trial.stage(sink, 2, 3))
+    trial.generation = 2
+    with pytest.raises(SinkError, match="the checkpoint directory was set back"):
+        trial.start([*first, str(sink.reached())], 1)
+    sink = trial.start(first, 1)
+    sink.commit(trial.stage(sink, 2, version=1))
+    trial.expect(1, 2, 3, (2, 1))
 
 
 def test_a_target_may_be_ahead_of_an_older_checkpoint(ledger: Any) -> None:

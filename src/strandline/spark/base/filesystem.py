@@ -108,6 +108,9 @@ class LocalFiles:
         except FileExistsError:
             return False
         except OSError as error:
+            # Of a full disk, what there was room for: whoever sees its name takes it for another driver's.
+            with suppress(OSError):
+                target.unlink(missing_ok=True)
             raise UnavailableError(f"{target} cannot be written: {error}") from None
         if self._fsync:
             sync_file(target)

@@ -16,7 +16,7 @@ from strandline.core.failure import shortened
 from strandline.spark.base.marks import Seal, marking
 from strandline.spark.sinks.refused import Refusals
 from strandline.spark.sinks.target import Connection, Target, Writer
-from strandline.spark.sinks.waiting import Part, Waiting, rests
+from strandline.spark.sinks.waiting import Part, Waiting, first_mark, rests
 from strandline.storage.place import Place
 
 FIRST_DELAY_S = 0.1
@@ -69,7 +69,7 @@ class Delivery:
                 if not isinstance(error, ConflictError) and not self.target.may_pass(error):
                     raise self._named(error) from error
                 if time.monotonic() + delay_s > until:
-                    return Delivered(rows, refused, mark, shortened(f"{type(error).__name__}: {error}".strip()))
+                    return Delivered(rows, refused, mark, reason_of(error))
             finally:
                 one.close()
             # Another connection asks how far it came: an answer may have been lost.
@@ -105,7 +105,7 @@ class _Lane:
         """Write what lies behind the lane's mark; give each transaction's rows, how many it set aside, its mark."""
         connection = self._connect()
         since = connection.reached()
-        self._check(since or "")
+        self._check(since or "", begins=not waiting)
         for rest in rests(waiting, since, self._target.max_rows, self._target.max_bytes):
             try:
                 part = Part.read(rest, self._folder, self._d.writer.label)
@@ -143,7 +143,14 @@ class _Lane:
                     yield 0, 1, mark
                 since = mark
 
-    def _check(self, since: str) -> None:
+    def _check(self, since: str, *, begins: bool) -> None:
+        if begins and since >= first_mark(self._d.writer.generation):
+            raise SinkError(
+                f"{self._d.writer.label}: the target has rows of generation {int(since.partition('.')[0])} of the job, "
+                f"and generation {self._d.writer.generation} begins: another driver has replaced it, or the checkpoint "
+                "directory was set back to what it was before",
+                hint="keep one driver; after setting the directory back, start again until the generation is newer",
+            )
         if since >= (before := self._d.reached.get(self._lane, "")):
             return
         raise CorruptionError(
@@ -161,6 +168,11 @@ class _Lane:
 
     def _overtaken(self) -> ConflictError:
         return ConflictError(f"{self._d.writer.label}: another task writes this lane")
+
+
+def reason_of(error: Exception) -> str:
+    """Return why rows wait, for logs and the status: further lines of an error may quote rows."""
+    return shortened(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".strip())
 
 
 DELIVERED = "lane int, rows bigint, refused bigint, mark string, failure string"

@@ -23,7 +23,6 @@ from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
-from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
 from strandline.spark.base.ddl import arrow_schema
@@ -31,7 +30,15 @@ from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.delivery import DELIVERED, FIRST_DELAY_S, LONGEST_DELAY_S, Delivered, DeliverLanes, Delivery
+from strandline.spark.sinks.delivery import (
+    DELIVERED,
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
+    Delivered,
+    DeliverLanes,
+    Delivery,
+    reason_of,
+)
 from strandline.spark.sinks.given import options_of, place_of
 from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.refused import Refusals
@@ -107,6 +114,7 @@ class Transactional(Sink):
         self._has_recovered = False
         """Whether the target has answered to a run of this process."""
         self._has_claimed = self._has_forgotten = False
+        self._asked: set[int] = set()
 
     def try_out(self, empty: DataFrame) -> None:
         # The zone is how times are shown: all are of UTC.
@@ -134,6 +142,7 @@ class Transactional(Sink):
         self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
         self._reached = {}
         self._has_claimed = self._has_forgotten = False
+        self._asked = set()
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         generation, parallel = self._opened.generation, self.target.parallel
@@ -179,32 +188,33 @@ class Transactional(Sink):
         self._has_recovered = True
         return self._note(left, why)
 
-    def _claim(self, patience_s: float, lanes: Collection[int]) -> str:
-        """Have the target refuse older runs from now on, unless it does; return why it cannot be reached.
-
-        Of the lanes other than these, which are about to be written to, it is seen that the target has what it had.
-        """
-        if self._has_claimed:
-            return ""
+    def _claim(self, patience_s: float) -> str:
+        """Have the target refuse older runs from now on, unless it does; return why it cannot be reached."""
         delay_s, until = FIRST_DELAY_S, time.monotonic() + patience_s
-        while True:
+        while not self._has_claimed:
             try:
                 self.target.claim(self._writer)
+                self._has_claimed = True
                 break
             except Exception as error:
                 if not self.target.may_pass(error):
                     raise
                 if time.monotonic() + delay_s > until:
-                    return shortened(f"{type(error).__name__}: {error}".strip())
+                    return reason_of(error)
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-        # Nothing else asks those whose rows were lost with a target that was put back.
-        if asked := self._reached.keys() - lanes:
-            failing = self._deliver_run([], patience_s, asked)
-            if failing:
-                return next(iter(failing.values()))
-        self._has_claimed = True
         return ""
+
+    def _ask(self, lanes: set[int], patience_s: float) -> str:
+        """See what the target has of lanes before this run writes to them; return why it cannot be reached.
+
+        Nothing else asks those whose rows were lost with a target that was put back.
+        """
+        new = (lanes | self._reached.keys()) - self._asked
+        failing = self._deliver_run([], patience_s, new) if new else {}
+        if not failing:
+            self._asked |= new
+        return next(iter(failing.values()), "")
 
     def _deliver(self, pending: Sequence[str], patience_s: float, *, begins: bool = False) -> tuple[list[Staged], str]:
         """Write what the target does not have; return what has to wait, and why."""
@@ -216,7 +226,7 @@ class Transactional(Sink):
                 self._remember(each.lanes)
         left: list[Staged] = []
         lanes = {each.lane for listed in runs.values() for each in listed}
-        why = self._claim(patience_s, lanes) if runs or begins else ""
+        why = self._claim(patience_s) or self._ask(lanes, patience_s) if runs or begins else ""
         # Each run may have other lanes: a key's rows in one of them come before its rows in another.
         for _, listed in sorted(runs.items()):
             if not why:

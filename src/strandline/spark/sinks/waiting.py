@@ -159,6 +159,11 @@ class Waiting:
         return rows
 
 
+def first_mark(generation: int) -> str:
+    """Return what no mark of a generation's is less than."""
+    return f"{generation:08}"
+
+
 def waiting_in(sink: str, staged: Staged) -> Iterator[Waiting]:
     """Return a task's pieces in their order."""
     for at, piece in enumerate(staged.pieces):

@@ -12,8 +12,13 @@ from strandline.core.errors import ConfigurationError
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import quoted
 
+# Of a partitioned table, its partitions are what holds rows.
 _TABLE = """
-select n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
+with recursive part (oid) as (select %s::oid union all select h.inhrelid from pg_inherits h join part on h.inhparent =
+  part.oid join pg_class on pg_class.oid = h.inhrelid where relispartition)
+select n.nspname, c.relname, c.relkind::text,
+  exists (select from part join pg_class l using (oid) where l.relpersistence = 'u'),
+  exists (select from part join pg_class l using (oid) where l.relkind = 'f'), row_security_active(c.oid),
   has_table_privilege(c.oid, 'insert'), has_table_privilege(c.oid, 'update'), has_table_privilege(c.oid, 'delete'),
   has_table_privilege(c.oid, 'select'), has_database_privilege(current_database(), 'temporary'), current_user::text
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
@@ -63,7 +68,12 @@ class Table:
     schema: str
     name: str
     kind: str
-    persistence: str
+    is_unlogged: bool
+    """Whether a crash of the server empties it, or a partition of it."""
+    is_foreign: bool
+    """Whether rows of it are elsewhere."""
+    hides_rows: bool
+    """Whether row-level security holds for the user."""
     may: dict[str, bool]
     user: str
     columns: dict[str, Column]
@@ -79,11 +89,11 @@ def table_at(db: Any, table: str) -> Table | None:
     (oid,) = db.execute("select to_regclass(%s)::oid", [table]).fetchone()
     if oid is None:
         return None
-    schema, name, kind, persistence, *may, user = db.execute(_TABLE, [oid]).fetchone()
+    schema, name, kind, is_unlogged, is_foreign, hides_rows, *may, user = db.execute(_TABLE, [oid, oid]).fetchone()
     columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
     unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
     allowed = dict(zip(("insert", "update", "delete", "select", "temporary"), may, strict=True))
-    return Table(schema, name, kind, persistence, allowed, user, columns, unique)
+    return Table(schema, name, kind, is_unlogged, is_foreign, hides_rows, allowed, user, columns, unique)
 
 
 def identifier(db: Any, name: str) -> str:
@@ -100,13 +110,21 @@ def check_table(found: Table | None, shape: Shape, rows: pa.Schema) -> None:
             f"{what} does not exist",
             hint=f"make it, or have the sink make it with create=True:\n    {creating(shape.table, shape, columns)}",
         )
-    if found.kind not in "rp":
-        kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
+    if found.kind not in "rp" or found.is_foreign:
+        kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index",
+                 "p": "a table with foreign partitions"}  # fmt: skip
         raise ConfigurationError(f"{what} is {kinds.get(found.kind, 'no table')}, and rows go into tables only")
-    if found.persistence == "u":
+    if found.is_unlogged:
+        part = " has unlogged partitions" if found.kind == "p" else " is unlogged"
         raise ConfigurationError(
-            f"{what} is unlogged: a crash of the server empties it, and its rows would not come again",
-            hint=f"alter table {shape.table} set logged",
+            f"{what}{part}: a crash of the server empties it, and its rows would not come again",
+            hint=f"alter table {shape.table if found.kind == 'r' else '…'} set logged",
+        )
+    if found.hides_rows and (shape.delete or not shape.key):
+        raise ConfigurationError(
+            f"{what} has row-level security that holds for user {found.user}: rows that it hides would not be deleted, "
+            "and none can be copied into it",
+            hint=f"alter role {quoted(found.user)} bypassrls; or have the table's owner write",
         )
     _check_privileges(found, shape)
     for field in columns:

@@ -49,8 +49,9 @@ _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
 _READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
-_OF_ROWS = ("21", "22", "23", "44", "P0")
-"""Classes of errors that a row is to blame for: values that do not fit, constraints, what triggers raise."""
+_OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
+"""Classes of errors that a row is to blame for: values that do not fit, are too large for an index, constraints, what
+triggers raise. psycopg takes some for the server's own, as if they would pass."""
 
 
 def postgres(
@@ -200,7 +201,7 @@ class PostgresTarget(TableTarget):
         psycopg = _psycopg()
         # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            return True
+            return (error.sqlstate or "")[:2] not in _OF_ROWS
         # It became a replica, for a moment or until the other one is found; or the server's own time-outs.
         if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
             return True

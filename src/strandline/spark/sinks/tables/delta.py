@@ -139,6 +139,9 @@ class DeltaSink(TableSink):
 
     def in_effect(self, table: Any) -> Record | None:
         at, seen = int(table.version()), self._seen
+        if self.record(table) is None:
+            # What the table was put back to, before the sink was there, may be in no log any more.
+            return None
         for entry in _entries(table):
             if entry["version"] > at:
                 continue
@@ -250,13 +253,15 @@ class DeltaSink(TableSink):
         added = pa.table(table.get_add_actions(flatten=False)).select(["path", "size_bytes"]).to_pylist()
         found = [each for each in added if (match := mine.match(each["path"])) and int(match[2]) > epoch]
         is_kept = configuration.get("delta.appendOnly") == "true"
-        if self.key or is_kept or self.compact_every or not found:
+        # A file of which others have deleted rows is in the log with these, and its name alone does not take it away.
+        is_marked = configuration.get("delta.enableDeletionVectors") == "true"
+        if self.key or is_kept or is_marked or self.compact_every or not found:
             log.warning(
                 "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are in %s and %s",
                 self._label, epoch, record.epoch, self._where,
                 "stay there until the same keys come again" if self.key
                 else "stay there: the table is append-only" if is_kept
-                else "may have been compacted: those stay there",
+                else "may have been compacted, or marked by deletion vectors: those stay there",
             )  # fmt: skip
         if is_kept:
             return []

@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -250,6 +251,7 @@ class IcebergSink(TableSink):
         transaction.commit_transaction()
 
     def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+        _keep_nulls()
         transaction, said = self._begin(table, record), self._said(record)
         written = [rows]
         replaced = list(self._replaced(table, rows, key))
@@ -370,6 +372,33 @@ def _pyiceberg(where: str) -> None:
             f"{where} needs the package pyiceberg, which is not installed",
             hint="pip install 'strandline[iceberg]', and what the catalog needs: pyiceberg[sql-postgres], …",
         ) from error
+
+
+@cache
+def _keep_nulls() -> None:
+    """Have pyiceberg read and write lists and maps of structs that are null as null: it makes them empty."""
+    from pyiceberg.io import pyarrow
+
+    base: Any = pyarrow.ArrowProjectionVisitor
+
+    class Visitor(base):  # type: ignore[misc]
+        def list(self, kind: Any, given: Any, values: Any) -> Any:
+            return _with_nulls_of(given, super().list(kind, given, values))
+
+        def map(self, kind: Any, given: Any, keys: Any, values: Any) -> Any:
+            return _with_nulls_of(given, super().map(kind, given, keys, values))
+
+    pyarrow.ArrowProjectionVisitor = Visitor  # type: ignore[misc]
+
+
+def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | None:
+    if given is None or made is None or given.null_count == made.null_count:
+        return made
+    # An offset that is null makes a null; to choose by it would lose the numbers of the columns within.
+    is_null = pa.concat_arrays([given.is_null(), pa.array([False])])
+    offsets = pc.if_else(is_null, pa.scalar(None, made.offsets.type), made.offsets)
+    within = (made.keys, made.items) if pa.types.is_map(made.type) else (made.values,)
+    return type(made).from_arrays(offsets, *within, type=made.type)
 
 
 def _ours(kind: pa.DataType) -> pa.DataType:

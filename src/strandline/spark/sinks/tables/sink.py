@@ -102,6 +102,12 @@ class TableSink(TableFormat):
         self.target_bytes = target_bytes
         self._where = where
         self._claim_at: Epoch | None = None
+        self._begins: tuple[list[StagedFiles], Epoch, bool] | None = None
+        """What the run goes on from, until it has claimed the table."""
+        self._before: list[Record | None] = []
+        """What the table had on record when the run claimed it."""
+        self._has_recovered = False
+        """Whether the table has answered to a run of this process."""
         self._prepared: tuple[str, float, Layout, Place] | None = None
         self._reached: Record | None = None
         self._gone: dict[str, str] = {}
@@ -150,7 +156,10 @@ class TableSink(TableFormat):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._claim_at, self._prepared = None, None
+        self._claim_at, self._begins, self._before = None, None, []
+        if self._prepared is not None:
+            # It is asked again how it wants its rows.
+            self._prepared = self._prepared[0], -_LOOK_AGAIN_S, *self._prepared[2:]
         self._rows, self._late_since, self._told = 0, 0.0, SinkStatus(context.sink)
         # Of files that the table is to list, and, where its vacuum does not look, of those that are merged and deleted.
         self._folder, self._merging = f"strandline-{context.identity}", f"_strandline/{context.identity}"
@@ -164,29 +173,50 @@ class TableSink(TableFormat):
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         staged, _ = self._listed(pending)
-        left, why = [each.text for each in staged], ""
+        return self._deliver(staged, self.patience_s)[0]
+
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str]:
+        """Claim the table, and show what the checkpoint lists.
+
+        A program that starts needs the table for that. A run that goes on after a failure, or in another way, does
+        not: while the table is away, files go on waiting, and it is claimed before the first of them is added.
+        """
+        staged, self._reached = self._listed(pending)
+        self._begins = staged, epoch, fresh
+        left, why = self._deliver(staged, self.patience_s if self._has_recovered else self.start_patience_s)
+        if why and not self._has_recovered:
+            raise UnavailableError(why)
+        self._has_recovered = True
+        return left
+
+    def _deliver(self, staged: Sequence[StagedFiles], patience_s: float) -> tuple[list[str], str]:
+        """Make what is staged a part of the table; return what has to wait, and why."""
+        left, why = staged, ""
         try:
-            self._show(staged, self.patience_s)
+            self._claim(patience_s)
+            self._show(staged, patience_s)
             left = []
         except UnavailableError as error:
             why = error.message
-        self._tell(staged if left else [], why)
-        return left
+        self._tell(left, why)
+        return [each.text for each in left], why
 
-    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
-        staged, self._reached = self._listed(pending)
-        before: list[Record | None] = []
+    def _claim(self, patience_s: float) -> None:
+        """Claim the table for this run, unless that is done."""
+        if self._begins is None:
+            return
+        staged, epoch, fresh = self._begins
 
         def claim(table: Any) -> bool:
             if table is None:
                 return False
             record = self.record(table)
-            if record is not None and record.generation == self._opened.generation and before:
+            if record is not None and record.generation == self._opened.generation and self._before:
                 # The answer of an earlier try was lost.
                 self._reached = record
                 return True
             self._check_claim(record, fresh)
-            before[:] = [record]
+            self._before = [record]
             found = self._check_reached(self.in_effect(table))
             due = [each.epoch for each in staged if found is None or not found.covers(each)]
             at = min(due) - 1 if due else epoch
@@ -197,7 +227,7 @@ class TableSink(TableFormat):
             return True
 
         # 1. From here on, transactions of older generations fail.
-        if not self._attempt(claim, self.start_patience_s):
+        if not self._attempt(claim, patience_s):
             if staged or (self._reached and self._reached.epoch):
                 what = (
                     "and rows of the last checkpoint wait for it" if staged else "with rows that would not come again"
@@ -206,12 +236,11 @@ class TableSink(TableFormat):
                     f"{self._where}: the table is gone, {what}",
                     hint=f"bring the table back; or {BEGIN_ANEW}",
                 )
-            self._claim_at = epoch
+            self._claim_at, self._begins = epoch, None
             return
-        # 2. What the checkpoint lists is in the table.
-        self._show(staged, self.start_patience_s)
-        # 3. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
-        self._forget(before[0], {file.path for each in staged for file in each.files})
+        # 2. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
+        self._forget(self._before[0], {file.path for each in staged for file in each.files})
+        self._begins = None
 
     def reached(self) -> str | None:
         record = self._reached
@@ -221,9 +250,6 @@ class TableSink(TableFormat):
 
     def status(self) -> SinkStatus | None:
         return self._told
-
-    def close(self) -> None:
-        self._prepared = None
 
     # -- steps
 
@@ -278,13 +304,13 @@ class TableSink(TableFormat):
         is_known = prepared is not None and prepared[0] == text
         try:
             layout, place = self._attempt(prepare, self.patience_s if is_known else self.start_patience_s)
+            self._claim_at = None
         except UnavailableError as error:
             if prepared is None or not is_known:
                 raise
             # The data files can be written without the catalog, and are laid out as the table wants them by the commit.
             _, _, layout, place = prepared
             log.warning("%s: rows are staged as %s wanted them before: %s", self._label, self._where, error.message)
-        self._claim_at = None
         self._prepared = text, time.monotonic(), layout, place
         return layout, place
 
