@@ -121,6 +121,8 @@ class TableSink(TableFormat):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
+        # A program may start a job twice, and others have it in between.
+        self._has_recovered = False
         columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
