@@ -228,8 +228,14 @@ class HadoopFiles:
             if "AlreadyExists" in error.java_exception.getClass().getSimpleName():
                 return False
             raise
-        with closing(stream):
-            stream.write(data)
+        try:
+            with closing(stream):
+                stream.write(data)
+        except Py4JJavaError:
+            # As on this machine: a part of it would be taken for another driver's.
+            with suppress(Py4JJavaError):
+                self._fs.delete(self._path(path), False)
+            raise
         return True
 
     def sync(self, path: str, files: Sequence[str] = ()) -> None:
