@@ -175,6 +175,28 @@ def test_what_timers_of_the_clock_set_fires_in_the_last_epoch() -> None:
         assert h.timers("a") == h.timers("a", processing=True) == []
 
 
+class Flushing(sl.KeyedProcess):
+    """Gives what it has gathered when the clock says so."""
+
+    gathered = sl.List("bigint", ttl=sl.TTL("1h", time="event"))
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        self.gathered.append(event.v)
+        ctx.timers.set_processing(ctx.now)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        yield ctx.key, list(self.gathered)
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_timers_of_the_clock_find_what_has_not_expired_before_the_last_epoch(drains: bool) -> None:
+    told = {"schema": SCHEMA, "key": "k", "event_time": "ts"}
+    with Harness(Flushing(), **told, output="k string, gathered array<bigint>") as h:
+        h.push(("a", 1, FIRST), ("a", 2, FIRST))
+        assert (h.advance_to_end() if drains else h.tick()) == [("a", [1, 2])]
+        assert h.timers("a", processing=True) == []
+
+
 class Again(sl.KeyedProcess):
     """Sets the next timer a number of microseconds after the one that fires."""
 

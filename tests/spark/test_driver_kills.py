@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from strandline.core.scratch import remove_abandoned
 from strandline.snapshot.opened import open_snapshot
 from tests.soak import soaking
 from tests.spark import pipeline, rated
@@ -56,6 +57,8 @@ def check_nothing_left(app: App, case: Case) -> None:
     eventually(lambda: not app.relatives(), f"nothing left of the driver: {app.relatives()}", 10)
     assert not keepers(case.local_dir)
     # Spark's log stays, for who wants to know.
+    # What it was verifying or writing goes with the next one that starts.
+    remove_abandoned(app.temporary)
     logs = {Path(f"strandline-{os.getuid()}"), Path(f"strandline-{os.getuid()}/spark-logs")}
     left = {path.relative_to(app.temporary) for path in app.temporary.rglob("*") if "strandline" in str(path)}
     assert not {path for path in left - logs if path.parent not in logs}

@@ -69,6 +69,18 @@ def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
     written.write(RECORD)
 
 
+def test_another_drivers_record_stays_where_a_file_cannot_even_be_opened(tmp_path: Path) -> None:
+    files, limits = filesystem.LocalFiles(tmp_path), resource.getrlimit(resource.RLIMIT_NOFILE)
+    files.create("theirs", b"1")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            files.create("theirs", b"2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert files.read("theirs") == b"1"
+
+
 def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: Path) -> None:
     class Stale(filesystem.LocalFiles):
         """Another driver's record comes right after the look at what is there."""

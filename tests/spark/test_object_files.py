@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
+import threading
 import uuid
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.orc as orc
@@ -19,6 +21,7 @@ from pyspark.sql.types import DecimalType, LongType, StructField, StructType, Ti
 import strandline as sl
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
+from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.files import left_by
@@ -28,6 +31,7 @@ from strandline.storage.place import Place
 from strandline.storage.retrying import RetryingStore
 from tests.soak import soaking
 from tests.spark import inprocess
+from tests.storage.test_remote import SECRET, MeetingWrites
 
 SESSION: Any = inprocess.Session()
 
@@ -82,6 +86,26 @@ def test_a_copy_that_was_not_the_end_of_it(s3: Any, monkeypatch: pytest.MonkeyPa
             sink.commit(pending)
     trial.start(pending, 1)
     trial.expect(1)
+
+
+def test_an_object_whose_answer_was_lost_is_ones_own() -> None:
+    """Object storage's client tries again by itself, and finds what it has written."""
+
+    class Forgetting(MeetingWrites):
+        objects: ClassVar[dict[str, bytes]] = {}
+
+        def do_PUT(self) -> None:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(412 if self.path in self.objects else 500)
+            self.objects.setdefault(self.path, data)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "allow_http": "true", "region": "r"}
+        files = ObjectFiles("s3://bucket/dir", {**options, "access_key_id": "AKIA", "secret_access_key": SECRET})
+        assert files.create("one", b"1")
+        assert not files.create("one", b"2")
+        server.shutdown()
 
 
 def test_storage_that_does_not_copy(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

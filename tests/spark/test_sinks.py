@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
 
 import strandline as sl
 from strandline.core import failpoints
@@ -354,6 +355,29 @@ def test_a_sink_on_hadoop_goes_on_after_a_crash_in_the_middle_of_a_commit(
     sink.commit([*pending, stage(sink, 3, [3])])
     started(moved, 3, pending, 2)
     assert visible(moved) == Counter([-1, 2, -2])
+
+
+def test_what_hadoop_has_no_room_for_leaves_nothing(spark: Any, tmp_path: Path) -> None:
+    files = HadoopFiles(spark, f"file:{tmp_path}")
+    real = files._fs
+
+    class Full:
+        """Makes a file, and has no room for what is in it."""
+
+        def create(self, path: Any, overwrite: bool) -> Any:
+            stream = real.create(path, overwrite)
+            write: Any = lambda data: spark._jvm.java.io.FileInputStream(str(tmp_path / "no room"))  # noqa: E731
+            return SimpleNamespace(write=write, close=stream.close)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    files._fs = Full()
+    with pytest.raises(Py4JJavaError):
+        files.create("one", b"1")
+    files._fs = real
+    assert files.read("one") is None
+    assert files.create("one", b"1")
 
 
 def test_a_rename_that_hadoop_did_not_do_is_not_taken_for_one_that_was_done(spark: Any, tmp_path: Path) -> None:

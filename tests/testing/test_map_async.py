@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from typing import Any
@@ -168,6 +169,29 @@ def test_a_function_that_asks_an_iterator_for_more_than_it_has_fails() -> None:
         with Harness(asked) as h:
             assert h.push(("a", 1)) == []
             assert [letter.reason[:13] for letter in h.dead_letters] == ["RuntimeError:"]
+
+
+def test_a_function_that_waits_for_what_another_one_has_cancelled_fails() -> None:
+    """As one that waits for a connection, or an address, that a call was to bring which took too long."""
+
+    def ask(row: Any) -> Any:
+        cancelled = concurrent.futures.Future[None]()
+        cancelled.cancel()
+        cancelled.result()
+
+    async def ask_in_loop(row: Any) -> Any:
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
+
+    for function in (ask, ask_in_loop):
+        with (
+            Harness(ROWS.map_async(function, "k string, v int")) as h,
+            pytest.raises(sl.errors.UserCodeError, match="k='a'"),
+        ):
+            h.push(("a", 1))
+        with Harness(ROWS.map_async(function, "k string, v int", timeout="1m", fallback=("none", 0))) as h:
+            assert h.push(("a", 1)) == [("none", 0)]
 
 
 @pytest.mark.parametrize("threads", [False, True])

@@ -135,6 +135,12 @@ class AsyncRowFunction(RowFunction):
                     return await self.function(record)
                 out = await asyncio.get_running_loop().run_in_executor(threads, self._in_thread, record)
                 return await out if inspect.isawaitable(out) else out
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody has cancelled this call: something that the function has waited for was.
+            raise RuntimeError("what the function has waited for was cancelled") from error
         except Exception as error:
             if limit.expired():
                 raise NoAnswer(f"no answer within {seconds:g} s") from error

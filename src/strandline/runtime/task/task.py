@@ -16,6 +16,7 @@ from strandline.backends.base import Backend
 from strandline.core.errors import StateTypeError, UserCodeError
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
+from strandline.core.times import END_US
 from strandline.runtime.operators.joins import given_event
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process, Program
@@ -259,26 +260,32 @@ class Task:
         scope.before_us = scope.watermark_us
         moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
         if moved:
+            if watermark_us == END_US:
+                # Before: what expires by event time is there, and timers that they set have no other epoch.
+                yield from self._fire_by_clock()
             scope.watermark_us = watermark_us
         if self._columnar is not None:
             if moved:
                 yield from self._give_fired(self._columnar.on_watermark(scope))
             yield from self._give_fired(self._columnar.on_clock(scope))
-        if self._calls is not None and self.store.timers is not None:
-            (event, processing), prepare = self.store.timers, self.store.prepare
+        if self._calls is not None and self.store.timers is not None and watermark_us is not None:
+            event, _ = self.store.timers
+            longest = LONGEST_CHAIN if scope.is_draining else None
             with self._giving_fired():
-                if scope.is_draining:
-                    # First, too: those of event time that they set have no other epoch.
-                    yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
-                if watermark_us is not None:
-                    longest = LONGEST_CHAIN if scope.is_draining else None
-                    yield from self._calls.on_timers(
-                        event, passed_us(watermark_us), processing=False, prepare=prepare, longest=longest
-                    )
-                yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
+                yield from self._calls.on_timers(
+                    event, passed_us(watermark_us), processing=False, prepare=self.store.prepare, longest=longest
+                )
+        yield from self._fire_by_clock()
         # Afterwards: a timer may find what has expired since its time.
         if self.store.expiry is not None:
             self.store.expiry.clean(self.store.evict)
+
+    def _fire_by_clock(self) -> Iterator[pa.RecordBatch]:
+        if self._calls is not None and self.store.timers is not None:
+            _, processing = self.store.timers
+            now_us, prepare = self.scope.now_us, self.store.prepare
+            with self._giving_fired():
+                yield from self._calls.on_timers(processing, now_us, processing=True, prepare=prepare)
 
     def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Take what timers gave further up: before the watermark moves on, and what comes of it likewise."""

@@ -101,16 +101,18 @@ class LocalFiles:
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a file of a directory that is there, durably; return False if there is one of that name."""
-        target = self._root / path
+        target, is_own = self._root / path, False
         try:
             with target.open("xb") as file:
+                is_own = True
                 file.write(data)
         except FileExistsError:
             return False
         except OSError as error:
-            # Of a full disk, what there was room for: whoever sees its name takes it for another driver's.
-            with suppress(OSError):
-                target.unlink(missing_ok=True)
+            if is_own:
+                # Of a full disk, what there was room for: whoever sees its name takes it for another driver's.
+                with suppress(OSError):
+                    target.unlink(missing_ok=True)
             raise UnavailableError(f"{target} cannot be written: {error}") from None
         if self._fsync:
             sync_file(target)
@@ -226,8 +228,14 @@ class HadoopFiles:
             if "AlreadyExists" in error.java_exception.getClass().getSimpleName():
                 return False
             raise
-        with closing(stream):
-            stream.write(data)
+        try:
+            with closing(stream):
+                stream.write(data)
+        except Py4JJavaError:
+            # As on this machine: a part of it would be taken for another driver's.
+            with suppress(Py4JJavaError):
+                self._fs.delete(self._path(path), False)
+            raise
         return True
 
     def sync(self, path: str, files: Sequence[str] = ()) -> None:

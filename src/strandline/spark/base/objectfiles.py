@@ -61,11 +61,12 @@ class ObjectFiles:
             return None
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object; return False if there is one of that name."""
+        """Write an object; return False if there is another one of that name."""
         try:
             self._store.create(path, data)
         except ConflictError:
-            return False
+            # Its own, if the answer was lost: the client has tried again then.
+            return self.read(path) == data
         return True
 
     def sync(self, path: str, files: Sequence[str] = ()) -> None:
