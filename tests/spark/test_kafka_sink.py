@@ -26,7 +26,7 @@ from strandline.spark.sinks import kafkarows
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
-from strandline.spark.sinks.kafkarows import LIMIT, UnfitRowError, produce
+from strandline.spark.sinks.kafkarows import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -62,6 +62,41 @@ def test_rows_that_were_staged_for_one_topic_are_not_refused_one_by_one_where_a_
     named = pa.RecordBatch.from_arrays([pa.array([None], pa.string()), *staged.columns], names=["topic", "value"])
     with pytest.raises(UnfitRowError, match="its topic column is null"):
         produce(SimpleNamespace(produce=None), named, target, "sink")
+
+
+def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any) -> None:
+    """Several lanes fail at the same time; and of rows with large headers and no value, it is found in the end."""
+    from confluent_kafka import KafkaError
+
+    monkeypatch.setattr(kafkarows, "_at_once", {})
+    cluster = SimpleNamespace(servers="here", settings=lambda said, **settings: settings, options={}, answer_s=1.0)
+    target: Any = SimpleNamespace(cluster=cluster, limit=1_000_000)
+
+    class Producer(list[Any]):
+        def flush(self, seconds: float) -> int:
+            return 0
+
+    def fail(sent: Sent, *sizes: int) -> None:
+        error = SimpleNamespace(code=lambda: KafkaError.MSG_SIZE_TOO_LARGE)
+        for size in sizes:
+            parts = {"key": None, "value": b"." * size or None, "topic": "t", "partition": 0}
+            sent.hear(error, SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()}))
+        drain(Producer(), target, "sink", Said(), sent)
+
+    several = [Sent() for _ in range(2)]
+    for sent in several:
+        producer_settings(target, Said(), sent)
+    for sent in several:
+        with pytest.raises(sl.errors.UnavailableError, match="does not take 1,000,000 bytes at once"):
+            fail(sent, 200_000, 1)
+    for many in (1, 2):
+        for _ in range(9):
+            producer_settings(target, Said(), sent := Sent())
+            with suppress(sl.errors.UnavailableError, UnfitRowError):
+                fail(sent, *[0] * many)
+        sent.clear()
+        with pytest.raises(UnfitRowError):
+            fail(sent, *[0] * many)
 
 
 class Crash(BaseException):

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 
 import strandline as sl
@@ -28,7 +29,7 @@ from tests.soak import soaking
 from tests.spark import pipeline, small
 from tests.spark.filesinks import Crash, shown_files, stage, started, visible
 from tests.spark.functions import Count
-from tests.spark.harness import Case, Reader, settle
+from tests.spark.harness import Case, Reader, eventually, settle
 
 pytestmark = pytest.mark.spark
 
@@ -451,3 +452,35 @@ def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
             adding.join()
         assert run.status().restarts == 0
         case.finish(run)
+
+
+def test_a_job_goes_on_while_its_table_is_away_and_goes_back_with_it(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(sink: Any) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+    def shown() -> Counter[tuple[Any, ...]]:
+        rows = DeltaTable(str(case.root / "out")).to_pyarrow_table().to_pylist()
+        return Counter((row["user"], row["n"]) for row in rows)
+
+    sink = sl.sinks.delta(case.root / "out", name="out")
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, "count")
+    case.add(1)
+    with case.job_of("small", counts.to(sink)).start(spark) as run:
+        sink.patience_s = sink.start_patience_s = 0.1
+        settle(run)
+        first = shown()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(sink), "load", away)
+            case.add(1)
+            run.rescale(1)
+            settle(run)
+            assert shown() == first
+        eventually(lambda: shown() == small.counted(users(case)), "what waited is in the table")
+        before = run.checkpoint(60).checkpoint
+        case.add(1)
+        settle(run)
+        run.rollback(before)
+        settle(run)
+        assert shown() == small.counted(users(case))

@@ -8,7 +8,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,11 @@ class Place:
         return sink
 
     def go_on(self, sink: Any, pending: Sequence[str], epoch: int) -> list[str]:
-        """Restart a sink of this process; return what it leaves."""
+        """Restart a sink of this process, as a run does; return what it leaves."""
         self.generation += 1
-        sink.open(SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False))
+        context = SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False)
+        sink.check(context)
+        sink.open(context)
         left: list[str] = sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
         return left
 
@@ -312,8 +314,7 @@ def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: 
     first = stage(sink, 1, [(1, "a")])
     sink.commit(first)
     second = stage(sink, 2, [(2, "b")])
-    third = stage(sink, 3, [(3, "void")])
-    sink.commit([*second, *third[:1]])
+    sink.commit(second)
     fourth = stage(sink, 4, [(4, "void")])
     with away(monkeypatch):
         for _ in range(2):
@@ -328,6 +329,31 @@ def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: 
     assert not list(place.path.rglob(Path(void.path).name))
     place.start(third, 3, key=key)
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+@pytest.mark.parametrize("answer", ["", "lost"])
+def test_a_run_that_goes_back_needs_its_table(place: Place, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """A later run would not know what is to be taken back: it restores a checkpoint of after that."""
+    sink = place.start()
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    second = stage(sink, 2, [(2, "gone")])
+    sink.patience_s = 0.0
+    with mute(monkeypatch) if answer else nullcontext():
+        assert bool(sink.commit(second)) == bool(answer)
+    with away(monkeypatch):
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="nobody listens"):
+                place.go_on(sink, first, 1)
+    assert not place.go_on(sink, first, 1)
+    assert place.pairs() == [(1, "a")]
+    second = stage(sink, 2, [(2, "b")])
+    sink.commit(second)
+    assert place.pairs() == [(1, "a"), (2, "b")]
+    # So does a program that starts the job once more: another one may have gone back in between.
+    tried(sink, NAMES)
+    with away(monkeypatch), pytest.raises(UnavailableError, match="nobody listens"):
+        place.go_on(sink, second, 2)
 
 
 def test_a_run_that_was_replaced_while_its_table_was_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

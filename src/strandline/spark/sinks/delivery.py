@@ -22,9 +22,9 @@ from strandline.storage.place import Place
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 1.0
 _PARTS = 16
-"""Into how many transactions goes what is otherwise one, where rows wait already."""
-_FEWEST_ROWS = 100
-"""No transaction is made smaller than that."""
+"""Into how many transactions goes at least what is otherwise one, where rows wait already."""
+_FEWEST_ROWS = 10
+"""How many are in the first of them then, whatever they are to the target; in each that follows, twice as many."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ class _Lane:
         connection = self._connect()
         since = connection.reached()
         self._check(since or "", begins=not waiting)
-        for rest in rests(waiting, since, self._target.max_rows, self._target.max_bytes):
+        max_rows = self._target.max_rows
+        many = min(_FEWEST_ROWS, max_rows) if self._d.is_late else max_rows
+        for rest in rests(waiting, since, max_rows, self._target.max_bytes):
             try:
                 part = Part.read(rest, self._folder, self._d.writer.label)
             except CorruptionError:
@@ -114,17 +116,19 @@ class _Lane:
                 if connection.reached() == since:
                     raise
                 raise self._overtaken() from None
-            size = self._target.max_rows
-            if self._d.is_late:
-                size = min(size, max(part.rows // _PARTS, _FEWEST_ROWS))
-            left = [(start, min(start + size, part.rows)) for start in range(0, part.rows, size)][::-1]
+            most = max(part.rows // _PARTS, _FEWEST_ROWS) if self._d.is_late else max_rows
+            left = [(0, part.rows)]
             while left:
                 start, stop = left.pop()
+                if stop - start > (size := min(many, most)):
+                    left.append((start + size, stop))
+                    stop = start + size
                 mark = part.mark(stop)
                 try:
                     failpoints.hit("sink.deliver.before")
                     connection.write_rows(part.cut(self._d.writer.sink, start, stop), since, mark)
                     failpoints.hit("sink.deliver.after")
+                    many = min(2 * many, max_rows)
                     yield stop - start, 0, mark
                 except Exception as error:
                     if not self._d.refusals.takes(self._target, error):

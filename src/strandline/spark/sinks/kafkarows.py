@@ -40,6 +40,8 @@ class Sent:
         self.rows: Rows = {}
         self.is_known = True
         """Whether it is known of all of them where they are: not of some that were sent again."""
+        self.at_once = LIMIT
+        """How much the client sends at once."""
 
     def clear(self) -> None:
         """Begin anew: rows of another transaction follow."""
@@ -72,18 +74,15 @@ class Sent:
 
 def producer_settings(target: RowsTo, said: Said, sent: Sent, *, places: bool = False, **more: Any) -> dict[str, Any]:
     """Return the settings of a client that writes rows; if asked for, it is `sent` the places of all of them."""
+    sent.at_once = min(target.limit, _at_once.get(target.cluster.servers, LIMIT))
     settings = target.cluster.settings(
         said,
         enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
         queue_buffering_max_messages=400_000, delivery_report_only_error=not places,
         # A topic's limit is for what is sent at once. Its rows may be small: a lane's record, of another topic, is not.
-        batch_size=_size_at_once(target), message_max_bytes=max(target.limit, LIMIT), **more,
+        batch_size=sent.at_once, message_max_bytes=max(target.limit, LIMIT), **more,
     )  # fmt: skip
     return {**settings, **target.cluster.options, "on_delivery": sent.hear if places else sent.hear_error}
-
-
-def _size_at_once(target: RowsTo) -> int:
-    return min(target.limit, _at_once.get(target.cluster.servers, LIMIT))
 
 
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
@@ -187,11 +186,12 @@ def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> 
         error, message = sent.failed[0]
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            sizes = (len(each.value() or b"") + len(each.key() or b"") for _, each in sent.failed)
-            if (largest := max(sizes)) < (size := _size_at_once(target)):
+            # Headers are not told of. What was sent together has failed together: one alone is too large itself.
+            largest = max(1, *(len(each.value() or b"") + len(each.key() or b"") for _, each in sent.failed))
+            if len(sent.failed) > 1 and largest < sent.at_once:
                 # No row need be too large: they were sent at once.
-                _at_once[target.cluster.servers] = max(1, largest, size // 8)
-                raise UnavailableError(f"{label}: topic '{topic}' does not take {size:,} bytes at once")
+                _at_once[target.cluster.servers] = max(largest, sent.at_once // 8)
+                raise UnavailableError(f"{label}: topic '{topic}' does not take {sent.at_once:,} bytes at once")
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
             raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")

@@ -267,8 +267,9 @@ class KafkaTopics:
         for source, known in self._known.items():
             topics = {topic for topic, _ in source.reached({name: (self._directory / name).read_bytes()}, batch)}
             if new := topics - self._read[source]:
+                kept = {name: each for name, each in known.items() if name not in new}
                 with _client(self._spark, source) as client:
-                    self._learn(source, known | {name: each.id for name, each in client.topics(new).items()})
+                    self._learn(source, kept | {name: each.id for name, each in client.topics(new).items()})
             self._read[source] = topics & self._known[source].keys()
 
     def check(self, batch: int, files: Mapping[str, bytes]) -> bool:

@@ -108,6 +108,8 @@ class TableSink(TableFormat):
         """What the table had on record when the run claimed it."""
         self._has_recovered = False
         """Whether the table has answered to a run of this process."""
+        self._may_show = Epoch(0)
+        """Up to which epoch rows that runs of this process have shown may be in the table."""
         self._prepared: tuple[str, float, Layout, Place] | None = None
         self._reached: Record | None = None
         self._gone: dict[str, str] = {}
@@ -119,6 +121,8 @@ class TableSink(TableFormat):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
+        # A program may start a job twice, and others have it in between.
+        self._has_recovered = False
         columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
@@ -140,6 +144,9 @@ class TableSink(TableFormat):
             files.check_writable()
 
     def check(self, context: SinkContext) -> None:
+        if self._has_recovered and context.identity == self._opened.identity:
+            # A run of this process has begun there: the table may be away by now.
+            return
         table = None if self.key or self.existing == "keep" else self._attempt(lambda table: table, self.patience_s)
         if table is None or not self.knows(table, context):
             return
@@ -178,9 +185,11 @@ class TableSink(TableFormat):
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str]:
         """Claim the table, and show what the checkpoint lists.
 
-        A program that starts needs the table for that. A run that goes on after a failure, or in another way, does
-        not: while the table is away, files go on waiting, and it is claimed before the first of them is added.
+        A program that starts needs the table for that, and a run that goes back: the claim takes away what came later,
+        which no later run would know of. One that goes on after a failure, or in another way, does not: while the table
+        is away, files go on waiting, and it is claimed before the first of them is added.
         """
+        self._has_recovered = self._has_recovered and epoch >= self._may_show
         staged, self._reached = self._listed(pending)
         self._begins = staged, epoch, fresh
         left, why = self._deliver(staged, self.patience_s if self._has_recovered else self.start_patience_s)
@@ -227,7 +236,9 @@ class TableSink(TableFormat):
             return True
 
         # 1. From here on, transactions of older generations fail.
-        if not self._attempt(claim, patience_s):
+        is_there = self._attempt(claim, patience_s)
+        self._may_show = epoch
+        if not is_there:
             if staged or (self._reached and self._reached.epoch):
                 what = (
                     "and rows of the last checkpoint wait for it" if staged else "with rows that would not come again"
@@ -316,6 +327,7 @@ class TableSink(TableFormat):
 
     def _show(self, staged: Sequence[StagedFiles], patience_s: float) -> None:
         for group in self._groups(staged):
+            self._may_show = max(self._may_show, *(each.epoch for each in group))
             self._rows += self._attempt(lambda table, group=group: self._commit(table, group), patience_s)  # type: ignore[misc]
         merged = [file.path for each in staged if each.key for file in each.files]
         if merged:
