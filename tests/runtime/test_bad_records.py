@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 from collections.abc import Iterator
@@ -407,16 +408,40 @@ class Raising(KeyedProcess):
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), SystemExit(1), KeyboardInterrupt(), StateLimitError("too much"), ConfigurationError("not set up")],
+    [
+        MemoryError(),
+        SystemExit(1),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        StateLimitError("too much"),
+        ConfigurationError("not set up"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_errors_that_are_no_events_end_the_job(make: Make, error: BaseException) -> None:
     bench = make(Raising(), input_schema=EVENTS, output_schema=ANSWERS, on_error=OnError("skip"))
     bench.process.error = error  # type: ignore[union-attr]
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StrandlineError
+    expected = type(error) if isinstance(error, KeyboardInterrupt | GeneratorExit) else StrandlineError
     with pytest.raises(expected):
         bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
     assert bench.task.failed_events == 0
+
+
+class Panic(BaseException):
+    """As a library written in Rust raises it, or a framework for its timeouts."""
+
+
+@pytest.mark.parametrize("error", [Panic("no"), asyncio.CancelledError()], ids=lambda error: type(error).__name__)
+def test_errors_that_are_no_exceptions_are_the_events_too(make: Make, error: BaseException) -> None:
+    event = batch_of([("x", "", "", 0)], EVENTS)
+    bench = make(Raising(), input_schema=EVENTS, output_schema=ANSWERS, on_error=OnError("skip"))
+    bench.process.error = error  # type: ignore[union-attr]
+    bench.apply([event])
+    assert bench.task.failed_events == 1
+    failing = make(Raising(), input_schema=EVENTS, output_schema=ANSWERS)
+    failing.process.error = error  # type: ignore[union-attr]
+    with pytest.raises(UserCodeError, match=f"on_event of Raising raised for key 'x'.*{type(error).__name__}"):
+        failing.apply([event])
 
 
 def test_a_backend_that_fails_ends_the_job(tmp_path: Path) -> None:

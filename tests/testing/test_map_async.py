@@ -194,6 +194,49 @@ def test_a_function_that_waits_for_what_another_one_has_cancelled_fails() -> Non
             assert h.push(("a", 1)) == [("none", 0)]
 
 
+def test_a_task_of_the_functions_own_that_exits_holds_up_nobody() -> None:
+    async def leaving() -> None:
+        raise SystemExit(3)
+
+    async def ask(row: Any) -> Any:
+        if row.v:
+            await asyncio.gather(leaving(), asyncio.sleep(0))
+        return row.k, row.v
+
+    said: list[str] = []
+
+    def push() -> None:
+        with Harness(ROWS.map_async(ask, "k string, v int", concurrency=2)) as h:
+            with pytest.raises(sl.errors.UserCodeError) as caught:
+                h.push(("a", 1), ("b", 0))
+            said.extend([caught.value.message, *map(repr, h.push(("c", 0)))])
+
+    pushing = threading.Thread(target=push, daemon=True)
+    pushing.start()
+    pushing.join(30)
+    assert len(said) == 2
+    assert "map_async: the function raised on the row" in said[0]
+    assert "SystemExit: 3" in said[0]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_error_that_is_no_exception_may_be_a_rows_too(asynchronous: bool) -> None:
+    class Panic(BaseException):
+        """As a library written in Rust raises it."""
+
+    def ask(row: Any) -> Any:
+        if row.v:
+            raise Panic("no")
+        return row.k, row.v
+
+    async def ask_later(row: Any) -> Any:
+        return ask(row)
+
+    asked = ROWS.map_async(ask_later if asynchronous else ask, "k string, v int", concurrency=2, on_error="skip")
+    with Harness(asked) as h:
+        assert h.push(("a", 1), ("b", 0)) == [("b", 0)]
+
+
 @pytest.mark.parametrize("threads", [False, True])
 def test_what_does_not_answer_in_time_is_not_the_functions_fault(threads: bool) -> None:
     released = Here(threading.Event())

@@ -171,7 +171,7 @@ class Broadcasts:
                             f"on_broadcast gave the row {row!r}, and it runs in every partition",
                             hint="change Broadcast states there, and give rows in on_event or on_timer",
                         )
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
                     said = failed(error, "on_broadcast", event=rule)
                     if said is not None:
                         raise said from error

@@ -93,7 +93,9 @@ class AsyncRowFunction(RowFunction):
                 try:
                     out = await self._answer(record, threads)
                     found.append((at, [taken(row) for row in ([] if out is None else out)]))
-                except (Exception, SystemExit) as error:
+                except asyncio.CancelledError:
+                    raise
+                except BaseException as error:
                     if bad is None:
                         raise self._said(error, record) from error
                     bad.bear(TimeoutError(str(error)) if isinstance(error, NoAnswer) else error, record, at)
@@ -174,5 +176,12 @@ def _pause_s(retry: Retry, tried: int) -> float:
 def _loop(process: int) -> asyncio.AbstractEventLoop:
     """Return this process's event loop: one that was forked has no threads of its parent's."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="strandline-map-async", daemon=True).start()
+    threading.Thread(target=_run, args=(loop,), name="strandline-map-async", daemon=True).start()
     return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        # A task of the function's own that exits would take the loop along, and all who wait for it.
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()

@@ -70,7 +70,7 @@ class EventCalls:
                 while out is not None:
                     kind = type(out)
                     out = yield from out if kind is GeneratorType or kind is list else rows_in(out)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise user_error(scope.uid, self._process, error, "on_event", key, event) from error
 
     def on_timers(
@@ -99,7 +99,7 @@ class EventCalls:
                 for row in rows_of(on_timer(timer, scope)):
                     rows.append(row if type(row) is plain else taken(row))
                     times.append(scope.time_us)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
             if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
                 yield from self._take()

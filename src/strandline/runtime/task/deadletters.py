@@ -21,7 +21,7 @@ _TRACEBACK = 20_000
 
 def is_the_events(error: BaseException) -> bool:
     """Whether an error may be that of one event: not memory's, not one of storage, nor of how the program is set up."""
-    if isinstance(error, MemoryError | SystemExit):
+    if isinstance(error, MemoryError | SystemExit | KeyboardInterrupt | GeneratorExit):
         return False
     if isinstance(error, StrandlineError):
         return isinstance(error, UserCodeError)

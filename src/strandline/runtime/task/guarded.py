@@ -193,7 +193,7 @@ class GuardedCalls(EventCalls):
                         rows.append(fitting(row))
                     if is_stamped:
                         stamps.append(scope.time_us)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 del rows[given:], stamps[given:]
                 journal.undo(mark)
                 self._failures.bear(error, "on_event", key, event, time_us)
@@ -223,7 +223,7 @@ class GuardedCalls(EventCalls):
                 for row in rows_of(on_timer(timer, scope)):
                     rows.append(fitting(row))
                     stamps.append(scope.time_us)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 del rows[given:], stamps[given:]
                 # The timer stays fired: it would fail again, and hold up all that come after it.
                 journal.undo()
@@ -240,7 +240,7 @@ class GuardedCalls(EventCalls):
         scope = self._scope
         try:
             return [self._fitting(row) for row in rows]
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             ended = None if window is None else {"window_start": window.start, "window_end": window.end}
             self._failures.bear(error, "on_timer" if scope.in_timer else "on_event", scope.key, ended, scope.time_us)
             return []

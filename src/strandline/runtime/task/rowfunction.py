@@ -95,7 +95,7 @@ class RowFunction:
             for at, row in enumerate(records):
                 try:
                     found = [fitting(out) for out in rows_of(self.function(row))]
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
                     bad.bear(error, row, at)
                     continue
                 rows += found
@@ -107,7 +107,7 @@ class RowFunction:
                     rows.append(out if type(out) is plain else taken(out))
                 if self.hidden:
                     came_of.extend([at] * (len(rows) - len(came_of)))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise step_error(self.step, error, row) from error
         return rows, came_of
 

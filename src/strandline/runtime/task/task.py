@@ -404,7 +404,7 @@ class Task:
         events = pa.RecordBatch.from_arrays(columns, names=batch.schema.names[self._layout.columns_at :])
         try:
             result = self._process.on_batch(events, self.scope)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise user_error(self.scope.uid, self._process, error, "on_batch") from error
         given = self._outputs.from_arrow(result)
         if given is not None:
@@ -496,5 +496,5 @@ class Task:
     def _run_user(self, method: Callable[[], None], name: str) -> None:
         try:
             method()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise user_error(self.scope.uid, self._process, error, name) from error

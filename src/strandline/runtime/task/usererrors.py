@@ -27,7 +27,11 @@ _MEMORY = (
 def user_error(
     uid: str, process: Process, error: BaseException, method: str, key: Any = None, event: Any = None
 ) -> StrandlineError:
-    """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
+    """Return the error that says whose function raised, for which key and event, with the user's own traceback.
+
+    What interrupts a function, or closes a generator, is raised as it is.
+    """
+    _let_through(error)
     method, event = called(process, method, event)
     if isinstance(process, OwnOperator) and process.own_hides_events and method != "on_timer":
         event = None
@@ -58,7 +62,8 @@ def user_error(
 
 
 def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
-    """Return the error of a stateless function, which says for which row it raised."""
+    """Return the error of a stateless function, which says for which row it raised; see `user_error`."""
+    _let_through(error)
     said, text = told(error, error.__traceback__)
     shown = shortened(repr(row))
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
@@ -69,6 +74,12 @@ def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
         event=shown,
         traceback=text,
     )
+
+
+def _let_through(error: BaseException) -> None:
+    # Anything else may be a user's: a Rust library's panic, or a framework's timeout, is no Exception.
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
 
 
 def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
