@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import random
 import string
 import threading
@@ -22,7 +23,9 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.spark.sinks import kafkarows
+from strandline.core.ids import Epoch
+from strandline.spark.base.marks import SEAL
+from strandline.spark.sinks import kafkarows, kafkasink
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
@@ -97,6 +100,53 @@ def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any)
         sent.clear()
         with pytest.raises(UnfitRowError):
             fail(sent, *[0] * many)
+
+
+def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(monkeypatch: Any) -> None:
+    """Spark's tasks end with their process where they fail: the driver remembers."""
+    from confluent_kafka import KafkaError
+
+    heard: list[int] = []
+
+    class Producer(list[Any]):
+        """Sends all it is given at once, to a topic that takes 2,000 bytes, and says nothing of its limit."""
+
+        def __init__(self, settings: dict[str, Any]) -> None:
+            self.size, self.hear = settings["batch.size"], settings["on_delivery"]
+
+        def produce(self, *given: Any) -> None:
+            self.append(given)
+
+        def poll(self, seconds: float) -> int:
+            return 0
+
+        def flush(self, seconds: float) -> int:
+            heard.append(self.size)
+            error = SimpleNamespace(code=lambda: KafkaError.MSG_SIZE_TOO_LARGE)
+            for topic, value, *_ in self if self.size > 2000 else ():
+                parts = {"topic": topic, "key": None, "value": value, "partition": 0}
+                self.hear(error, SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()}))
+            self.clear()
+            return 0
+
+    def in_another_process(df: Any, task: Any) -> None:
+        monkeypatch.setattr(kafkarows, "_at_once", {})
+        monkeypatch.setattr(kafkasink, "_producers", {})
+        try:
+            pickle.loads(pickle.dumps(task))(iter(batch(*[("a", "." * 100)] * 100)), None)
+        except sl.errors.UnavailableError as error:
+            raise RuntimeError(SEAL.mark(error)) from None
+
+    monkeypatch.setattr(kafkasink, "made", lambda kind, cluster, settings: Producer(settings))
+    monkeypatch.setattr(kafkasink, "write_tasks", in_another_process)
+    sink = KafkaSinkAtOnce(
+        cast(Layout, SimpleNamespace(messages=str)), KafkaTarget(Cluster("nobody:1"), "t", "p"), None
+    )
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            sink.write(cast(Any, None), Epoch(1))
+    sink.write(cast(Any, None), Epoch(1))
+    assert heard == [1_000_000, 125_000, 15_625, 1953]
 
 
 class Crash(BaseException):

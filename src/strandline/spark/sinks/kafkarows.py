@@ -190,8 +190,9 @@ def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> 
             largest = max(1, *(len(each.value() or b"") + len(each.key() or b"") for _, each in sent.failed))
             if len(sent.failed) > 1 and largest < sent.at_once:
                 # No row need be too large: they were sent at once.
-                _at_once[target.cluster.servers] = max(largest, sent.at_once // 8)
-                raise UnavailableError(f"{label}: topic '{topic}' does not take {sent.at_once:,} bytes at once")
+                _at_once[target.cluster.servers] = less = max(largest, sent.at_once // 8)
+                what = f"{label}: topic '{topic}' does not take {sent.at_once:,} bytes at once"
+                raise UnavailableError(what, at_once=less)
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
             raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")

@@ -25,8 +25,9 @@ from pyspark.sql.types import (
 )  # fmt: skip
 
 from strandline.api.badrecords import Then
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.given import check_column, columns_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made, topic_setting
@@ -177,7 +178,14 @@ class KafkaSinkAtOnce(_Topics, Sink):
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
         del epoch
-        write_tasks(self.layout.messages(df), _Produce(self.target, self._label))
+        try:
+            write_tasks(self.layout.messages(df), _Produce(self.target, self._label))
+        except Exception as error:
+            found = find_error(error)
+            if isinstance(found, UnavailableError):
+                # A task's process ends with what it raises, and has learned that for nobody.
+                self.target.limit = found.fields.get("at_once", self.target.limit)
+            raise
 
 
 @dataclass(frozen=True)
