@@ -218,7 +218,9 @@ def checkpoint_text(status: Status) -> str:
 def _statuses() -> list[Status]:
     """Return what the jobs of this process do; a program that has started none has not imported them."""
     runs = sys.modules.get("strandline.spark.job.run")
-    return [run.glance() for run in runs.live_runs()] if runs is not None else []
+    # The program may be importing it.
+    live_runs = getattr(runs, "live_runs", tuple)
+    return [run.glance() for run in live_runs()]
 
 
 def _say(line: str) -> None:

@@ -41,6 +41,7 @@ from strandline.spark.job.supervision import Desired, Rollback
 from strandline.spark.job.waiting import ON_THE_WAY, Waiting
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
+_adding = threading.Lock()
 _PATIENCE_S = 10.0
 """How long a stop waits before it ends keepers that keep the job from ending."""
 _AGAIN_S = 1.0
@@ -75,7 +76,8 @@ class Run(Waiting):
                 self._control.start()
                 self._desired = Desired(first_told(settings, spark, wait=True))
             self._begin_first()
-            _live.add(self)
+            with _adding:
+                _live.add(self)
             self._thread.start()
             if settings.follows is not None:
                 Follower(self._b.name, self, settings.follows, spark, self._b.clock, self._ended).start()
@@ -504,4 +506,5 @@ def _exhausted(query: StreamingQuery, timeout: float | None, *, ends: bool) -> b
 
 def live_runs() -> list[Run]:
     """Return the runs of this process that were started and have not ended."""
-    return [run for run in _live if not run._ended.is_set()]
+    with _adding:
+        return [run for run in _live if not run._ended.is_set()]
