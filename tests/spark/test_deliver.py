@@ -137,6 +137,63 @@ def test_a_row_with_text_that_is_no_utf8_is_a_dead_letter_with_its_bytes(tmp_pat
     assert json.loads(letter["event"]) == {"v": "//4=", "at": 1 << 60}
 
 
+def test_what_a_call_takes_out_of_its_lists_comes_again_with_the_next() -> None:
+    def take(rows: list[Any], ids: list[str]) -> None:
+        while rows:
+            first = rows.pop(0), ids.pop(0)
+            if RAISING:
+                raise RAISING.pop(0)
+            CALLS.append(([first[0].n], [first[1]]))
+
+    trial = trial_of()
+    sink = trial.start(made=sl.sinks.deliver(take, pause="1 ms"))
+    RAISING.append(ValueError("busy"))
+    sink.commit(trial.stage(sink, 1, tasks=1))
+    trial.expect(1)
+
+
+def test_a_rust_librarys_panic_is_of_the_row_that_it_came_with(tmp_path: Path) -> None:
+    class PanicException(BaseException):
+        """As PyO3 derives it."""
+
+    def panic(rows: list[Any], ids: list[str]) -> None:
+        if BAD & {row.n for row in rows}:
+            raise PanicException("index out of bounds")
+        keep(rows, ids)
+
+    trial = trial_of()
+    dead = {"on_error": "dead-letter", "dead_letters": tmp_path}
+    sink = trial.start(made=sl.sinks.deliver(panic, pause="1 ms", attempts=2, **dead))
+    BAD.add(numbers_of(1)[1])
+    sink.commit(trial.stage(sink, 1))
+    assert set(seen()) == set(numbers_of(1)) - BAD
+    (letter,) = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert letter["reason"] == "RuntimeError: PanicException: index out of bounds"
+
+
+async def awaited(rows: list[Any], ids: list[str]) -> None:
+    keep(rows, ids)
+
+
+def yielding(rows: list[Any], ids: list[str]) -> Any:
+    keep(rows, ids)
+    yield
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    "function", [lambda rows, ids: awaited(rows, ids), yielding], ids=["a coroutine", "a generator"]
+)
+def test_what_a_call_gives_and_nobody_runs_is_not_taken_for_done(function: Any, on_error: Any) -> None:
+    trial = trial_of()
+    sink = trial.start(made=sl.sinks.deliver(function, on_error=on_error))
+    pending = trial.stage(sink, 1)
+    with pytest.raises(ConfigurationError, match=r"its function .* gave a (coroutine|generator), which nobody runs"):
+        sink.commit(pending)
+    trial.start(pending, 1)
+    trial.expect(1)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
