@@ -139,7 +139,7 @@ def test_orc(s3: Any) -> None:
     ("form", "options"),
     [
         ("json", {"timestampFormat": "yyyy-MM-dd", "compression": "gzip"}),
-        ("csv", {"header": True, "sep": ";"}),
+        ("csv", {"Header": True, "SEP": ";"}),
         ("parquet", {"compression": "zstd"}),
     ],
     ids=["json", "csv", "parquet"],
@@ -187,7 +187,9 @@ def test_what_object_storage_cannot_have(spark: Any, s3: Any) -> None:
 
     refused("format is 'avro'; in object storage there are parquet", format="avro")
     refused("compression is 'lzo'", compression="lzo")
-    refused("options that parquet in object storage does not have: mergeSchema", mergeSchema=True)
+    refused("options that parquet in object storage does not have: mergeschema", mergeSchema=True)
+    refused("encoding is 'UTF-16'; in object storage, csv is lines of UTF-8", format="csv", encoding="UTF-16")
+    refused("linesep is ';'; in object storage, json is lines", format="json", lineSep=";")
     refused("takes one column of text", format="text")
     refused("cannot be written as parquet|cannot be written as orc", rows.selectExpr("null as n"), format="orc")
     sink = sl.sinks.files(s3.url("x"), storage_options={**s3.options, "secret_access_key": "not-this-one"})

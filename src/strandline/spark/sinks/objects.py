@@ -30,6 +30,8 @@ _FILE_BYTES = 64 << 20
 """At about how many bytes a file ends: it is in memory until then."""
 _PARQUET_CODECS = ("snappy", "zstd", "gzip", "none")
 _TEXT_CODECS = ("none", "gzip")
+_BYTES = {"linesep": "\n", "encoding": "utf-8", "charset": "utf-8"}
+"""Options of JSON and CSV that say of which bytes files are, and what they may say."""
 
 
 class OpenFile(Protocol):
@@ -53,6 +55,7 @@ class ObjectFormat:
 
     name: str
     options: Mapping[str, str]
+    """By their names in lower case: Spark makes no difference."""
 
     def check(self, where: str, empty: DataFrame) -> None:
         """Raise ConfigurationError if rows of these columns cannot be written so."""
@@ -72,6 +75,13 @@ class ObjectFormat:
             raise ConfigurationError(
                 f"{where}: options that {self.name} in object storage does not have: {', '.join(unknown)}"
             )
+        for name, only in _BYTES.items():
+            if (given := self.options.get(name, only)).lower() != only:
+                raise ConfigurationError(
+                    f"{where}: {name} is {given!r}; in object storage, {self.name} is lines of UTF-8, each with a "
+                    "line feed at its end",
+                    hint="leave the option out",
+                )
         columns = arrow_schema(self.shaped(empty).schema)
         if self.name == "text" and columns.types != [pa.string()]:
             raise ConfigurationError(
