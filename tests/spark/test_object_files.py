@@ -140,9 +140,10 @@ def test_orc(s3: Any) -> None:
     [
         ("json", {"timestampFormat": "yyyy-MM-dd", "compression": "gzip"}),
         ("csv", {"Header": True, "SEP": ";"}),
+        ("csv", {"header": True, "quoteAll": True, "sep": "\\t"}),
         ("parquet", {"compression": "zstd"}),
     ],
-    ids=["json", "csv", "parquet"],
+    ids=["json", "csv", "csv in quotes", "parquet"],
 )
 def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: str, options: dict[str, Any]) -> None:
     """What tasks of ours write, Spark reads as what it has written itself."""
@@ -174,6 +175,19 @@ def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: s
     assert len(rows) == 7
     suffixes = {path.name.partition(".")[2] for path in ours.iterdir()}
     assert suffixes == {p.name.partition(".")[2] for p in sparks.glob("part-*")}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("options", [{}, {"quoteAll": True}, {"nullValue": "-"}, {"header": True}], ids=str)
+def test_lines_of_csv_are_those_of_spark(spark: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    form = ObjectFormat("csv", {name.lower(): str(value) for name, value in options.items()})
+    for df in (
+        spark.createDataFrame([("a",), (None,), ("",), ('"',)], schema='`n"o, m` string'),
+        spark.sql("select string(null) as ` a`, 'x,y' as `b\tc`"),
+    ):
+        df.coalesce(1).write.format("csv").options(**options).mode("overwrite").save(f"file:{tmp_path}/sparks")
+        (theirs,) = (tmp_path / "sparks").glob("part-*")
+        assert form.header(df) + "".join(f"{row.value}\n" for row in form.shaped(df).collect()) == theirs.read_text()
 
 
 @pytest.mark.spark
