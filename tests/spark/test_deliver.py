@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ CALLS: list[tuple[list[int], list[str]]] = []
 RAISING: list[Exception] = []
 """What the next calls raise."""
 BAD: set[int] = set()
+AT_WORK = threading.Lock()
 LATE: list[Any] = []
 """What happens within the next call, before it returns."""
 
@@ -152,6 +155,21 @@ def test_what_a_call_takes_out_of_its_lists_comes_again_with_the_next() -> None:
     trial.expect(1)
 
 
+def alone(rows: list[Any], ids: list[str]) -> None:
+    assert AT_WORK.acquire(blocking=False), "another call of this process is under way"
+    time.sleep(0.05)
+    AT_WORK.release()
+    keep(rows, ids)
+
+
+def test_a_process_makes_one_call_at_a_time() -> None:
+    """As where Spark's tasks call a function: what it has for all of its calls, as a connection, need not be shared."""
+    trial = trial_of()
+    sink = trial.start(made=sl.sinks.deliver(alone, attempts=1))
+    sink.commit(trial.stage(sink, 1))
+    trial.expect(1)
+
+
 def test_a_rust_librarys_panic_is_of_the_row_that_it_came_with(tmp_path: Path) -> None:
     class PanicException(BaseException):
         """As PyO3 derives it."""
@@ -165,7 +183,7 @@ def test_a_rust_librarys_panic_is_of_the_row_that_it_came_with(tmp_path: Path) -
     dead = {"on_error": "dead-letter", "dead_letters": tmp_path}
     sink = trial.start(made=sl.sinks.deliver(panic, pause="1 ms", attempts=2, **dead))
     BAD.add(numbers_of(1)[1])
-    sink.commit(trial.stage(sink, 1))
+    sink.commit(trial.stage(sink, 1, tasks=1))
     assert set(seen()) == set(numbers_of(1)) - BAD
     (letter,) = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
     assert letter["reason"] == "RuntimeError: PanicException: index out of bounds"

@@ -35,6 +35,8 @@ class DeliverSink(Transactional):
     """
 
     made_by = "sinks.deliver()"
+    # Of what all calls of a process share, as a connection, threads would make use at once.
+    in_threads = False
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class Transactional(Sink):
 
     takes_back = False
     made_by = "sinks.Transactional()"
+    in_threads = True
+    """Whether a process may write several lanes at the same time."""
 
     def __init__(
         self,
@@ -275,7 +277,8 @@ class Transactional(Sink):
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
-        if self.target.on_driver or size <= _SMALL_BYTES:
+        is_small = size <= (_SMALL_BYTES if self.in_threads or len(lanes) < 2 else 0)
+        if self.target.on_driver or is_small:
             if len(lanes) < 2:
                 return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
             with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:
