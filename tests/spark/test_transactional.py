@@ -580,6 +580,13 @@ def test_targets_must_pickle_and_be_targets() -> None:
         sl.sinks.Transactional(target)
 
 
+@pytest.mark.parametrize("rows", [0, None])
+def test_a_transaction_without_rows_would_never_end_anything(monkeypatch: pytest.MonkeyPatch, rows: Any) -> None:
+    monkeypatch.setattr(Kept, "max_rows", rows)
+    with pytest.raises(ConfigurationError, match=f"max_rows of the target Kept is {rows}, expected 1 or more"):
+        sl.sinks.Transactional(Kept("x"))
+
+
 def test_what_only_the_driver_reaches_no_task_writes_to(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strandline.spark.sinks.transactional._SMALL_BYTES", 0)
     monkeypatch.setattr(Kept, "on_driver", True)

@@ -316,6 +316,11 @@ def _checked(what: str, on_error: Any, target: Target, dead_letters: Any) -> The
     if on_error not in get_args(Then):
         raise ConfigurationError(f"{what}: on_error is {on_error!r:.200}, expected 'fail', 'skip' or 'dead-letter'")
     kind = type(target).__name__
+    if not isinstance(target.max_rows, int) or target.max_rows < 1:
+        raise ConfigurationError(
+            f"{what}: max_rows of the target {kind} is {target.max_rows!r:.200}, expected 1 or more",
+            hint="leave it out, or say at how many rows a transaction is to end",
+        )
     if on_error != "fail" and not target.refusing:
         raise ConfigurationError(
             f"{what}: on_error is {on_error!r}, and the target {kind} does not say which of "
