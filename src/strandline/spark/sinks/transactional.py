@@ -119,6 +119,8 @@ class Transactional(Sink):
         self._asked: set[int] = set()
 
     def try_out(self, empty: DataFrame) -> None:
+        # A program that starts a job twice needs the target twice.
+        self._has_recovered = False
         # The zone is how times are shown: all are of UTC.
         self.target.try_out(arrow_schema(empty.schema))
 
