@@ -1,10 +1,15 @@
-"""What is restored becomes what the program declares: states get the names that they have now, or are forgotten."""
+"""What is restored becomes what the program declares.
+
+States get the names that they have now, or are forgotten; what stays for good from now on loses when it would expire.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strandline.api.states import declared_states
 from strandline.backends.base import Backend, Entry
+from strandline.format.values import packed_expiry, without_expiry
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL, Process, Program, has_ttl
 
 _NAME_AT = 10
@@ -15,8 +20,14 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
 
     On RocksDB, to rename a state copies it, once: the next checkpoint has it under its new name.
     """
-    if not program.was and not program.dropped:
-        return
+    if program.was or program.dropped:
+        _move(backend, program, process)
+    for name in _lasting(program, process):
+        # Else a TTL that the state is given later would find times that count for nothing, and all be over at once.
+        backend.write({name: _without_times(backend, name)})
+
+
+def _move(backend: Backend, program: Program, process: Process) -> None:
     if has_ttl(process):
         renamed = {was.encode(): name.encode() for name, was in program.was.items()}
         gone = {name.encode() for name in program.dropped}
@@ -27,6 +38,23 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
         backend.forget(name)
     for name, was in program.was.items():
         backend.move(was, name)
+
+
+def _lasting(program: Program, process: Process) -> list[str]:
+    """Return the states of which the TTL was taken away since what is restored."""
+    stored = program.restore.stored if program.restore else None
+    expired = {info.name for info in stored.states if info.ttl} if stored else set()
+    return [
+        name for name, state in declared_states(process).items()
+        if state.ttl is None and program.was.get(name, name) in expired
+    ]  # fmt: skip
+
+
+def _without_times(backend: Backend, state: str) -> Iterator[Entry]:
+    """Give those entries of a state anew that say when they expire, without that."""
+    for key, value in backend.scan(state):
+        if packed_expiry(value) is not None:
+            yield key, without_expiry(value)
 
 
 def _renamed(backend: Backend, table: str, renamed: dict[bytes, bytes], gone: set[bytes]) -> Iterator[Entry]:
