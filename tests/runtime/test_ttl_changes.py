@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from strandline.api.states import TTL
 from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.times import END_US
 from strandline.runtime.program import Restore
 from tests.runtime.bench import Bench, Event
 from tests.runtime.conftest import Make
-from tests.runtime.living import Living, answers, epoch, stored
+from tests.runtime.living import Living, S, answers, epoch, stored
 from tests.snapshot.partitions import operator_info
 
 
@@ -114,6 +115,22 @@ def test_a_ttl_may_change_its_kind_of_time(make: Make) -> None:
     bench = then(make, Living(TTL("10s", time="event")), bench, timed=True)
     assert answers(epoch(bench, [READ_ALL], now_s=1000, watermark_s=109, times_s=[109])) == [ALL]
     assert answers(epoch(bench, [READ_ALL], now_s=1000, watermark_s=110, times_s=[110])) == [NONE]
+    assert stored(bench) == {}
+
+
+def test_what_expires_by_another_time_now_is_cleaned_by_that(make: Make) -> None:
+    """At the end of event time too, as it may begin anew; and where there is no event time any more."""
+    by_clock, by_events = Living(TTL("10s")), Living(TTL("10s", time="event"))
+    bench = make(by_clock, timed=True)
+    epoch(bench, WRITE_ALL, now_s=100, times_s=[0] * len(WRITE_ALL))
+    bench = then(make, by_events, bench, timed=True)
+    bench.apply([], END_US, 101 * S)
+    assert stored(bench) == {}
+    bench = make(by_events, timed=True)
+    epoch(bench, WRITE_ALL, now_s=100, times_s=[95] * len(WRITE_ALL))
+    bench = then(make, by_clock, bench)
+    assert answers(epoch(bench, [READ_ALL], now_s=104)) == [ALL]
+    epoch(bench, now_s=130)
     assert stored(bench) == {}
 
 

@@ -1,6 +1,7 @@
 """What is restored becomes what the program declares.
 
-States get the names that they have now, or are forgotten; what stays for good from now on loses when it would expire.
+States get the names that they have now, or are forgotten; what stays for good from now on loses when it would expire;
+and what expires by another time than it did is cleaned by that.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
     """
     if program.was or program.dropped:
         _move(backend, program, process)
-    for name in _lasting(program, process):
-        # Else a TTL that the state is given later would find times that count for nothing, and all be over at once.
-        backend.write({name: _without_times(backend, name)})
+    restored = program.restore.stored if program.restore else None
+    before = {info.name: info.ttl for info in restored.states if info.ttl} if restored else {}
+    for name, state in declared_states(process).items():
+        was = before.get(program.was.get(name, name))
+        if was and state.ttl is None:
+            # Else a TTL that it is given later would find times that count for nothing, and all be over at once.
+            backend.write({name: _without_times(backend, name)})
+        elif was and state.ttl and was.time != state.ttl.time:
+            # Else the end of event time would not clean it, or no time would, where there is no event time any more.
+            source, target = (EVENT_TTL, PROCESSING_TTL) if was.time == "event" else (PROCESSING_TTL, EVENT_TTL)
+            backend.write({target: _cleaning_of(backend, source, name)})
+            backend.write({source: ((key, None) for key, _ in _cleaning_of(backend, source, name))})
 
 
 def _move(backend: Backend, program: Program, process: Process) -> None:
@@ -40,16 +50,6 @@ def _move(backend: Backend, program: Program, process: Process) -> None:
         backend.move(was, name)
 
 
-def _lasting(program: Program, process: Process) -> list[str]:
-    """Return the states of which the TTL was taken away since what is restored."""
-    stored = program.restore.stored if program.restore else None
-    expired = {info.name for info in stored.states if info.ttl} if stored else set()
-    return [
-        name for name, state in declared_states(process).items()
-        if state.ttl is None and program.was.get(name, name) in expired
-    ]  # fmt: skip
-
-
 def _without_times(backend: Backend, state: str) -> Iterator[Entry]:
     """Give those entries of a state anew that say when they expire, without that."""
     for key, value in backend.scan(state):
@@ -57,12 +57,21 @@ def _without_times(backend: Backend, state: str) -> Iterator[Entry]:
             yield key, without_expiry(value)
 
 
+def _cleaning_of(backend: Backend, table: str, state: str) -> Iterator[tuple[bytes, bytes]]:
+    """Give the cleaning's timers of a state."""
+    return ((key, value) for key, value in backend.scan(table) if _state_in(key) == state.encode())
+
+
+def _state_in(key: bytes) -> bytes:
+    """Return whose timer of the cleaning it is."""
+    return key[_NAME_AT : key.index(0, _NAME_AT)]
+
+
 def _renamed(backend: Backend, table: str, renamed: dict[bytes, bytes], gone: set[bytes]) -> Iterator[Entry]:
     """Have the cleaning look for entries under their states' new names; see ttl/cleaning.py."""
     for key, value in backend.scan(table):
-        end = key.index(0, _NAME_AT)
-        name = key[_NAME_AT:end]
+        name = _state_in(key)
         if name in renamed or name in gone:
             yield key, None
         if name in renamed:
-            yield key[:_NAME_AT] + renamed[name] + key[end:], value
+            yield key[:_NAME_AT] + renamed[name] + key[_NAME_AT + len(name) :], value

@@ -257,7 +257,7 @@ class PaneTable(StateTable[Layer]):
 
     def _take(self) -> Layer:
         layer = Layer(self.epoch)
-        # One that an earlier start has stored, for a lateness that there is no more, would be found after the end of time.
+        # What an earlier start has stored, for a lateness that is gone, would be found after the end of time.
         wanted_us = self.mark_us if self.marked else None
         if wanted_us != self._mark_stored:
             layer.mark_us = END_US if wanted_us is None else wanted_us
