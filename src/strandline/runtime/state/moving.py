@@ -33,8 +33,8 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
         elif was and state.ttl and was.time != state.ttl.time:
             # Else the end of event time would not clean it, or no time would, where there is no event time any more.
             source, target = (EVENT_TTL, PROCESSING_TTL) if was.time == "event" else (PROCESSING_TTL, EVENT_TTL)
-            backend.write({target: _cleaning_of(backend, source, name)})
-            backend.write({source: ((key, None) for key, _ in _cleaning_of(backend, source, name))})
+            gone = ((key, None) for key, _ in _cleaning_of(backend, source, name))
+            backend.write({target: _cleaning_of(backend, source, name), source: gone})
 
 
 def _move(backend: Backend, program: Program, process: Process) -> None:
