@@ -99,6 +99,7 @@ class PaneTable(StateTable[Layer]):
         self._merge = merge
         self._cache_bytes = cache_bytes
         self._mark_before: int | None = None
+        self._mark_found: int | None = None
         self._mark_stored: int | None = None
         self._touched: set[int] = set()
         self._new: set[int] = set()
@@ -250,15 +251,14 @@ class PaneTable(StateTable[Layer]):
 
     def _copy(self) -> Layer:
         layer = Layer(0)
-        layer.mark_us = self.mark_us if self.marked else None
+        layer.mark_us = self._mark_wanted
         # Its own panes note which entries are written: nobody asks, and there would be more with each snapshot.
         layer.added = {end: (Pane(whole=False), list(pane.dirty)) for end, pane in self.panes.items()}
         return layer
 
     def _take(self) -> Layer:
         layer = Layer(self.epoch)
-        # What an earlier start has stored, for a lateness that is gone, would be found after the end of time.
-        wanted_us = self.mark_us if self.marked else None
+        wanted_us = self._mark_wanted
         if wanted_us != self._mark_stored:
             layer.mark_us = END_US if wanted_us is None else wanted_us
             self._mark_stored = wanted_us
@@ -267,6 +267,15 @@ class PaneTable(StateTable[Layer]):
             if pane.dirty:
                 self._freeze_pane(layer, end, pane)
         return layer
+
+    @property
+    def _mark_wanted(self) -> int | None:
+        """The mark to store.
+
+        Without a lateness, it is that of an earlier start which had one, until time moves on: panes may be there whose
+        windows were given. Then they go, and the mark with them, lest it is found after the end of time.
+        """
+        return self.mark_us if self.marked or self.mark_us == self._mark_found else None
 
     def _freeze_pane(self, layer: Layer, end: int, pane: Pane) -> None:
         added = list(pane.dirty)
@@ -305,7 +314,8 @@ class PaneTable(StateTable[Layer]):
 
     def _mark(self, mark_us: int) -> None:
         """Take in a key group's mark: the least counts, lest windows are never given of the groups that have it."""
-        self.mark_us = self._mark_before = mark_us if self.mark_us is None else min(mark_us, self.mark_us)
+        self.mark_us = mark_us if self.mark_us is None else min(mark_us, self.mark_us)
+        self._mark_before = self._mark_found = self.mark_us
 
     def _find_panes(self) -> None:
         """Learn which panes the backend has, by looking at the first entry of each in each key group."""
