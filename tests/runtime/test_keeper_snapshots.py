@@ -285,8 +285,9 @@ def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nurs
 class Stubborn:
     """A backend whose next write fails."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, error: type[BaseException] = UnavailableError) -> None:
         self._backend = backend
+        self.error = error
         self.fail = False
 
     def __getattr__(self, name: str) -> Any:
@@ -295,7 +296,7 @@ class Stubborn:
     def write(self, changes: Changes) -> None:
         if self.fail:
             self.fail = False
-            raise UnavailableError("the disk is full")
+            raise self.error("the disk is full")
         self._backend.write(changes)
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
@@ -317,8 +318,13 @@ def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapp
     )  # fmt: skip
 
 
-def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench) -> None:
-    backend = Stubborn(bench.backend)
+class Panic(BaseException):
+    """What a Rust library raises that has a fault."""
+
+
+@pytest.mark.parametrize("error", [UnavailableError, Panic])
+def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench, error: type[BaseException]) -> None:
+    backend = Stubborn(bench.backend, error)
     snapshots = snapshots_of(bench, backend, write_behind_bytes=1)
     bench.run([("lost", "set_value", 1, 0)])
     backend.fail = True
@@ -327,9 +333,18 @@ def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench) -> No
     snapshots.trigger(CheckpointId(1))
     report = eventually(snapshots.reports, "a report")[0]
     assert report.info is None
-    assert "the disk is full" in report.failure
-    with pytest.raises(UnavailableError, match="the disk is full"):
+    assert ("Panic" if error is Panic else "the disk is full") in report.failure
+    with pytest.raises(StrandlineError, match="the disk is full"):
         snapshots.raise_error()
+    snapshots.close()
+
+
+def test_a_checkpoint_fails_whose_upload_panics(bench: Bench) -> None:
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
+    failpoints.arm("keeper.upload.before", lambda: (_ for _ in ()).throw(Panic("no space left")))
+    bench.run([("k", "set_value", 2, 0)])
+    snapshots.trigger(CheckpointId(1))
+    assert "Panic" in eventually(snapshots.reports, "a report")[0].failure
     snapshots.close()
 
 
