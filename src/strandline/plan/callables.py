@@ -68,7 +68,7 @@ def call(what: str, function: Callable[..., Any], *args: Any) -> None:
     except BaseException as error:
         raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
     # What clients give to be awaited need be no coroutine of Python's own.
-    if isinstance(given, Coroutine | Generator | AsyncGenerator | map):
+    if given is not None and isinstance(given, Coroutine | Generator | AsyncGenerator | map):
         if isinstance(given, Coroutine | Generator):
             given.close()
         raise ConfigurationError(
