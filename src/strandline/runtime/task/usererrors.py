@@ -31,7 +31,7 @@ def user_error(
 ) -> StrandlineError:
     """Return the error that says whose function raised, for which key and event, with the user's own traceback.
 
-    What is not the function's is raised as it is: what interrupts it, or closes a generator, or what its backend raises.
+    What interrupts a function, or closes a generator, or its state's backend raises, is raised as it is.
     """
     _let_through(error)
     method, event = called(process, method, event)
