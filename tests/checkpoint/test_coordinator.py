@@ -379,6 +379,21 @@ def test_failing_sinks_do_not_unpublish(run: Run, store: FaultyStore, tmp_path: 
     restorable(after)
 
 
+def test_who_has_asked_is_told_of_a_sinks_panic(run: Run) -> None:
+    class PanicException(BaseException):
+        """As Rust libraries raise it."""
+
+    def panic(manifest: object) -> None:
+        raise PanicException("index out of bounds")
+
+    run.coordinator._commit_sinks = panic
+    wanted = run.coordinator.request()
+    with pytest.raises(PanicException):
+        run.checkpoint()
+    with pytest.raises(RuntimeError, match="PanicException: index out of bounds"):
+        wanted.result(0)
+
+
 def test_who_has_asked_is_told_of_the_end_also_if_what_waits_cannot_be_shown(run: Run, clock: ManualClock) -> None:
     """They would wait for ever: the attempt has ended for that, and cannot advance once more."""
     run.coordinator._commit_sinks = lambda manifest: True

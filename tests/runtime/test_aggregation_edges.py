@@ -15,6 +15,7 @@ import pytest
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Sliding, Tumbling
 from strandline.core.errors import ConfigurationError, CorruptionError, StateLimitError, StateTypeError
+from strandline.core.times import END_US
 from strandline.runtime.operators.aggregates import grouping
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.operators.aggregates.grouping import Groups, group_by
@@ -38,6 +39,25 @@ def stored(bench: Aggregating) -> int:
 
 def counts(kind: str, root: Path, window: Any = None, lateness: int = 0, **given: Any) -> Aggregating:
     return Aggregating(kind, root, window or Tumbling("10s"), lateness, COUNTS, **given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_mark_of_a_lateness_that_is_gone_outlives_the_end_of_time(kind: str, tmp_path: Path) -> None:
+    """A job may go on after it, with events of long ago: their windows were never given."""
+    for name in ("late", "now"):
+        (tmp_path / name).mkdir()
+    late, bench = counts(kind, tmp_path / "late", lateness=60), counts(kind, tmp_path / "now")
+    late.epoch_of([("a", 1000, 1), ("a", 1020, 1)])
+    late.epoch_of(watermark=1020)
+    bench.restore(late.snapshot(), late.epoch)
+    bench.epoch_of([("a", 1045, 2)], watermark=1020)
+    assert sum(batch.num_rows for batch in bench.apply([], END_US)) == 2
+    bench.restore(bench.snapshot(), bench.epoch)
+    bench.watermark = None
+    assert bench.epoch_of([("a", 100, 5), ("a", 200, 6)]) == []
+    assert bench.epoch_of(watermark=200) == [("a", 100, 110, 1, 5)]
+    late.close()
+    bench.close()
 
 
 def test_a_window_that_is_done_before_a_snapshot_is_never_written(tmp_path: Path) -> None:

@@ -6,16 +6,23 @@ from ast import literal_eval
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from strandline.api.states import TTL
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.times import END_US
+from strandline.runtime.program import Restore
 from tests.runtime.bench import Bench, Event
 from tests.runtime.conftest import Make
-from tests.runtime.living import Living, answers, epoch, stored
+from tests.runtime.living import Living, S, answers, epoch, stored
+from tests.snapshot.partitions import operator_info
 
 
 def then(make: Make, kind: Any, bench: Bench, **given: Any) -> Bench:
     files, number = bench.snapshot(), bench.epoch
     after = make(kind, **given)
+    restored = Restore(checkpoint=CheckpointId(1), epoch=Epoch(number), stored=operator_info(bench))
+    after.program = replace(after.program, restore=restored)
     after.restore(files, number)
     return after
 
@@ -111,9 +118,40 @@ def test_a_ttl_may_change_its_kind_of_time(make: Make) -> None:
     assert stored(bench) == {}
 
 
+def test_what_expires_by_another_time_now_is_cleaned_by_that(make: Make) -> None:
+    """At the end of event time too, as it may begin anew; and where there is no event time any more."""
+    by_clock, by_events = Living(TTL("10s")), Living(TTL("10s", time="event"))
+    bench = make(by_clock, timed=True)
+    epoch(bench, WRITE_ALL, now_s=100, times_s=[0] * len(WRITE_ALL))
+    bench = then(make, by_events, bench, timed=True)
+    bench.apply([], END_US, 101 * S)
+    assert stored(bench) == {}
+    bench = make(by_events, timed=True)
+    epoch(bench, WRITE_ALL, now_s=100, times_s=[95] * len(WRITE_ALL))
+    bench = then(make, by_clock, bench)
+    assert answers(epoch(bench, [READ_ALL], now_s=104)) == [ALL]
+    epoch(bench, now_s=130)
+    assert stored(bench) == {}
+
+
 def test_a_ttl_that_is_taken_away(make: Make) -> None:
     bench = make(Living(TTL("10s")))
     epoch(bench, WRITE_ALL, now_s=100)
     bench = then(make, Living(None), bench)
     assert answers(epoch(bench, [READ_ALL], now_s=1000)) == [ALL]
     assert bench.task.next_timers_us == (None, None)
+
+
+@pytest.mark.parametrize("expires", ["element", "list"])
+def test_a_ttl_that_was_taken_away_and_is_given_again_counts_from_the_next_write(make: Make, expires: str) -> None:
+    bench = make(Living(TTL("10s"), expires))
+    epoch(bench, WRITE_ALL, now_s=100)
+    bench = then(make, Living(None), bench)
+    epoch(bench, [("k", "set_value", 1, 1)], now_s=1000)
+    bench = then(make, Living(TTL("10s"), expires), bench)
+    epoch(bench, now_s=2000)
+    assert answers(epoch(bench, [READ_ALL], now_s=2000)) == [ALL]
+    epoch(bench, [*WRITE_ALL, ("k", "set_list", 0, 1)], now_s=2000)
+    assert answers(epoch(bench, [READ_ALL], now_s=2010)) == [NONE]
+    epoch(bench, now_s=2030)
+    assert stored(bench) == {}

@@ -274,8 +274,8 @@ def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Jo
 @pytest.mark.parametrize("form", ["canonical", "native"])
 def test_what_a_killed_export_leaves_is_removed_by_the_next(job: Job, tmp_path: Path, form: Form) -> None:
     """Also when all of its processes are killed at once, as by a lack of memory."""
-    stuck = "import sys, time; from strandline.snapshot import taking\n"
-    stuck += "def hang(*_): print('here', flush=True); time.sleep(60)\n"
+    stuck = "import os, sys, time; from strandline.snapshot import taking\n"
+    stuck += "def hang(*_): os.write(1, b'here\\n'); time.sleep(60)\n"
     stuck += "taking._Native._bring = taking._Canonical._run = hang\n"
     stuck += "taking.take_savepoint(*taking.msgspec.msgpack.decode(sys.stdin.buffer.read(), "
     stuck += "type=tuple[taking.Manifest, taking.Place, taking.Place, str]), scratch=taking.Path(sys.argv[1]))"

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import Row
 
-from strandline.spark.sinks.blame import named
+import strandline as sl
+from strandline.core.errors import ConfigurationError, SinkError
+from strandline.core.ids import Epoch
+from strandline.spark.base.marks import SEAL
+from strandline.spark.base.said import find_error
+from strandline.spark.sinks.blame import ForEach, named
 
 
 def lines_of(code: str, filename: str) -> str:
@@ -38,3 +44,35 @@ def test_the_users_line_is_named_not_that_of_a_library(code: str, line: int) -> 
 def test_nothing_is_named_where_only_libraries_are(library: str) -> None:
     said = lines_of(FAIL, f"{Path(sys.prefix)}/lib/python3/site-packages/{library}/it.py")
     assert ", line " not in said
+
+
+def each(function: Any) -> BaseException:
+    """Return what becomes of an error of a function for each row."""
+    with pytest.raises(RuntimeError) as caught:
+        ForEach(SEAL, "out", function)([Row(n=1)])
+    return find_error(caught.value)
+
+
+def test_what_a_function_gives_and_nobody_runs_is_refused() -> None:
+    def generator(*row: Any) -> Any:
+        yield row
+
+    said = each(generator)
+    assert isinstance(said, ConfigurationError)
+    assert said.message == "sink 'out': its function generator gave a generator, which nobody runs: it has done nothing"
+    nothing: Any = None
+    with pytest.raises(ConfigurationError, match="gave a generator"):
+        sl.sinks.foreach_batch(generator).write(nothing, Epoch(1))
+
+
+def test_a_rust_librarys_panic_is_the_functions() -> None:
+    class PanicException(BaseException):
+        """As PyO3 derives it."""
+
+    def panic(row: Row) -> None:
+        raise PanicException("index out of bounds")
+
+    said = each(panic)
+    assert isinstance(said, SinkError)
+    assert "its function panic raised on the row Row(n=1): RuntimeError: PanicException: index" in said.message
+    assert "in panic: raise PanicException" in said.message

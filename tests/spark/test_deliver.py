@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ CALLS: list[tuple[list[int], list[str]]] = []
 RAISING: list[Exception] = []
 """What the next calls raise."""
 BAD: set[int] = set()
+AT_WORK = threading.Lock()
 LATE: list[Any] = []
 """What happens within the next call, before it returns."""
 
@@ -135,6 +138,78 @@ def test_a_row_with_text_that_is_no_utf8_is_a_dead_letter_with_its_bytes(tmp_pat
     refusals.put(writer, Rows([batch.slice(0, 1)], lambda: ["id"]), error)
     letter = json.loads((tmp_path / "id.json").read_text())
     assert json.loads(letter["event"]) == {"v": "//4=", "at": 1 << 60}
+
+
+def test_what_a_call_takes_out_of_its_lists_comes_again_with_the_next() -> None:
+    def take(rows: list[Any], ids: list[str]) -> None:
+        while rows:
+            first = rows.pop(0), ids.pop(0)
+            if RAISING:
+                raise RAISING.pop(0)
+            CALLS.append(([first[0].n], [first[1]]))
+
+    trial = trial_of()
+    sink = trial.start(made=sl.sinks.deliver(take, pause="1 ms"))
+    RAISING.append(ValueError("busy"))
+    sink.commit(trial.stage(sink, 1, tasks=1))
+    trial.expect(1)
+
+
+def alone(rows: list[Any], ids: list[str]) -> None:
+    assert AT_WORK.acquire(blocking=False), "another call of this process is under way"
+    time.sleep(0.05)
+    AT_WORK.release()
+    keep(rows, ids)
+
+
+def test_a_process_makes_one_call_at_a_time() -> None:
+    """As where Spark's tasks call a function: what it has for all of its calls, as a connection, need not be shared."""
+    trial = trial_of()
+    sink = trial.start(made=sl.sinks.deliver(alone, attempts=1))
+    sink.commit(trial.stage(sink, 1))
+    trial.expect(1)
+
+
+def test_a_rust_librarys_panic_is_of_the_row_that_it_came_with(tmp_path: Path) -> None:
+    class PanicException(BaseException):
+        """As PyO3 derives it."""
+
+    def panic(rows: list[Any], ids: list[str]) -> None:
+        if BAD & {row.n for row in rows}:
+            raise PanicException("index out of bounds")
+        keep(rows, ids)
+
+    trial = trial_of()
+    dead = {"on_error": "dead-letter", "dead_letters": tmp_path}
+    sink = trial.start(made=sl.sinks.deliver(panic, pause="1 ms", attempts=2, **dead))
+    BAD.add(numbers_of(1)[1])
+    sink.commit(trial.stage(sink, 1, tasks=1))
+    assert set(seen()) == set(numbers_of(1)) - BAD
+    (letter,) = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert letter["reason"] == "RuntimeError: PanicException: index out of bounds"
+
+
+async def awaited(rows: list[Any], ids: list[str]) -> None:
+    keep(rows, ids)
+
+
+def yielding(rows: list[Any], ids: list[str]) -> Any:
+    keep(rows, ids)
+    yield
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    "function", [lambda rows, ids: awaited(rows, ids), yielding], ids=["a coroutine", "a generator"]
+)
+def test_what_a_call_gives_and_nobody_runs_is_not_taken_for_done(function: Any, on_error: Any) -> None:
+    trial = trial_of()
+    sink = trial.start(made=sl.sinks.deliver(function, on_error=on_error))
+    pending = trial.stage(sink, 1)
+    with pytest.raises(ConfigurationError, match=r"its function .* gave a (coroutine|generator), which nobody runs"):
+        sink.commit(pending)
+    trial.start(pending, 1)
+    trial.expect(1)
 
 
 @pytest.mark.parametrize(

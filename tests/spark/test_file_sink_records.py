@@ -51,7 +51,7 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
     assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [
-        Shown(generation=2, epoch=2, owner=Owner("job", "life", "out"))
+        Shown(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=2)
     ]
 
 
@@ -93,6 +93,21 @@ def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: 
     with pytest.raises(UnavailableError, match="another driver"):
         other.write(Shown(generation=1))
     assert ShownRecords(filesystem.LocalFiles(tmp_path), "root", "home").newest == Shown(generation=2)
+
+
+def test_of_two_drivers_that_show_the_same_one_does_not_take_the_others_record_for_its_own(tmp_path: Path) -> None:
+    """Where an answer may be lost, what is there may be ones own."""
+
+    class Object(filesystem.LocalFiles):
+        def create(self, path: str, data: bytes) -> bool:
+            return super().create(path, data) or self.read(path) == data
+
+    owner = Owner("job", "life", "out")
+    one, other = (ShownRecords(Object(tmp_path), "root", "home", owner, by) for by in (3, 4))
+    other.check_alone = lambda: None  # type: ignore[method-assign]
+    one.write(RECORD)
+    with pytest.raises(UnavailableError, match="another driver"):
+        other.write(RECORD)
 
 
 def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tmp_path: Path) -> None:

@@ -102,7 +102,10 @@ def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any)
             fail(sent, *[0] * many)
 
 
-def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"batch.size": "5000000"}])
+def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(
+    options: dict[str, str], monkeypatch: Any
+) -> None:
     """Spark's tasks end with their process where they fail: the driver remembers."""
     from confluent_kafka import KafkaError
 
@@ -140,7 +143,7 @@ def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(monkeypa
     monkeypatch.setattr(kafkasink, "made", lambda kind, cluster, settings: Producer(settings))
     monkeypatch.setattr(kafkasink, "write_tasks", in_another_process)
     sink = KafkaSinkAtOnce(
-        cast(Layout, SimpleNamespace(messages=str)), KafkaTarget(Cluster("nobody:1"), "t", "p"), None
+        cast(Layout, SimpleNamespace(messages=str)), KafkaTarget(Cluster("nobody:1", options), "t", "p"), None
     )
     for _ in range(3):
         with pytest.raises(RuntimeError):

@@ -322,6 +322,25 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
         made.checked(BATCH + 4)
 
 
+def test_a_checkpoint_of_before_a_topic_came_again_does_not_take_its_id_for_what_was_read(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """Its files may be read some batches later, while a commit takes long: it would go on at offsets of the old one."""
+    options = {"subscribe": "", "subscribepattern": ".*", "failondataloss": "false"}
+    made = Job(tmp_path, cluster, **options).start()
+    made.log(BATCH, a={"0": 10}, b={"0": 12})
+    made.topics.begin(BATCH)
+    made.log(BATCH + 1, a={"0": 11})
+    made.topics.begin(BATCH + 1)
+    cluster.topics["b"] = _Topic("id-c", 1)
+    made.log(BATCH, a={"0": 10}, b={"0": 12})
+    made.log(BATCH + 2, a={"0": 11}, b={"0": 0})
+    made.topics.begin(BATCH + 2)
+    with pytest.raises(sl.errors.ConflictError, match="it was id-b, and is id-c"):
+        made.checked()
+    assert made.checked(BATCH + 2)
+
+
 @pytest.mark.parametrize("line", [b'{"logOffset":4}', b"17", b'{"sourceVersion":1,"reservoirId":"a"}'])
 def test_what_was_read_was_no_kafka(line: bytes) -> None:
     """A source of the same name, or the only one, that was another kind of source before."""

@@ -52,9 +52,9 @@ def work(kafka: Kafka) -> Work:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, s3: Seaweed, kafka: Kafka, work: Work) -> Iterator[Any]:
+def cluster(local_dir: Path, s3: Seaweed, kafka: Kafka, work: Work) -> Iterator[Any]:
     made = machines.Machines(
-        tmp_path, url=s3.url(f"{uuid4()}/ck"), options=s3.options, kafka=kafka.servers, topics=work.topics
+        local_dir, url=s3.url(f"{uuid4()}/ck"), options=s3.options, kafka=kafka.servers, topics=work.topics
     )
     try:
         yield made

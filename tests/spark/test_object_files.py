@@ -139,10 +139,11 @@ def test_orc(s3: Any) -> None:
     ("form", "options"),
     [
         ("json", {"timestampFormat": "yyyy-MM-dd", "compression": "gzip"}),
-        ("csv", {"header": True, "sep": ";"}),
+        ("csv", {"Header": True, "SEP": ";"}),
+        ("csv", {"header": True, "quoteAll": True, "sep": "\\t"}),
         ("parquet", {"compression": "zstd"}),
     ],
-    ids=["json", "csv", "parquet"],
+    ids=["json", "csv", "csv in quotes", "parquet"],
 )
 def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: str, options: dict[str, Any]) -> None:
     """What tasks of ours write, Spark reads as what it has written itself."""
@@ -177,6 +178,19 @@ def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: s
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("options", [{}, {"quoteAll": True}, {"nullValue": "-"}, {"header": True}], ids=str)
+def test_lines_of_csv_are_those_of_spark(spark: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    form = ObjectFormat("csv", {name.lower(): str(value) for name, value in options.items()})
+    for df in (
+        spark.createDataFrame([("a",), (None,), ("",), ('"',)], schema='`n"o, m` string'),
+        spark.sql("select string(null) as ` a`, 'x,y' as `b\tc`"),
+    ):
+        df.coalesce(1).write.format("csv").options(**options).mode("overwrite").save(f"file:{tmp_path}/sparks")
+        (theirs,) = (tmp_path / "sparks").glob("part-*")
+        assert form.header(df) + "".join(f"{row.value}\n" for row in form.shaped(df).collect()) == theirs.read_text()
+
+
+@pytest.mark.spark
 def test_what_object_storage_cannot_have(spark: Any, s3: Any) -> None:
     rows = spark.range(0)
 
@@ -187,7 +201,9 @@ def test_what_object_storage_cannot_have(spark: Any, s3: Any) -> None:
 
     refused("format is 'avro'; in object storage there are parquet", format="avro")
     refused("compression is 'lzo'", compression="lzo")
-    refused("options that parquet in object storage does not have: mergeSchema", mergeSchema=True)
+    refused("options that parquet in object storage does not have: mergeschema", mergeSchema=True)
+    refused("encoding is 'UTF-16'; in object storage, csv is lines of UTF-8", format="csv", encoding="UTF-16")
+    refused("linesep is ';'; in object storage, json is lines", format="json", lineSep=";")
     refused("takes one column of text", format="text")
     refused("cannot be written as parquet|cannot be written as orc", rows.selectExpr("null as n"), format="orc")
     sink = sl.sinks.files(s3.url("x"), storage_options={**s3.options, "secret_access_key": "not-this-one"})

@@ -331,6 +331,51 @@ def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: 
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_table_that_was_not_made_yet_when_its_catalog_was_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    sink = place.start()
+    with away(monkeypatch):
+        assert not place.go_on(sink, [], 0)
+    if commits:
+        sink.commit([])
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    assert place.pairs() == [(1, "a")]
+    place.start(first, 1)
+    assert place.pairs() == [(1, "a")]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_table_that_goes_away_right_behind_a_transaction(
+    place: Place, monkeypatch: pytest.MonkeyPatch, key: Any
+) -> None:
+    """What is left to do then is to delete files that nobody needs."""
+
+    def away_behind(commit: Any) -> Any:
+        def made(*arguments: Any, **named: Any) -> None:
+            commit(*arguments, **named)
+            monkeypatch.undo()
+            before_next(sink, "load", gone)
+
+        return made
+
+    def gone() -> None:
+        raise ConnectionRefusedError("nobody listens")
+
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    monkeypatch.setattr(sink, "commit_files", away_behind(sink.commit_files))
+    assert place.go_on(sink, first, 1) == []
+    second = stage(sink, 2, [(2, "b")])
+    sink.patience_s = 0.0
+    monkeypatch.setattr(sink, "committed", away_behind(sink.committed))
+    assert sink.commit(second) == []
+    assert place.pairs() == [(1, "a"), (2, "b")]
+
+
 @pytest.mark.parametrize("answer", ["", "lost"])
 def test_a_run_that_goes_back_needs_its_table(place: Place, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     """A later run would not know what is to be taken back: it restores a checkpoint of after that."""

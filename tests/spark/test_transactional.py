@@ -279,6 +279,19 @@ def test_a_run_that_goes_on_while_the_target_is_away_claims_it_before_the_first_
     assert waiting_files(trial) == []
 
 
+def test_a_program_that_starts_a_job_for_the_second_time_needs_the_target_again(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    sink.try_out(trial.rows(1))
+    with taken_away(ledger):
+        trial.open(sink)
+        with pytest.raises(UnavailableError, match="and rows of the last checkpoint wait for it"):
+            sink.recover(pending, Epoch(1), fresh=False)
+    trial.start(pending, 1, made=sink)
+    trial.expect(1)
+
+
 def test_a_target_that_refuses_its_claim_when_it_is_back_ends_the_run(ledger: Any) -> None:
     trial = trial_of(ledger)
     sink = trial.start()
@@ -578,6 +591,13 @@ def test_targets_must_pickle_and_be_targets() -> None:
     target.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match="the target Kept cannot be sent to other processes"):
         sl.sinks.Transactional(target)
+
+
+@pytest.mark.parametrize("rows", [0, None])
+def test_a_transaction_without_rows_would_never_end_anything(monkeypatch: pytest.MonkeyPatch, rows: Any) -> None:
+    monkeypatch.setattr(Kept, "max_rows", rows)
+    with pytest.raises(ConfigurationError, match=f"max_rows of the target Kept is {rows}, expected 1 or more"):
+        sl.sinks.Transactional(Kept("x"))
 
 
 def test_what_only_the_driver_reaches_no_task_writes_to(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,18 +328,43 @@ def test_a_call_that_fails_is_made_again_as_often_as_said(asynchronous: bool) ->
             assert service.asked == asked
 
 
-def test_a_call_without_an_answer_is_made_again_too() -> None:
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_call_without_an_answer_is_made_again_too(threads: bool) -> None:
     tried: list[int] = []
+    released = Here(threading.Event())
 
     async def ask(row: Any) -> Any:
         tried.append(row.v)
         await asyncio.sleep(0 if len(tried) > 2 else 30)
         return row
 
-    asked = ROWS.map_async(ask, "k string, v int", timeout="30ms", retry=sl.Retry(2, backoff="1ms"))
+    def ask_in_thread(row: Any) -> Any:
+        tried.append(row.v)
+        released.its.wait(0 if len(tried) > 2 else 30)
+        return row
+
+    function = ask_in_thread if threads else ask
+    asked = ROWS.map_async(
+        function, "k string, v int", concurrency=1, timeout="500ms", retry=sl.Retry(2, backoff="1ms")
+    )
     with Harness(asked) as h:
         assert h.push(("a", 7)) == [("a", 7)]
         assert tried == [7, 7, 7]
+    released.its.set()
+
+
+def test_calls_that_hang_leave_the_others_their_answers() -> None:
+    released = Here(threading.Event())
+
+    def ask(row: Any) -> Any:
+        if row.v < 2:
+            released.its.wait(30)
+        return row
+
+    asked = ROWS.map_async(ask, "k string, v int", concurrency=2, timeout="1s", fallback=("nobody", 0))
+    with Harness(asked) as h:
+        assert h.push(*(("a", v) for v in range(9))) == [("nobody", 0)] * 2 + [("a", v) for v in range(2, 9)]
+    released.its.set()
 
 
 async def never_or_odd(row: Any) -> Any:

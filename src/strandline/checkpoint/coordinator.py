@@ -367,8 +367,10 @@ class Coordinator:
             hit("checkpoint.commit_sinks.before")
             self._show(manifest)
             hit("checkpoint.commit_sinks.after")
-        except Exception as error:
-            resolve(pending.waiting, error)
+        except BaseException as error:
+            # A Rust library's panic is no Exception.
+            told = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            resolve(pending.waiting, told)
             raise
         resolve(pending.waiting, pending.checkpoint)
         # 6. Older checkpoints beyond `retain`: manifest first, then the files nobody references any more. What storage

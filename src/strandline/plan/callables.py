@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -53,6 +53,26 @@ def check_shippable(what: str, function: Any) -> None:
             hint="let it use no connection, lock, open file, session or DataFrame of the program: make those where it "
             "runs: at its first call, or in open() of a KeyedProcess",
         ) from None
+
+
+def call(what: str, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function for what it does: nobody looks at what it gives.
+
+    Raises ConfigurationError if that has yet to run: nobody would run it. What the function raises is an Exception: a
+    Rust library's panic, which is none, comes as one.
+    """
+    try:
+        given = function(*args)
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
+    if inspect.iscoroutine(given) or inspect.isgenerator(given):
+        given.close()
+        raise ConfigurationError(
+            f"{what} gave a {type(given).__name__}, which nobody runs: it has done nothing",
+            hint="let it do all before it returns: without yield, and with asyncio.run(…) for what is async",
+        )
 
 
 def _why(error: Exception) -> str:

@@ -1,10 +1,16 @@
-"""What is restored becomes what the program declares: states get the names that they have now, or are forgotten."""
+"""What is restored becomes what the program declares.
+
+States get the names that they have now, or are forgotten; what stays for good from now on loses when it would expire;
+and what expires by another time than it did is cleaned by that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strandline.api.states import declared_states
 from strandline.backends.base import Backend, Entry
+from strandline.format.values import packed_expiry, without_expiry
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL, Process, Program, has_ttl
 
 _NAME_AT = 10
@@ -15,8 +21,23 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
 
     On RocksDB, to rename a state copies it, once: the next checkpoint has it under its new name.
     """
-    if not program.was and not program.dropped:
-        return
+    if program.was or program.dropped:
+        _move(backend, program, process)
+    restored = program.restore.stored if program.restore else None
+    before = {info.name: info.ttl for info in restored.states if info.ttl} if restored else {}
+    for name, state in declared_states(process).items():
+        was = before.get(program.was.get(name, name))
+        if was and state.ttl is None:
+            # Else a TTL that it is given later would find times that count for nothing, and all be over at once.
+            backend.write({name: _without_times(backend, name)})
+        elif was and state.ttl and was.time != state.ttl.time:
+            # Else the end of event time would not clean it, or no time would, where there is no event time any more.
+            source, target = (EVENT_TTL, PROCESSING_TTL) if was.time == "event" else (PROCESSING_TTL, EVENT_TTL)
+            gone = ((key, None) for key, _ in _cleaning_of(backend, source, name))
+            backend.write({target: _cleaning_of(backend, source, name), source: gone})
+
+
+def _move(backend: Backend, program: Program, process: Process) -> None:
     if has_ttl(process):
         renamed = {was.encode(): name.encode() for name, was in program.was.items()}
         gone = {name.encode() for name in program.dropped}
@@ -29,12 +50,28 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
         backend.move(was, name)
 
 
+def _without_times(backend: Backend, state: str) -> Iterator[Entry]:
+    """Give those entries of a state anew that say when they expire, without that."""
+    for key, value in backend.scan(state):
+        if packed_expiry(value) is not None:
+            yield key, without_expiry(value)
+
+
+def _cleaning_of(backend: Backend, table: str, state: str) -> Iterator[tuple[bytes, bytes]]:
+    """Give the cleaning's timers of a state."""
+    return ((key, value) for key, value in backend.scan(table) if _state_in(key) == state.encode())
+
+
+def _state_in(key: bytes) -> bytes:
+    """Return whose timer of the cleaning it is."""
+    return key[_NAME_AT : key.index(0, _NAME_AT)]
+
+
 def _renamed(backend: Backend, table: str, renamed: dict[bytes, bytes], gone: set[bytes]) -> Iterator[Entry]:
     """Have the cleaning look for entries under their states' new names; see ttl/cleaning.py."""
     for key, value in backend.scan(table):
-        end = key.index(0, _NAME_AT)
-        name = key[_NAME_AT:end]
+        name = _state_in(key)
         if name in renamed or name in gone:
             yield key, None
         if name in renamed:
-            yield key[:_NAME_AT] + renamed[name] + key[end:], value
+            yield key[:_NAME_AT] + renamed[name] + key[_NAME_AT + len(name) :], value

@@ -257,8 +257,11 @@ class PaneTable(StateTable[Layer]):
 
     def _take(self) -> Layer:
         layer = Layer(self.epoch)
-        if self.marked and self.mark_us != self._mark_stored:
-            layer.mark_us = self._mark_stored = self.mark_us
+        # What an earlier start has stored, for a lateness that is gone, would be found after the end of time.
+        wanted_us = self.mark_us if self.marked else None
+        if wanted_us != self._mark_stored:
+            layer.mark_us = END_US if wanted_us is None else wanted_us
+            self._mark_stored = wanted_us
         layer.dropped, self._dropped = self._dropped, {}
         for end, pane in self.panes.items():
             if pane.dirty:

@@ -24,6 +24,9 @@ from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.rowfunction import BadRows, RowFunction
 from strandline.runtime.task.usererrors import step_error
 
+_MOST_HUNG = 200
+"""So many calls may hold a thread each that nobody waits for any more: rows behind them would not be asked about."""
+
 
 class NoAnswer(TimeoutError):
     """A call took too long."""
@@ -63,7 +66,8 @@ class AsyncRowFunction(RowFunction):
     calls: Calls = Calls(1)
 
     def _run(self, records: Sequence[Any], outputs: RawOutput, bad: BadRows | None) -> tuple[list[Any], list[int]]:
-        threads = ThreadPoolExecutor(self.calls.concurrency, "strandline-map-async")
+        # A thread is made where none is idle: more than calls are waited for, if some hang.
+        threads = ThreadPoolExecutor(self.calls.concurrency + _MOST_HUNG, "strandline-map-async")
         # As they are now: the function's other calls go on. Where rows may fail, each is looked at alone.
         taken = outputs.main.taken if bad is None else outputs.main.fitting
         answers = self._answers(records, threads, taken, bad)

@@ -16,6 +16,7 @@ from pyspark.sql import Row
 from strandline.core.errors import ConfigurationError, SinkError, SparkError, StrandlineError, discreet
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch
+from strandline.plan.callables import call
 from strandline.spark.base.marks import Seal, marking
 from strandline.spark.base.said import find_error, whole_of
 
@@ -71,12 +72,14 @@ class ForEach:
 
     def __call__(self, rows: Iterable[Row]) -> None:
         with marking(self.seal):
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            where = f"sink '{self.sink}': its function {name}"
             for row in rows:
                 try:
-                    self.function(row)
+                    call(where, self.function, row)
+                except ConfigurationError:
+                    raise
                 except Exception as error:
-                    name = getattr(self.function, "__name__", type(self.function).__name__)
-                    where = f"sink '{self.sink}': its function {name}"
                     raise raised(where, error, users_lines(error.__traceback__), row) from error
 
 

@@ -15,7 +15,7 @@ from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, FencedError
 from strandline.core.settings import parse_duration_ms
-from strandline.plan.callables import check_function, check_shippable
+from strandline.plan.callables import call, check_function, check_shippable
 from strandline.spark.sinks.blame import raised, users_lines
 from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.transactional import Transactional
@@ -35,6 +35,8 @@ class DeliverSink(Transactional):
     """
 
     made_by = "sinks.deliver()"
+    # Of what all calls of a process share, as a connection, threads would make use at once.
+    in_threads = False
 
     def __init__(
         self,
@@ -121,18 +123,22 @@ class _Calling(Connection):
     def _call(self, rows: list[Row], ids: list[str]) -> None:
         target, pause_s = self.target, self.target.pause_s
         attempts = target.attempts if target.ends or len(rows) == 1 else 1
+        name = getattr(target.function, "__name__", type(target.function).__name__)
+        what = f"{self.writer.label}: its function {name}"
         for attempt in range(1, attempts + 1):
             try:
-                target.function(rows, ids)
+                # Lists of its own: what it takes out of them comes again, too.
+                call(what, target.function, list(rows), list(ids))
                 return
+            except ConfigurationError:
+                raise
             except Exception as error:
                 if target.may_pass(error):
                     raise
                 if attempt == attempts:
                     if not target.ends:
                         raise
-                    name = getattr(target.function, "__name__", type(target.function).__name__)
-                    where = f"{self.writer.label}: its function {name}, called {attempts} times with {len(rows)} rows,"
+                    where = f"{what}, called {attempts} times with {len(rows)} rows,"
                     raise raised(where, error, users_lines(error.__traceback__)) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -204,7 +204,7 @@ class FileSink(Sink):
 
     @property
     def _object_format(self) -> ObjectFormat:
-        return ObjectFormat(self.format, {key: _text_of(value) for key, value in self.options.items()})
+        return ObjectFormat(self.format, {key.lower(): _text_of(value) for key, value in self.options.items()})
 
     def tidy(self, epoch: Epoch) -> None:
         self._place.forget_gone(epoch)

@@ -74,15 +74,17 @@ class Sent:
 
 def producer_settings(target: RowsTo, said: Said, sent: Sent, *, places: bool = False, **more: Any) -> dict[str, Any]:
     """Return the settings of a client that writes rows; if asked for, it is `sent` the places of all of them."""
-    sent.at_once = min(target.limit, _at_once.get(target.cluster.servers, LIMIT))
+    most = int(target.cluster.options.get("batch.size", LIMIT))
+    sent.at_once = min(target.limit, most, _at_once.get(target.cluster.servers, most))
     settings = target.cluster.settings(
         said,
         enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
         queue_buffering_max_messages=400_000, delivery_report_only_error=not places,
         # A topic's limit is for what is sent at once. Its rows may be small: a lane's record, of another topic, is not.
-        batch_size=sent.at_once, message_max_bytes=max(target.limit, LIMIT), **more,
+        message_max_bytes=max(target.limit, LIMIT), **more,
     )  # fmt: skip
-    return {**settings, **target.cluster.options, "on_delivery": sent.hear if places else sent.hear_error}
+    options = {**target.cluster.options, "batch.size": sent.at_once}
+    return {**settings, **options, "on_delivery": sent.hear if places else sent.hear_error}
 
 
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")

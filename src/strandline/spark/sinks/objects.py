@@ -7,13 +7,13 @@ comes here; Parquet and ORC by Arrow.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from strandline.checkpoint.folder import folder_at
@@ -30,6 +30,8 @@ _FILE_BYTES = 64 << 20
 """At about how many bytes a file ends: it is in memory until then."""
 _PARQUET_CODECS = ("snappy", "zstd", "gzip", "none")
 _TEXT_CODECS = ("none", "gzip")
+_BYTES = {"linesep": "\n", "encoding": "utf-8", "charset": "utf-8"}
+"""Options of JSON and CSV that say of which bytes files are, and what they may say."""
 
 
 class OpenFile(Protocol):
@@ -53,6 +55,7 @@ class ObjectFormat:
 
     name: str
     options: Mapping[str, str]
+    """By their names in lower case: Spark makes no difference."""
 
     def check(self, where: str, empty: DataFrame) -> None:
         """Raise ConfigurationError if rows of these columns cannot be written so."""
@@ -72,6 +75,13 @@ class ObjectFormat:
             raise ConfigurationError(
                 f"{where}: options that {self.name} in object storage does not have: {', '.join(unknown)}"
             )
+        for name, only in _BYTES.items():
+            if (given := self.options.get(name, only)).lower() != only:
+                raise ConfigurationError(
+                    f"{where}: {name} is {given!r}; in object storage, {self.name} is lines of UTF-8, each with a "
+                    "line feed at its end",
+                    hint="leave the option out",
+                )
         columns = arrow_schema(self.shaped(empty).schema)
         if self.name == "text" and columns.types != [pa.string()]:
             raise ConfigurationError(
@@ -89,10 +99,19 @@ class ObjectFormat:
         """Return rows as tasks want them: those of JSON and CSV as Spark's own text."""
         if self.name not in ("json", "csv"):
             return df
-        columns = F.struct(*(F.col("`" + name.replace("`", "``") + "`") for name in df.columns))
+        columns = [F.col("`" + name.replace("`", "``") + "`") for name in df.columns]
+        if self.name == "csv" and len(columns) == 1 and not (self.options.get("nullvalue") or self._is("quoteall")):
+            # Of a row that is nothing, Spark's files have no line; its function fails.
+            df = df.where(columns[0].isNotNull())
+        return df.select(self._text(columns))
+
+    def _is(self, option: str) -> bool:
+        return self.options.get(option, "false").lower() == "true"
+
+    def _text(self, columns: Sequence[Column]) -> Column:
         options = {key: value for key, value in self.options.items() if key not in ("compression", "header")}
         make = F.to_json if self.name == "json" else F.to_csv
-        return df.select(make(columns, options).alias("value"))
+        return make(F.struct(*columns), options).alias("value")
 
     def in_file(self, columns: pa.Schema) -> pa.Schema:
         """Return these columns in the types that files have."""
@@ -100,11 +119,11 @@ class ObjectFormat:
 
     def header(self, df: DataFrame) -> str:
         """Return the line that each file begins with, if one does."""
-        if self.name != "csv" or self.options.get("header", "false").lower() != "true":
+        if self.name != "csv" or not self._is("header"):
             return ""
-        separator = self.options.get("sep", self.options.get("delimiter", ","))
-        quoted = (f'"{name}"' if separator in name or '"' in name else name for name in df.columns)
-        return separator.join(quoted) + "\n"
+        names = [F.lit(name).alias(f"c{at}") for at, name in enumerate(df.columns)]
+        (line,) = df.sparkSession.sql("select 1").select(self._text(names)).collect()
+        return f"{line.value}\n"
 
     def open(self, schema: pa.Schema, header: str = "") -> OpenFile:
         """Return an empty file."""

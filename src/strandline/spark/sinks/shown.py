@@ -53,6 +53,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What is being shown: each file of these is staged, or visible, or was."""
     owner: Owner | msgspec.UnsetType = msgspec.UNSET
     """Left out by those that did not know it yet."""
+    by: int | msgspec.UnsetType = msgspec.UNSET
+    """The run that wrote it: no other one writes the same bytes. Left out as well."""
 
     def covers(self, staged: Committable) -> bool:
         """Whether this epoch was shown. The record knows nothing of what was staged by a later generation."""
@@ -65,10 +67,12 @@ SHOWN = RecordFormat(b"SLSHOWN1", 1, Shown, "the record")
 class ShownRecords:
     """The records of one sink in one output directory. `newest` is the one that counts."""
 
-    def __init__(self, files: FileSystem, root: str, directory: str, owner: Owner | None = None) -> None:
-        """`owner` is who writes records here, and nobody if they are only read."""
+    def __init__(
+        self, files: FileSystem, root: str, directory: str, owner: Owner | None = None, by: int | None = None
+    ) -> None:
+        """`owner` is who writes records here, in the run `by`, and nobody if they are only read."""
         self._files = files
-        self._owner = owner or msgspec.UNSET
+        self._owner, self._by = owner or msgspec.UNSET, by or msgspec.UNSET
         self._directory = directory
         self._root = root
         numbers = self._numbers()
@@ -85,7 +89,7 @@ class ShownRecords:
         self.check_alone()
         if self._number == 0:
             self._files.mkdirs(self._directory)
-        record = msgspec.structs.replace(record, owner=self._owner)
+        record = msgspec.structs.replace(record, owner=self._owner, by=self._by)
         number = self._number + 1
         if not self._files.create(self._path(number), SHOWN.encode(record)):
             raise self._not_alone(number)

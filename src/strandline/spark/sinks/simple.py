@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, unique_name
-from strandline.plan.callables import check_function, check_shippable
+from strandline.plan.callables import call, check_function, check_shippable
 from strandline.spark.base.marks import SEAL
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.blame import ForEach
@@ -101,7 +101,7 @@ class ForeachBatchSink(Sink):
         self._function = function
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
-        self._function(df, epoch)
+        call("sinks.foreach_batch(): the function", self._function, df, epoch)
 
 
 class ConsoleSink(Sink):

@@ -80,6 +80,8 @@ class Transactional(Sink):
 
     takes_back = False
     made_by = "sinks.Transactional()"
+    in_threads = True
+    """Whether a process may write several lanes at the same time."""
 
     def __init__(
         self,
@@ -117,6 +119,8 @@ class Transactional(Sink):
         self._asked: set[int] = set()
 
     def try_out(self, empty: DataFrame) -> None:
+        # A program that starts a job twice needs the target twice.
+        self._has_recovered = False
         # The zone is how times are shown: all are of UTC.
         self.target.try_out(arrow_schema(empty.schema))
 
@@ -275,7 +279,8 @@ class Transactional(Sink):
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
-        if self.target.on_driver or size <= _SMALL_BYTES:
+        is_small = size <= (_SMALL_BYTES if self.in_threads or len(lanes) < 2 else 0)
+        if self.target.on_driver or is_small:
             if len(lanes) < 2:
                 return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
             with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:
@@ -313,6 +318,11 @@ def _checked(what: str, on_error: Any, target: Target, dead_letters: Any) -> The
     if on_error not in get_args(Then):
         raise ConfigurationError(f"{what}: on_error is {on_error!r:.200}, expected 'fail', 'skip' or 'dead-letter'")
     kind = type(target).__name__
+    if not isinstance(target.max_rows, int) or target.max_rows < 1:
+        raise ConfigurationError(
+            f"{what}: max_rows of the target {kind} is {target.max_rows!r:.200}, expected 1 or more",
+            hint="leave it out, or say at how many rows a transaction is to end",
+        )
     if on_error != "fail" and not target.refusing:
         raise ConfigurationError(
             f"{what}: on_error is {on_error!r}, and the target {kind} does not say which of "

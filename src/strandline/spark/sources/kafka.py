@@ -254,6 +254,8 @@ class KafkaTopics:
             source: {topic for topic, _ in source.reached(files, batch)} or self._known[source].keys()
             for source in sources
         }
+        self._former: dict[KafkaSource, dict[str, tuple[int, str]]] = {source: {} for source in sources}
+        """Of topics that came again: with which batch, and the id before. Files of older batches may be read later."""
         self._checked = -1
         self._asked: tuple[int, Future[None]] | None = None
         self._is_closed = threading.Event()
@@ -267,6 +269,9 @@ class KafkaTopics:
         for source, known in self._known.items():
             topics = {topic for topic, _ in source.reached({name: (self._directory / name).read_bytes()}, batch)}
             if new := topics - self._read[source]:
+                # Another dict: a thread may be at work with the one before.
+                former = {name: (batch, known[name]) for name in new & known.keys()}
+                self._former[source] = self._former[source] | former
                 kept = {name: each for name, each in known.items() if name not in new}
                 with _client(self._spark, source) as client:
                     self._learn(source, kept | {name: each.id for name, each in client.topics(new).items()})
@@ -303,7 +308,9 @@ class KafkaTopics:
         while not self._is_closed.is_set() and self._asked == (batch, answer):
             try:
                 for source in self._known:
-                    self._compare(source, {topic for topic, _ in source.reached(files, batch)}, source.known(files))
+                    former = {name: each for name, (at, each) in self._former[source].items() if at > batch}
+                    known = source.known(files) | former
+                    self._compare(source, {topic for topic, _ in source.reached(files, batch)}, known)
                 answer.set_result(None)
                 return
             except UnavailableError as error:

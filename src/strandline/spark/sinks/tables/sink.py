@@ -239,18 +239,30 @@ class TableSink(TableFormat):
         is_there = self._attempt(claim, patience_s)
         self._may_show = epoch
         if not is_there:
-            if staged or (self._reached and self._reached.epoch):
-                what = (
-                    "and rows of the last checkpoint wait for it" if staged else "with rows that would not come again"
-                )
-                raise CorruptionError(
-                    f"{self._where}: the table is gone, {what}",
-                    hint=f"bring the table back; or {BEGIN_ANEW}",
-                )
-            self._claim_at, self._begins = epoch, None
+            # Unless the first rows have made it meanwhile.
+            if self._begins is not None:
+                self._begin_without_table()
             return
         # 2. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
-        self._forget(self._before[0], {file.path for each in staged for file in each.files})
+        place = self._attempt(self.place, patience_s)
+        self._forget(place, self._before[0], {file.path for each in staged for file in each.files})
+        self._begins = None
+
+    def _begin_without_table(self) -> None:
+        """Leave it to the first rows to make the table and claim it, if there was none."""
+        if self._begins is None:
+            if self._claim_at is None:
+                raise self._lost(None)
+            return
+        staged, epoch, _ = self._begins
+        if staged or (self._reached and self._reached.epoch):
+            what = "and rows of the last checkpoint wait for it" if staged else "with rows that would not come again"
+            raise CorruptionError(
+                f"{self._where}: the table is gone, {what}",
+                hint=f"bring the table back; or {BEGIN_ANEW}",
+            )
+        # In this order: rows are staged meanwhile.
+        self._claim_at = epoch
         self._begins = None
 
     def reached(self) -> str | None:
@@ -292,8 +304,7 @@ class TableSink(TableFormat):
 
         def prepare(table: Any) -> tuple[Layout, Place]:
             if table is None:
-                if self._claim_at is None:
-                    raise self._lost(None)
+                self._begin_without_table()
                 self.create(columns)
                 table = self.load()
             if self._claim_at is not None:
@@ -333,7 +344,7 @@ class TableSink(TableFormat):
         if merged:
             # Their rows are in files of the table's own now.
             with suppress(StrandlineError):
-                folder_at(self.place(self.load())).delete(merged)
+                folder_at(self._attempt(self.place, 0.0)).delete(merged)
 
     def _groups(self, staged: Sequence[StagedFiles]) -> Iterator[list[StagedFiles]]:
         """Cut what waits into transactions, which hold epochs whole."""
@@ -460,13 +471,13 @@ class TableSink(TableFormat):
         last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
         return rows.take(last.take(pc.sort_indices(last)))
 
-    def _forget(self, before: Record | None, listed: set[str]) -> None:
+    def _forget(self, place: Place, before: Record | None, listed: set[str]) -> None:
         """Delete what the runs from the last claim on have staged, and no checkpoint lists.
 
         Of older epochs, attempts of tasks that failed may have left files: those the table's own vacuum finds. They
         are not told from those that the table has listed and does not any more, whose older versions it may be read in.
         """
-        folder, run = folder_at(self.place(self.load())), self._opened.generation
+        folder, run = folder_at(place), self._opened.generation
         first, reached = (before.generation, before.epoch) if before else (1, 0)
         # The table's own of older runs, which may be many, are not even listed.
         roots = [
