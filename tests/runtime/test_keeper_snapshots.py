@@ -282,11 +282,16 @@ def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nurs
 # -- in this process
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
 class Stubborn:
     """A backend whose next write fails."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, error: BaseException | None = None) -> None:
         self._backend = backend
+        self._error = error or UnavailableError("the disk is full")
         self.fail = False
 
     def __getattr__(self, name: str) -> Any:
@@ -295,7 +300,7 @@ class Stubborn:
     def write(self, changes: Changes) -> None:
         if self.fail:
             self.fail = False
-            raise UnavailableError("the disk is full")
+            raise self._error
         self._backend.write(changes)
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
@@ -317,8 +322,11 @@ def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapp
     )  # fmt: skip
 
 
-def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench) -> None:
-    backend = Stubborn(bench.backend)
+@pytest.mark.parametrize(
+    ("error", "said"), [(UnavailableError("the disk is full"), "the disk is full"), (Panic("no unwrap"), "Panic")]
+)
+def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench, error: BaseException, said: str) -> None:
+    backend = Stubborn(bench.backend, error)
     snapshots = snapshots_of(bench, backend, write_behind_bytes=1)
     bench.run([("lost", "set_value", 1, 0)])
     backend.fail = True
@@ -327,9 +335,21 @@ def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench) -> No
     snapshots.trigger(CheckpointId(1))
     report = eventually(snapshots.reports, "a report")[0]
     assert report.info is None
-    assert "the disk is full" in report.failure
-    with pytest.raises(UnavailableError, match="the disk is full"):
+    assert said in report.failure
+    with pytest.raises(StrandlineError) as caught:
         snapshots.raise_error()
+    assert said in caught.value.discreet
+    snapshots.close()
+
+
+@pytest.mark.parametrize("place", ["keeper.persist.before", "keeper.upload.before"])
+def test_a_panic_ends_a_snapshot_with_a_report(bench: Bench, place: str) -> None:
+    """Else the driver would wait for it until its time is up."""
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
+    failpoints.arm(place, lambda: (_ for _ in ()).throw(Panic("no unwrap")))
+    bench.run([("k", "set_value", 2, 0)])
+    snapshots.trigger(CheckpointId(1))
+    assert "Panic" in eventually(snapshots.reports, "a report")[0].failure
     snapshots.close()
 
 

@@ -118,7 +118,8 @@ class Snapshots:
             self.raise_error()
             self._backend.write(frozen.changes())
             frozen.release()
-        except Exception as error:
+        except BaseException as error:
+            # A Rust library's panic, too, is no Exception, and nobody would hear of it here.
             self._fail(error)
 
     def _take(self, checkpoint: CheckpointId, frozen: Frozen, pause_ms: float) -> None:
@@ -131,7 +132,7 @@ class Snapshots:
             shutil.rmtree(into, ignore_errors=True)
             files = self._backend.persist(frozen.changes(), into)
             frozen.release()
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._said(error)}"))
             return
@@ -146,7 +147,7 @@ class Snapshots:
                 self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
             )
             failpoints.hit("keeper.upload.after")
-        except Exception as error:
+        except BaseException as error:
             said = self._said(error)
             log.warning("checkpoint %d: upload failed: %s", checkpoint, said)
             self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {said}"))
@@ -168,7 +169,7 @@ class Snapshots:
         with self._lock:
             self._reports[report.checkpoint] = report
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if error is self._error:
             return
         log.error("%s", whole("writing state failed", error, with_values=self._program.log_values))
@@ -180,6 +181,6 @@ class Snapshots:
             )  # fmt: skip
         self._error = error
 
-    def _said(self, error: Exception) -> str:
+    def _said(self, error: BaseException) -> str:
         """Return what a checkpoint's failure says of an error: it stands in logs and in the status."""
         return str(error) if self._program.log_values else discreet(error)

@@ -90,8 +90,9 @@ class PaneTable(StateTable[Layer]):
         """The epoch that was committed last names what is frozen; the present one is told in advance."""
         self.panes: dict[int, Pane] = {}
         self.mark_us: int | None = None
-        """A time that the operator wants to find again after a restore; it is stored when `marked`."""
+        """A time that the operator wants to find again after a restore."""
         self.marked = False
+        """Whether it is stored; it is as long as there are panes that end by then, too."""
         self.schema = pa.schema([pa.field(GROUP, pa.int32()), *codec.schema])
         """What batches look like in memory: the key group stands before the stored columns."""
         self._groups = groups
@@ -250,7 +251,7 @@ class PaneTable(StateTable[Layer]):
 
     def _copy(self) -> Layer:
         layer = Layer(0)
-        layer.mark_us = self.mark_us if self.marked else None
+        layer.mark_us = self._wanted_us
         # Its own panes note which entries are written: nobody asks, and there would be more with each snapshot.
         layer.added = {end: (Pane(whole=False), list(pane.dirty)) for end, pane in self.panes.items()}
         return layer
@@ -258,7 +259,7 @@ class PaneTable(StateTable[Layer]):
     def _take(self) -> Layer:
         layer = Layer(self.epoch)
         # What an earlier start has stored, for a lateness that is gone, would be found after the end of time.
-        wanted_us = self.mark_us if self.marked else None
+        wanted_us = self._wanted_us
         if wanted_us != self._mark_stored:
             layer.mark_us = END_US if wanted_us is None else wanted_us
             self._mark_stored = wanted_us
@@ -267,6 +268,13 @@ class PaneTable(StateTable[Layer]):
             if pane.dirty:
                 self._freeze_pane(layer, end, pane)
         return layer
+
+    @property
+    def _wanted_us(self) -> int | None:
+        """The mark, if it is to be stored: without it, what an earlier start has kept for a lateness is given again."""
+        mark_us = self.mark_us
+        has_given = mark_us is not None and min(self.panes, default=END_US) <= mark_us
+        return mark_us if self.marked or has_given else None
 
     def _freeze_pane(self, layer: Layer, end: int, pane: Pane) -> None:
         added = list(pane.dirty)

@@ -215,7 +215,7 @@ class EpochDriver:
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
             # Before the lock is free: the next batch would be late as a whole.
             self.drained = self.drained or ends
-        except Exception as error:
+        except BaseException as error:
             # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
             self.error = find_error(error)
             self.failed.set()
