@@ -23,7 +23,7 @@ from strandline.runtime.rowlayout import FIRED, TIME
 from strandline.runtime.state.panebytes import MARK_END, key_of, pack_mark
 from strandline.runtime.state.panes import PaneTable
 from tests.backends.conftest import open_backend
-from tests.runtime.aggregating import COUNTS, Aggregating, rows_of
+from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, plain, rows_of, to_rows
 from tests.runtime.bench import KINDS, Bench
 
 
@@ -75,6 +75,30 @@ def test_what_a_lateness_that_is_gone_has_kept_is_not_given_again(kind: str, tmp
         files, epoch = bench.snapshot(), bench.epoch
     bench.restore(files, epoch)
     assert bench.epoch_of(watermark=1030) == [("a", 1020, 1030, 1, 1)]
+    late.close()
+    bench.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_given_as_a_lateness_wants_is_not_given_again_when_that_is_gone(kind: str, tmp_path: Path) -> None:
+    """Also if the start that takes it away ends before time has moved on."""
+    for name in ("late", "now"):
+        (tmp_path / name).mkdir()
+    late, bench = counts(kind, tmp_path / "late", lateness=60), counts(kind, tmp_path / "now")
+    late.epoch_of([("a", 1000, 1)])
+    assert late.epoch_of(watermark=1020) == [("a", 1000, 1010, 1, 1)]
+    bench.restore(late.snapshot(), late.epoch)
+
+    def given(*rows: Any, watermark: int) -> list[Any]:
+        found = bench.apply([bench.rows_of(rows)], watermark * SECOND, fired_us=1020 * SECOND)
+        return [plain(row) for batch in found for row in to_rows(batch)]
+
+    assert given(("a", 1045, 2), watermark=1020) == []
+    bench.restore(bench.snapshot(), bench.epoch)
+    assert given(watermark=1030) == []
+    bench.restore(bench.snapshot(), bench.epoch)
+    assert given(("a", 1000, 1), watermark=1030) == []
+    assert given(watermark=1050) == [("a", 1040, 1050, 1, 2)]
     late.close()
     bench.close()
 

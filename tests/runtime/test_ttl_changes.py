@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from strandline.api.states import TTL
+from strandline.api.process import KeyedProcess
+from strandline.api.states import TTL, List, Map
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.core.times import END_US
 from strandline.runtime.program import Restore
@@ -154,4 +155,45 @@ def test_a_ttl_that_was_taken_away_and_is_given_again_counts_from_the_next_write
     epoch(bench, [*WRITE_ALL, ("k", "set_list", 0, 1)], now_s=2000)
     assert answers(epoch(bench, [READ_ALL], now_s=2010)) == [NONE]
     epoch(bench, now_s=2030)
+    assert stored(bench) == {}
+
+
+class Texts(KeyedProcess):
+    kept = Map("string", "bigint", ttl=TTL("10s"))
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.kept[event.op] = event.a
+
+
+class Numbers(KeyedProcess):
+    kept = Map("bigint", "bigint", ttl=TTL("10s"))
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.kept[event.a] = event.b
+
+
+class Elements(KeyedProcess):
+    kept = List("bigint", ttl=TTL("10s"))
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.kept.append(event.a)
+
+
+class Stateless(KeyedProcess):
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        pass
+
+
+@pytest.mark.parametrize("other", [Numbers, Elements])
+def test_what_the_cleaning_was_to_do_before_no_state_had_a_ttl_is_forgotten(
+    make: Make, other: type[KeyedProcess]
+) -> None:
+    """A state of the same name may be another one by now, whose entries have other keys."""
+    bench = make(Texts())
+    epoch(bench, [("k", "x", 1, 1)], now_s=100)
+    bench = then(make, Stateless(), bench, dropped=["kept"])
+    bench = then(make, other(), bench)
+    epoch(bench, [("k", "x", 1, 1)], now_s=111)
+    assert stored(bench)
+    epoch(bench, now_s=130)
     assert stored(bench) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,27 @@ def test_what_a_function_gives_and_nobody_runs_is_refused() -> None:
     nothing: Any = None
     with pytest.raises(ConfigurationError, match="gave a generator"):
         sl.sinks.foreach_batch(generator).write(nothing, Epoch(1))
+
+
+class Request(Coroutine[Any, Any, None]):
+    """What a client gives to be awaited, as aiohttp does."""
+
+    def __await__(self) -> Any:
+        raise NotImplementedError
+
+    send = throw = __await__  # type: ignore[assignment]
+
+    def close(self) -> None:
+        pass
+
+
+async def asks(row: Any) -> Any:
+    yield row
+
+
+@pytest.mark.parametrize("function", [lambda row: map(print, [row]), lambda row: Request(), lambda row: asks(row)])
+def test_so_is_what_nobody_runs_and_is_neither_a_coroutine_nor_a_generator(function: Any) -> None:
+    assert isinstance(each(function), ConfigurationError)
 
 
 def test_a_rust_librarys_panic_is_the_functions() -> None:

@@ -178,11 +178,13 @@ def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: s
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("options", [{}, {"quoteAll": True}, {"nullValue": "-"}, {"header": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"quoteAll": True}, {"nullValue": "-"}, {"header": True}, {"emptyValue": ""}], ids=str
+)
 def test_lines_of_csv_are_those_of_spark(spark: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     form = ObjectFormat("csv", {name.lower(): str(value) for name, value in options.items()})
     for df in (
-        spark.createDataFrame([("a",), (None,), ("",), ('"',)], schema='`n"o, m` string'),
+        spark.createDataFrame([("a",), (None,), ("",), ("\t ",), ('"',)], schema='`n"o, m` string'),
         spark.sql("select string(null) as ` a`, 'x,y' as `b\tc`"),
     ):
         df.coalesce(1).write.format("csv").options(**options).mode("overwrite").save(f"file:{tmp_path}/sparks")

@@ -15,6 +15,7 @@ import pytest
 import strandline as sl
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.spark.job.checking import check_upgrade
+from strandline.spark.sinks.simple import NoopSink
 from tests.soak import soaking
 from tests.spark import small
 from tests.spark.functions import CountList, CountText
@@ -121,6 +122,21 @@ def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case) 
         case.check()
     assert len(restored(case)) == 4
     assert sum(remote > 0 for _, remote in restored(case)) == 2
+
+
+def test_sinks_begin_anew_where_a_program_starts_a_job_and_not_where_it_is_looked_at(spark: Any, case: Case) -> None:
+    class Noting(NoopSink):
+        def _begin_anew(self) -> None:
+            begun.append("")
+
+    begun: list[str] = []
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=Noting())
+    case.add(1)
+    for times in (1, 2):
+        with job.start(spark) as run:
+            settle(run)
+            assert check_upgrade(job, str(case.root / "ck" / "small")).refusals == ()
+            assert len(begun) == times
 
 
 def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark: Any, case: Case) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -67,8 +67,10 @@ def call(what: str, function: Callable[..., Any], *args: Any) -> None:
         raise
     except BaseException as error:
         raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
-    if inspect.iscoroutine(given) or inspect.isgenerator(given):
-        given.close()
+    # What clients give to be awaited need be no coroutine of Python's own.
+    if given is not None and isinstance(given, Coroutine | Generator | AsyncGenerator | map):
+        if isinstance(given, Coroutine | Generator):
+            given.close()
         raise ConfigurationError(
             f"{what} gave a {type(given).__name__}, which nobody runs: it has done nothing",
             hint="let it do all before it returns: without yield, and with asyncio.run(…) for what is async",

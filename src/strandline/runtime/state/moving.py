@@ -21,9 +21,14 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
 
     On RocksDB, to rename a state copies it, once: the next checkpoint has it under its new name.
     """
+    restored = program.restore.stored if program.restore else None
+    if restored and has_ttl(process):
+        known = {info.name for info in restored.states}
+        for table in {EVENT_TTL, PROCESSING_TTL} - known:
+            # Of a time before a program without any TTL: carried along, and their states may be others by now.
+            backend.write({table: ((key, None) for key, _ in backend.scan(table))})
     if program.was or program.dropped:
         _move(backend, program, process)
-    restored = program.restore.stored if program.restore else None
     before = {info.name: info.ttl for info in restored.states if info.ttl} if restored else {}
     for name, state in declared_states(process).items():
         was = before.get(program.was.get(name, name))

@@ -62,6 +62,8 @@ class Run(Waiting):
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
         self._check_sinks_are_free()
+        for _, sink, _ in self._b.plan.sinks:
+            sink._begin_anew()
         self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
         remove_abandoned(self._b.places.root)

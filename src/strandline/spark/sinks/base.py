@@ -87,6 +87,9 @@ class Sink(ABC):
         `empty` has the columns that `write` will be given, and no rows. Nothing may be left of what is tried.
         """
 
+    def _begin_anew(self) -> None:  # noqa: B027
+        """A program starts the job, with this object: what earlier runs of the process knew does not count."""
+
     def check(self, context: SinkContext) -> None:  # noqa: B027
         """Raise ConfigurationError if the sink cannot begin, touching nothing: whatever runs is not disturbed by it.
 

@@ -155,10 +155,6 @@ class KafkaSink(_Topics, Transactional):
         self.layout = layout
         self.target: KafkaTarget = target
 
-    def try_out(self, empty: DataFrame) -> None:
-        super().try_out(empty)
-        self._has_recovered = False
-
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         return super().write(self.layout.messages(df), epoch)
 

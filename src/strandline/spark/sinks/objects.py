@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -100,9 +100,11 @@ class ObjectFormat:
         if self.name not in ("json", "csv"):
             return df
         columns = [F.col("`" + name.replace("`", "``") + "`") for name in df.columns]
-        if self.name == "csv" and len(columns) == 1 and not (self.options.get("nullvalue") or self._is("quoteall")):
-            # Of a row that is nothing, Spark's files have no line; its function fails.
-            df = df.where(columns[0].isNotNull())
+        if self.name == "csv" and len(columns) == 1 and not self._is("quoteall"):
+            # Of a row that is nothing, Spark's files have no line; its function fails, but for another column's sake.
+            more = F.lit("x").alias("more")
+            nothing = replace(self, options={**self.options, "nullvalue": ""})._text([F.lit(None).cast("string"), more])
+            df = df.where(self._text([*columns, more]) != nothing)
         return df.select(self._text(columns))
 
     def _is(self, option: str) -> bool:

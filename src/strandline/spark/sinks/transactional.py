@@ -114,15 +114,16 @@ class Transactional(Sink):
         self._reached: dict[int, str] = {}
         self._late_since = 0.0
         self._has_recovered = False
-        """Whether the target has answered to a run of this process."""
+        """Whether the target has answered since the program started the job."""
         self._has_claimed = self._has_forgotten = False
         self._asked: set[int] = set()
 
     def try_out(self, empty: DataFrame) -> None:
-        # A program that starts a job twice needs the target twice.
-        self._has_recovered = False
         # The zone is how times are shown: all are of UTC.
         self.target.try_out(arrow_schema(empty.schema))
+
+    def _begin_anew(self) -> None:
+        self._has_recovered = False
 
     def open(self, context: SinkContext) -> None:
         if self._staging is not None:

@@ -107,7 +107,7 @@ class TableSink(TableFormat):
         self._before: list[Record | None] = []
         """What the table had on record when the run claimed it."""
         self._has_recovered = False
-        """Whether the table has answered to a run of this process."""
+        """Whether the table has answered since the program started the job."""
         self._may_show = Epoch(0)
         """Up to which epoch rows that runs of this process have shown may be in the table."""
         self._prepared: tuple[str, float, Layout, Place] | None = None
@@ -121,8 +121,6 @@ class TableSink(TableFormat):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
-        # A program may start a job twice, and others have it in between.
-        self._has_recovered = False
         columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
@@ -142,6 +140,10 @@ class TableSink(TableFormat):
                 else ObjectFiles(place.url, place.options)
             )
             files.check_writable()
+
+    def _begin_anew(self) -> None:
+        # Others may have had the job in between.
+        self._has_recovered = False
 
     def check(self, context: SinkContext) -> None:
         if self._has_recovered and context.identity == self._opened.identity:
