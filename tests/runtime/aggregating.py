@@ -196,17 +196,22 @@ class Aggregating(Bench):
         at = None if self.watermark is None else self.watermark * SECOND
         made = (rows if isinstance(rows, pa.RecordBatch) else self.rows_of(rows) for rows in batches if len(rows))
         found = self.apply(made, at, now * SECOND, abort=abort)
-        return [plain(row) for batch in found for row in to_rows(batch)]
+        return [
+            plain(row)
+            for batch in found
+            for row in to_rows(batch, is_session=isinstance(self.process, SessionAggregation))
+        ]
 
     def rows_of(self, rows: Sequence[Row]) -> pa.RecordBatch:
         """Return rows of the stream as this keeper receives them when Spark did not aggregate them."""
         return rows_of(rows, self.accumulators, self.process)
 
 
-def to_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def to_rows(batch: pa.RecordBatch, *, is_session: bool = False) -> Iterator[dict[str, Any]]:
     for row in batch.to_pylist():
         if TIME in row:
-            assert row.pop(TIME) == row["window_end"].timestamp() * SECOND - 1
+            # What is at a session's very end belongs to it.
+            assert row.pop(TIME) == row["window_end"].timestamp() * SECOND - (not is_session)
             row.pop("__strandline_fired")
         if "window_end" in row:
             row["window_start"], row["window_end"] = (int(row[n].timestamp()) for n in ("window_start", "window_end"))

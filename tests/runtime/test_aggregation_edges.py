@@ -61,6 +61,25 @@ def test_no_mark_of_a_lateness_that_is_gone_outlives_the_end_of_time(kind: str, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_a_lateness_that_is_gone_has_kept_is_not_given_again(kind: str, tmp_path: Path) -> None:
+    """Not either where the watermark has not moved between a start without it and the next one."""
+    for name in ("late", "now"):
+        (tmp_path / name).mkdir()
+    late, bench = counts(kind, tmp_path / "late", lateness=60), counts(kind, tmp_path / "now")
+    late.epoch_of([("a", 1000, 1), ("a", 1020, 1)])
+    assert late.epoch_of(watermark=1020) == [("a", 1000, 1010, 1, 1)]
+    files, epoch = late.snapshot(), late.epoch
+    for _ in range(2):
+        bench.restore(files, epoch)
+        assert bench.apply([], 1_020_000_000, fired_us=1_020_000_000) == []
+        files, epoch = bench.snapshot(), bench.epoch
+    bench.restore(files, epoch)
+    assert bench.epoch_of(watermark=1030) == [("a", 1020, 1030, 1, 1)]
+    late.close()
+    bench.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_given_as_a_lateness_wants_is_not_given_again_when_that_is_gone(kind: str, tmp_path: Path) -> None:
     """Also if the start that takes it away ends before time has moved on."""
     for name in ("late", "now"):

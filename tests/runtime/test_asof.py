@@ -146,7 +146,7 @@ def session_results(history: History, gap: int, how: str, shared: bool) -> Count
                     pairs: list[Any] = [(one, other) for one in lefts for other in rights]
                     pairs += [(one, None) for one in lefts if how in ("left", "full") and not rights]
                     pairs += [(None, other) for other in rights if how in ("right", "full") and not lefts]
-                    found.update((*result(*pair, shared), *window, end - 1) for pair in pairs)
+                    found.update((*result(*pair, shared), *window, end) for pair in pairs)
             assert len(those) <= 30, k
         for row in rows:
             those = sessions.setdefault(row.k, [])

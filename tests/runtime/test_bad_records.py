@@ -14,10 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
-from strandline.core.errors import ConfigurationError, NullKeyError, StateLimitError, StrandlineError, UserCodeError
+from strandline.core.errors import (
+    ConfigurationError,
+    CorruptionError,
+    NullKeyError,
+    StateLimitError,
+    StrandlineError,
+    UnavailableError,
+    UserCodeError,
+)
 from strandline.core.ids import Epoch
 from strandline.runtime.rowlayout import SIDE
 from strandline.runtime.task import guarded
@@ -444,18 +452,44 @@ def test_errors_that_are_no_exceptions_are_the_events_too(make: Make, error: Bas
         failing.apply([event])
 
 
-def test_a_backend_that_fails_ends_the_job(tmp_path: Path) -> None:
-    """Whatever its library raises, in a call of the function: the event is not to blame."""
+class ReadingMaps(KeyedProcess):
+    by = Map("bigint", "bigint")
 
-    class Reading(KeyedProcess):
-        by = Map("bigint", "bigint")
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        yield ctx.key, "", self.by.get(event.at, 0)
 
-        def on_event(self, event: Any, ctx: Any) -> Any:
-            yield ctx.key, "", self.by.get(event.at, 0)
 
-    bench = Bench("rocksdb", tmp_path, Reading(), input_schema=EVENTS, output_schema=ANSWERS, on_error=OnError("skip"))
-    bench.backend.close()
-    with pytest.raises(StrandlineError):
+class ReadingValues(KeyedBatchProcess):
+    value = Value("bigint")
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> None:
+        self.value.get_many(ctx.keys)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (Exception("IO error: too bad"), UnavailableError),
+        (Exception("Corruption: block checksum mismatch"), CorruptionError),
+        (Panic("no"), Panic),
+    ],
+    ids=["away", "damaged", "panic"],
+)
+@pytest.mark.parametrize(
+    ("reading", "on_error"), [(ReadingMaps, FAIL), (ReadingMaps, OnError("skip")), (ReadingValues, FAIL)]
+)
+def test_a_backend_that_fails_is_no_fault_of_the_function(
+    reading: type[Any], on_error: OnError, raised: BaseException, expected: type, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The job is restarted, as where the state is read before the call: its checkpoint is whole."""
+
+    class Failing:
+        def get(self, keys: object) -> None:
+            raise raised
+
+    bench = Bench("rocksdb", tmp_path, reading(), input_schema=EVENTS, output_schema=ANSWERS, on_error=on_error)
+    monkeypatch.setattr(bench.backend, "_family", lambda state: Failing())
+    with pytest.raises(expected):
         bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
     assert bench.task.failed_events == 0
 

@@ -197,6 +197,37 @@ def test_timers_of_the_clock_find_what_has_not_expired_before_the_last_epoch(dra
         assert h.timers("a", processing=True) == []
 
 
+def test_timers_of_the_clock_that_are_set_in_the_last_epoch_find_what_has_not_expired() -> None:
+    totals = events(SCHEMA).watermark("ts").key_by("k").window(sl.Tumbling("10s")).agg(v=sl.agg.sum("v"), uid="totals")
+    flushed = totals.key_by("k").process(Flushing(), output="k string, gathered array<bigint>", uid="flushing")
+    with Harness(flushed) as h:
+        h.push(("a", 1, FIRST), ("a", 2, FIRST))
+        assert h.advance_to_end() == [("a", [3])]
+
+
+class Dating(sl.KeyedProcess):
+    """Gives a moment later what has come, when it has event time."""
+
+    held = sl.List("timestamp")
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        self.held.append(event.ts)
+        ctx.timers.set_processing(ctx.now)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        yield from ((ctx.key, ts) for ts in self.held)
+
+
+def test_what_timers_of_the_clock_give_that_gets_its_event_time_later_is_not_late() -> None:
+    held = events(SCHEMA).key_by("k").process(Dating(), output="k string, ts timestamp", uid="one")
+    # One after the other: what one gives has the next one set a timer.
+    held = held.key_by("k").process(Dating(), output="k string, ts timestamp", uid="two")
+    counted = held.watermark("ts").key_by("k").window(sl.Tumbling("10s")).agg(n=sl.agg.count(), uid="counted")
+    with Harness(counted) as h:
+        h.push(("a", 1, FIRST), ("a", 2, FIRST))
+        assert [row.n for row in h.advance_to_end()] == [2]
+
+
 class Again(sl.KeyedProcess):
     """Sets the next timer a number of microseconds after the one that fires."""
 

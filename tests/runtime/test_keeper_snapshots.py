@@ -282,12 +282,16 @@ def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nurs
 # -- in this process
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
 class Stubborn:
     """A backend whose next write fails."""
 
-    def __init__(self, backend: Any, error: type[BaseException] = UnavailableError) -> None:
+    def __init__(self, backend: Any, error: BaseException | None = None) -> None:
         self._backend = backend
-        self.error = error
+        self._error = error or UnavailableError("the disk is full")
         self.fail = False
 
     def __getattr__(self, name: str) -> Any:
@@ -296,7 +300,7 @@ class Stubborn:
     def write(self, changes: Changes) -> None:
         if self.fail:
             self.fail = False
-            raise self.error("the disk is full")
+            raise self._error
         self._backend.write(changes)
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
@@ -318,12 +322,10 @@ def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapp
     )  # fmt: skip
 
 
-class Panic(BaseException):
-    """What a Rust library raises that has a fault."""
-
-
-@pytest.mark.parametrize("error", [UnavailableError, Panic])
-def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench, error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"), [(UnavailableError("the disk is full"), "the disk is full"), (Panic("no unwrap"), "Panic")]
+)
+def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench, error: BaseException, said: str) -> None:
     backend = Stubborn(bench.backend, error)
     snapshots = snapshots_of(bench, backend, write_behind_bytes=1)
     bench.run([("lost", "set_value", 1, 0)])
@@ -333,15 +335,18 @@ def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench, error
     snapshots.trigger(CheckpointId(1))
     report = eventually(snapshots.reports, "a report")[0]
     assert report.info is None
-    assert ("Panic" if error is Panic else "the disk is full") in report.failure
-    with pytest.raises(StrandlineError, match="the disk is full"):
+    assert said in report.failure
+    with pytest.raises(StrandlineError) as caught:
         snapshots.raise_error()
+    assert said in caught.value.discreet
     snapshots.close()
 
 
-def test_a_checkpoint_fails_whose_upload_panics(bench: Bench) -> None:
+@pytest.mark.parametrize("place", ["keeper.persist.before", "keeper.upload.before"])
+def test_a_panic_ends_a_snapshot_with_a_report(bench: Bench, place: str) -> None:
+    """Else the driver would wait for it until its time is up."""
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
-    failpoints.arm("keeper.upload.before", lambda: (_ for _ in ()).throw(Panic("no space left")))
+    failpoints.arm(place, lambda: (_ for _ in ()).throw(Panic("no unwrap")))
     bench.run([("k", "set_value", 2, 0)])
     snapshots.trigger(CheckpointId(1))
     assert "Panic" in eventually(snapshots.reports, "a report")[0].failure

@@ -227,7 +227,13 @@ class Model:
         values = sorted(window.values, key=lambda value: value[0]) if self.by_epoch else window.values
         if not self.accumulate:
             window.values = []
-        return (k, window.start, window.end, ",".join(str(v) for _, v in values), window.end - 1 / SECOND)
+        return (
+            k,
+            window.start,
+            window.end,
+            ",".join(str(v) for _, v in values),
+            window.end if self.slack else window.end - 1 / SECOND,
+        )
 
     def _add(self, k: str, v: int, time: int | None, reached: int | None, now: int) -> list[Row]:
         given = []

@@ -16,6 +16,7 @@ import pytest
 import strandline as sl
 from strandline.core.errors import CorruptionError, KeeperError, SparkError, UnavailableError
 from strandline.core.ids import Epoch, Partition
+from strandline.core.times import END_US
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
@@ -256,17 +257,22 @@ def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() 
     assert reading.driver.watermarks.reached_us == 1000, "silent since before the look of this one"
 
 
-def test_after_a_tick_that_failed_no_epoch_has_its_number() -> None:
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize("error", [KeeperError("a sink failed at the end"), Panic("a sink failed at the end")])
+def test_after_a_tick_that_failed_no_epoch_has_its_number(error: BaseException) -> None:
     """Spark's thread waits for its turn meanwhile: keepers without rows would take its epoch for the tick's, again."""
     reading = Reading()
     driver: Any = reading.driver
     driver.has_due, driver._nothing = lambda by_us: True, SimpleNamespace()
-    driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(KeeperError("a sink failed at the end"))
-    with pytest.raises(KeeperError, match="a sink failed"):
+    driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(error)
+    with pytest.raises(type(error), match="a sink failed"):
         driver.tick()
     with pytest.raises(KeeperError, match="has ended already"):
         driver(SimpleNamespace(), 1)
-    assert isinstance(driver.error, KeeperError)
+    assert driver.error is error
 
 
 @pytest.mark.parametrize("batch", [0, 5, 7])
@@ -344,6 +350,28 @@ def test_a_batch_that_waits_for_the_lock_begins_no_epoch_behind_the_end_of_time(
     with pytest.raises(KeeperError, match="has ended already"):
         driver("rows", 6)
     assert (driver.drained, ran) == (True, ["nothing"])
+
+
+def test_what_the_clock_has_made_due_comes_before_the_end_of_event_time() -> None:
+    """Rows that get their event time behind such timers would be late; and what is due later comes not at all."""
+    reading = Reading()
+    driver: Any = reading.driver
+    driver._nothing = "nothing"
+    began_us = driver.now_us
+    ran: list[tuple[bool, int]] = []
+    # As if the first epoch, which passes, had set another timer, and the second one for a moment later.
+    following = iter([began_us, began_us + 1, None])
+
+    def run(df: Any, epoch: Epoch) -> None:
+        ran.append((driver.watermarks.reached_us == END_US, driver.now_us))
+        reading.clock.now_s += 60
+        due_us = next(following)
+        driver.progress.acks["op", 0] = SimpleNamespace(uid="op", next_event_us=None, next_processing_us=due_us)
+
+    driver._run = run
+    driver.progress.acks["op", 0] = SimpleNamespace(uid="op", next_event_us=None, next_processing_us=began_us - 5)
+    assert [driver.drain() for _ in range(3)] == [False, False, True]
+    assert ran == [(False, began_us), (False, began_us), (True, began_us)]
 
 
 def test_a_run_that_is_paused_is_not_drained() -> None:

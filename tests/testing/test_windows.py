@@ -273,6 +273,38 @@ def test_windows_and_aggregates_are_given_as_streams(given: Any) -> None:
             assert "testing.events(schema)" in caught.value.hint
 
 
+TO_SESSIONS = {
+    "agg": lambda sales, others: sales.window(Session("10s")).agg(total=agg.sum("n"), uid="sessions"),
+    "fold": lambda sales, others: summed(sales.window(Session("10s")), "sessions"),
+    "process": lambda sales, others: sales.window(Session("10s")).process(listed, output="ns string", uid="sessions"),
+    "window_join": lambda sales, others: sales.window_join(
+        others, Session("10s"), "sessions", how="left", prefixes=("", "other_")
+    ),
+}
+FURTHER = {
+    "window_join": lambda sessions, others: sessions.window_join(
+        others, Tumbling("1 min"), "further", how="left", prefixes=("", "o_")
+    ),
+    "join": lambda sessions, others: sessions.join(others, ("0s", "1s"), "further", how="left", prefixes=("", "o_")),
+}
+
+
+@pytest.mark.parametrize("further", FURTHER)
+@pytest.mark.parametrize("how", TO_SESSIONS)
+def test_a_session_is_not_late_further_on_where_the_watermark_was_at_its_very_end(how: str, further: str) -> None:
+    """Another event might have come there: the session ends when the watermark goes on."""
+    sales = events(SCHEMA, "sales").watermark("ts").key_by("user")
+    others = events(SCHEMA, "others").watermark("ts").key_by("user")
+    sessions = TO_SESSIONS[how](sales, others).map(lambda row: (row.user, 1), "user string, n int").key_by("user")
+    with Harness(FURTHER[further](sessions, others)) as h:
+        # The watermark is at the minute, which is the session's end and a window's, and stays there for an epoch.
+        for second in (50, 60, 61):
+            given = [("b", 0, at(second))]
+            h.push(sales=[*given, event("a", 50)] if second == 50 else given, others=given)
+        h.advance_to_end()
+        assert [row.user for row in h.output if row.user == "a"] == ["a"]
+
+
 def test_other_mistakes() -> None:
     with Harness(summed(timed().window(Tumbling("10s")))) as h:
         h.push(event("a", 1))

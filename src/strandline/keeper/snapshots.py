@@ -119,7 +119,7 @@ class Snapshots:
             self._backend.write(frozen.changes())
             frozen.release()
         except BaseException as error:
-            # A Rust library's panic is no Exception, and nobody asks a thread of these what it ended with.
+            # A Rust library's panic, too, is no Exception, and nobody would hear of it here.
             self._fail(error)
 
     def _take(self, checkpoint: CheckpointId, frozen: Frozen, pause_ms: float) -> None:

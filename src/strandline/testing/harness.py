@@ -15,6 +15,7 @@ from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
 from strandline.core.times import as_datetime
 from strandline.plan.graph import Node
+from strandline.runtime.task.task import EpochTimes
 from strandline.spark.streams.stream import Stream, listed
 from strandline.testing.events import Events, Right
 from strandline.testing.nodes import Rows
@@ -224,7 +225,7 @@ class Harness:
     def tick(self) -> list[Any]:
         """Run epochs without events until no timer is due, as a job does while its source is silent."""
         found = self._process({})
-        while self._run.is_due(self._times):
+        while self._run.is_due(self._times.of_epoch):
             found += self._process({})
         return found
 
@@ -237,10 +238,14 @@ class Harness:
         """Bring event time to its end, as a job's drain does; run an epoch without events, and return its rows.
 
         Windows give what they have, and all event-time timers fire, those too that they set, up to 1000 in a row;
-        timers of processing time fire if they are due by the clock. Every event that is pushed afterwards is late.
+        timers of processing time fire if they are due by the clock, in epochs before. Every event that is pushed
+        afterwards is late.
         """
+        found: list[Any] = []
+        while self._run.is_due(EpochTimes(None, self._times.now_us)):
+            found += self._process({})
         self._times.come_to_end()
-        return self._process({})
+        return found + self._process({})
 
     def advance_clock(self, by: str | dt.timedelta | dt.datetime) -> list[Any]:
         """Move the clock by a duration, or to a time; run an epoch without events, and return its rows."""

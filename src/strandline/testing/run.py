@@ -18,6 +18,7 @@ from strandline.plan.graph import MapNode, Node, OperatorNode, StepNode, above
 from strandline.plan.operators import output_of
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Pipeline
+from strandline.runtime.task.task import EpochTimes
 from strandline.testing.nodes import Rows, lowered
 from strandline.testing.operator import Partitions
 from strandline.testing.times import Times
@@ -135,9 +136,9 @@ class PipelineRun:
         times.ended([self.pipeline.moved(node.uid, each.newest_us) for node, each in self._partitions.items()])
         return found
 
-    def is_due(self, times: Times) -> bool:
+    def is_due(self, times: EpochTimes) -> bool:
         """Whether some timer may be due."""
-        return any(each.is_due(times.of_epoch) for each in self._partitions.values())
+        return any(each.is_due(times) for each in self._partitions.values())
 
     # -- which one
 

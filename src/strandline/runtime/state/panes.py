@@ -90,8 +90,9 @@ class PaneTable(StateTable[Layer]):
         """The epoch that was committed last names what is frozen; the present one is told in advance."""
         self.panes: dict[int, Pane] = {}
         self.mark_us: int | None = None
-        """A time that the operator wants to find again after a restore; it is stored when `marked`."""
+        """A time that the operator wants to find again after a restore."""
         self.marked = False
+        """Whether it is stored; it is as long as there are panes that end by then, too."""
         self.schema = pa.schema([pa.field(GROUP, pa.int32()), *codec.schema])
         """What batches look like in memory: the key group stands before the stored columns."""
         self._groups = groups
@@ -99,7 +100,6 @@ class PaneTable(StateTable[Layer]):
         self._merge = merge
         self._cache_bytes = cache_bytes
         self._mark_before: int | None = None
-        self._mark_found: int | None = None
         self._mark_stored: int | None = None
         self._touched: set[int] = set()
         self._new: set[int] = set()
@@ -251,14 +251,15 @@ class PaneTable(StateTable[Layer]):
 
     def _copy(self) -> Layer:
         layer = Layer(0)
-        layer.mark_us = self._mark_wanted
+        layer.mark_us = self._wanted_us
         # Its own panes note which entries are written: nobody asks, and there would be more with each snapshot.
         layer.added = {end: (Pane(whole=False), list(pane.dirty)) for end, pane in self.panes.items()}
         return layer
 
     def _take(self) -> Layer:
         layer = Layer(self.epoch)
-        wanted_us = self._mark_wanted
+        # What an earlier start has stored, for a lateness that is gone, would be found after the end of time.
+        wanted_us = self._wanted_us
         if wanted_us != self._mark_stored:
             layer.mark_us = END_US if wanted_us is None else wanted_us
             self._mark_stored = wanted_us
@@ -269,13 +270,11 @@ class PaneTable(StateTable[Layer]):
         return layer
 
     @property
-    def _mark_wanted(self) -> int | None:
-        """The mark to store.
-
-        Without a lateness, it is that of an earlier start which had one, until time moves on: panes may be there whose
-        windows were given. Then they go, and the mark with them, lest it is found after the end of time.
-        """
-        return self.mark_us if self.marked or self.mark_us == self._mark_found else None
+    def _wanted_us(self) -> int | None:
+        """The mark, if it is to be stored: without it, what an earlier start has kept for a lateness is given again."""
+        mark_us = self.mark_us
+        has_given = mark_us is not None and min(self.panes, default=END_US) <= mark_us
+        return mark_us if self.marked or has_given else None
 
     def _freeze_pane(self, layer: Layer, end: int, pane: Pane) -> None:
         added = list(pane.dirty)
@@ -314,8 +313,7 @@ class PaneTable(StateTable[Layer]):
 
     def _mark(self, mark_us: int) -> None:
         """Take in a key group's mark: the least counts, lest windows are never given of the groups that have it."""
-        self.mark_us = mark_us if self.mark_us is None else min(mark_us, self.mark_us)
-        self._mark_before = self._mark_found = self.mark_us
+        self.mark_us = self._mark_before = mark_us if self.mark_us is None else min(mark_us, self.mark_us)
 
     def _find_panes(self) -> None:
         """Learn which panes the backend has, by looking at the first entry of each in each key group."""

@@ -383,7 +383,7 @@ def _endless(at_us: int, until_us: int) -> UserCodeError:
         f"on_timer set a timer for {as_datetime(at_us)}, and that is number {ENDLESS_CHAIN:,} of a chain in which each "
         f"call sets the next timer: all of them are due in the same epoch, up to {as_datetime(until_us)}",
         hint="set the next timer later than the time that is reached: timer.timestamp + a step, or, to skip what is "
-        "past, max(timer.timestamp, ctx.watermark) + a step (ctx.now for processing time)",
+        "past, max(timer.timestamp, ctx.watermark) + a step, if not ctx.is_draining (ctx.now for processing time)",
     )
 
 

@@ -7,14 +7,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import strandline.backends
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.core.times import as_datetime
-from strandline.runtime.task.usererrors import text_of
+from strandline.runtime.task.usererrors import is_the_backends, text_of
 from strandline.types.jsonforms import to_json
 
-_BACKENDS = str(Path(strandline.backends.__file__).parent)
-_PACKAGE = str(Path(_BACKENDS).parent)
+_PACKAGE = str(Path(__file__).parent.parent.parent)
 _REASON = 2_000
 _TRACEBACK = 20_000
 
@@ -25,9 +23,7 @@ def is_the_events(error: BaseException) -> bool:
         return False
     if isinstance(error, StrandlineError):
         return isinstance(error, UserCodeError)
-    # A backend's library raises what it likes. It calls nothing of the user's.
-    frames = traceback.walk_tb(error.__traceback__)
-    return not any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames)
+    return not is_the_backends(error)
 
 
 def kind_and_place(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import strandline.backends
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.core.failure import shortened
 from strandline.runtime.operators.joins import called
@@ -16,6 +17,7 @@ from strandline.runtime.program import Process
 from strandline.runtime.state.misuse import no_attribute
 
 _PACKAGE = f"{Path(__file__).parent.parent.parent}{os.sep}"
+_BACKENDS = f"{Path(strandline.backends.__file__).parent}{os.sep}"
 _TO_FIX = "fix the function and start again: the job goes on from its last checkpoint"
 _MOST_TRACE = 20_000
 _MEMORY = (
@@ -29,7 +31,7 @@ def user_error(
 ) -> StrandlineError:
     """Return the error that says whose function raised, for which key and event, with the user's own traceback.
 
-    What interrupts a function, or closes a generator, is raised as it is.
+    What interrupts a function, or closes a generator, or its state's backend raises, is raised as it is.
     """
     _let_through(error)
     method, event = called(process, method, event)
@@ -78,8 +80,15 @@ def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
 
 def _let_through(error: BaseException) -> None:
     # Anything else may be a user's: a Rust library's panic, or a framework's timeout, is no Exception.
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+    if isinstance(error, KeyboardInterrupt | GeneratorExit) or is_the_backends(error):
         raise error
+
+
+def is_the_backends(error: BaseException) -> bool:
+    """Whether an error came of where the state is, as of a failing disk. A backend's library raises what it likes."""
+    # It calls nothing of the user's.
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames)
 
 
 def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:

@@ -81,6 +81,8 @@ class EpochDriver:
     """How large a row may be on its way to an operator; 0: any."""
     paused: threading.Event = field(default_factory=threading.Event)
     """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
+    _stands_us: int | None = field(default=None, init=False)
+    """Where the clock stands while the run is drained: what is due by then comes before the end, and nothing later."""
 
     def __post_init__(self) -> None:
         self._looked_us = self.steady_us
@@ -175,9 +177,12 @@ class EpochDriver:
     def drain(self) -> bool:
         """Bring event time to its end: run an epoch without events in which all its timers fire. Return whether it ran.
 
-        No other epoch comes after it. What the sources have in the meantime stays unread.
+        No other epoch comes after it. What the sources have in the meantime stays unread. As long as timers of the
+        clock are due, it runs an epoch for them instead: rows that get their event time behind them would be late.
         """
-        if not self._run_without_rows(drains=True):
+        if self._stands_us is None:
+            self._stands_us = self.now_us
+        if not self._run_without_rows(drains=True) or not self.drained:
             return False
         failpoints.hit("drain.epoch")
         for uid in sorted({uid for (uid, _), ack in self.progress.acks.items() if ack.next_event_us is not None}):
@@ -189,7 +194,10 @@ class EpochDriver:
         return True
 
     def _run_without_rows(self, *, drains: bool = False) -> bool:
-        """Run an epoch that no rows come with, unless another one runs; one that `drains` is the last of all."""
+        """Run an epoch that no rows come with, unless another one runs; one that `drains` is the last of all.
+
+        Or one of the last, if the clock has made timers due.
+        """
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -200,12 +208,14 @@ class EpochDriver:
                 return False
             if self._nothing is None:
                 self._nothing = make_nothing(self._source, self._session)
-            if drains:
+            acks = self.progress.acks.values()
+            ends = drains and not any(is_due(None, ack.next_processing_us, None, self.now_us) for ack in acks)
+            if ends:
                 self.watermarks.end()
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
             # Before the lock is free: the next batch would be late as a whole.
-            self.drained = self.drained or drains
-        except Exception as error:
+            self.drained = self.drained or ends
+        except BaseException as error:
             # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
             self.error = find_error(error)
             self.failed.set()
@@ -240,7 +250,7 @@ class EpochDriver:
     @property
     def now_us(self) -> int:
         """The clock."""
-        return self._clock.now_ms() * 1000
+        return self._clock.now_ms() * 1000 if self._stands_us is None else self._stands_us
 
     @property
     def steady_us(self) -> int:

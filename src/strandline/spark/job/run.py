@@ -95,7 +95,6 @@ class Run(Waiting):
                 self._log.note(f"job '{self._b.name}' did not start: {error}")
                 self._log.close()
                 self._held.close()
-                _live.discard(self)
             raise
 
     def _check_sinks_are_free(self) -> None:

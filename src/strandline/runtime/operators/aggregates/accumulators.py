@@ -106,13 +106,18 @@ class Accumulators:
 
 
 def results_of(
-    keys: Mapping[str, pa.Array], start_us: Numbers, end_us: Numbers, accumulators: Accumulators, of: Sequence[pa.Array]
+    keys: Mapping[str, pa.Array],
+    start_us: Numbers,
+    end_us: Numbers,
+    last_us: Numbers,
+    accumulators: Accumulators,
+    of: Sequence[pa.Array],
 ) -> tuple[pa.RecordBatch, pa.Array]:
-    """Return the results of windows as rows, and their times: the last ones in the windows."""
+    """Return the results of windows as rows, and their times: the last ones in the windows, `last_us`."""
     start, end = (pa.array(within(at), pa.timestamp("us", "UTC")) for at in (start_us, end_us))
     results = zip((result.name for result in accumulators.results), accumulators.give(of), strict=True)
     columns = {**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)}
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(within(end_us - 1))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(within(last_us))
 
 
 def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:

@@ -272,7 +272,9 @@ class SessionAggregation(ColumnarProcess):
         some = sessions.only(np.argsort(sessions.end, kind="stable"))
         of_key = pa.array(some.of_key)
         owners = {name: column.take(of_key) for name, column in zip(self._keys.names, keys.columns, strict=True)}
-        yield results_of(owners, some.start, some.end - 1, self._accumulators, some.columns)
+        # What is at the window's very end belongs to it, and the watermark may have been there before.
+        end = some.end - 1
+        yield results_of(owners, some.start, end, end, self._accumulators, some.columns)
 
     # -- state
 

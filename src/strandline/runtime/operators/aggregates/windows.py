@@ -255,7 +255,7 @@ class WindowedAggregation(ColumnarProcess):
             width = 1 + len(self._keys.fields)
             ends = np.full(batch.num_rows, end)
             keys = dict(zip(self._keys.names, batch.columns[1:width], strict=True))
-            yield results_of(keys, ends - self._size, ends, self._accumulators, batch.columns[width:])
+            yield results_of(keys, ends - self._size, ends, ends - 1, self._accumulators, batch.columns[width:])
 
     def shown(self, keys: BatchKeys) -> Iterator[Given]:
         only = pa.RecordBatch.from_arrays([keys.groups, *keys.columns], names=[GROUP, *self._keys.names])

@@ -140,8 +140,12 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterable[Row]:
         """Give a window's rows. Their time is the last one in the window."""
-        ctx.time_us = within(window.end_us - 1)
+        ctx.time_us = within(self._last_us(window))
         return self._borne(self._rows(ctx.key, window, at, value), window, ctx)
+
+    def _last_us(self, window: Window) -> int:
+        """Return the last moment in a window: as it ends once that has passed, no result is late in what follows."""
+        return window.end_us - 1
 
     def _borne(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
         """Return a window's rows. Where its function fails and the job goes on, none: the window goes its way."""

@@ -72,6 +72,9 @@ class SessionWindows(EndingWindows):
             if session.fresh or not self._purges:
                 yield from self._rows(key, _window(session), at, session.value)
 
+    def _last_us(self, window: Window) -> int:
+        return window.end_us
+
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
         """Make sessions one, named as the oldest; return its name, whether it can stay as it is, and its value."""
         at, first = touched[0]
