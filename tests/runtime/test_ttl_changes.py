@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from ast import literal_eval
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from strandline.api.process import KeyedProcess
-from strandline.api.states import TTL, List, Map
+from strandline.api.states import TTL, List, Map, Value
+from strandline.backends.options import MIB
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.core.times import END_US
 from strandline.runtime.program import Restore
@@ -197,3 +200,29 @@ def test_what_the_cleaning_was_to_do_before_no_state_had_a_ttl_is_forgotten(
     assert stored(bench)
     epoch(bench, now_s=130)
     assert stored(bench) == {}
+
+
+class Large(KeyedProcess):
+    def __init__(self, ttl: TTL | None) -> None:
+        self.own_states = {"text": Value("string", ttl=ttl)}
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.text.value = event.op * event.a  # type: ignore[attr-defined]
+
+
+def test_taking_a_ttl_away_holds_little_of_the_state_in_memory(tmp_path: Path) -> None:
+    roots = tmp_path / "before", tmp_path / "now"
+    for root in roots:
+        root.mkdir()
+    before, now = Bench("rocksdb", roots[0], Large(TTL("10s"))), Bench("rocksdb", roots[1], Large(None))
+    for number in range(60):
+        before.run([(str(number), "x", MIB, 0)])
+        before.write(before.freeze())
+    tracemalloc.start()
+    then(lambda _: now, None, before)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 30 * MIB
+    assert all(value[0] == 0 for _, value in now.backend.scan("text"))
+    before.close()
+    now.close()

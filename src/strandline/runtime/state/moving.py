@@ -14,6 +14,8 @@ from strandline.format.values import packed_expiry, without_expiry
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL, Process, Program, has_ttl
 
 _NAME_AT = 10
+_AT_ONCE_BYTES = 8 << 20
+"""A value may be large: of a whole state, a part is in memory."""
 
 
 def move_states(backend: Backend, program: Program, process: Process) -> None:
@@ -22,19 +24,18 @@ def move_states(backend: Backend, program: Program, process: Process) -> None:
     On RocksDB, to rename a state copies it, once: the next checkpoint has it under its new name.
     """
     restored = program.restore.stored if program.restore else None
-    if restored and has_ttl(process):
-        known = {info.name for info in restored.states}
-        for table in {EVENT_TTL, PROCESSING_TTL} - known:
-            # Of a time before a program without any TTL: carried along, and their states may be others by now.
+    before = {info.name: info.ttl for info in restored.states if info.ttl} if restored else {}
+    if restored and not before and has_ttl(process):
+        for table in (EVENT_TTL, PROCESSING_TTL):
+            # Carried along from a program before that one, whose states may be others by now.
             backend.write({table: ((key, None) for key, _ in backend.scan(table))})
     if program.was or program.dropped:
         _move(backend, program, process)
-    before = {info.name: info.ttl for info in restored.states if info.ttl} if restored else {}
     for name, state in declared_states(process).items():
         was = before.get(program.was.get(name, name))
         if was and state.ttl is None:
             # Else a TTL that it is given later would find times that count for nothing, and all be over at once.
-            backend.write({name: _without_times(backend, name)})
+            _take_times_away(backend, name)
         elif was and state.ttl and was.time != state.ttl.time:
             # Else the end of event time would not clean it, or no time would, where there is no event time any more.
             source, target = (EVENT_TTL, PROCESSING_TTL) if was.time == "event" else (PROCESSING_TTL, EVENT_TTL)
@@ -55,11 +56,18 @@ def _move(backend: Backend, program: Program, process: Process) -> None:
         backend.move(was, name)
 
 
-def _without_times(backend: Backend, state: str) -> Iterator[Entry]:
-    """Give those entries of a state anew that say when they expire, without that."""
+def _take_times_away(backend: Backend, state: str) -> None:
+    """Write those entries of a state anew that say when they expire, without that."""
+    some: list[Entry] = []
+    size = 0
     for key, value in backend.scan(state):
         if packed_expiry(value) is not None:
-            yield key, without_expiry(value)
+            some.append((key, without_expiry(value)))
+            size += len(value)
+        if size > _AT_ONCE_BYTES:
+            backend.write({state: some})
+            some, size = [], 0
+    backend.write({state: some})
 
 
 def _cleaning_of(backend: Backend, table: str, state: str) -> Iterator[tuple[bytes, bytes]]:
