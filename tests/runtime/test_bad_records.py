@@ -494,6 +494,18 @@ def test_a_backend_that_fails_is_no_fault_of_the_function(
     assert bench.task.failed_events == 0
 
 
+def test_where_memory_runs_out_while_state_is_read_the_hint_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
+    class Failing:
+        def get(self, keys: object) -> None:
+            raise MemoryError
+
+    bench = Bench("rocksdb", tmp_path, ReadingMaps(), input_schema=EVENTS, output_schema=ANSWERS)
+    monkeypatch.setattr(bench.backend, "_family", lambda state: Failing())
+    with pytest.raises(UserCodeError) as caught:
+        bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
+    assert "the keeper could have no more memory" in caught.value.hint
+
+
 def test_an_event_whose_text_cannot_be_made_is_a_dead_letter_all_the_same(make: Make) -> None:
     class Mute(Exception):
         def __str__(self) -> str:

@@ -80,7 +80,10 @@ def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
 
 def _let_through(error: BaseException) -> None:
     # Anything else may be a user's: a Rust library's panic, or a framework's timeout, is no Exception.
-    if isinstance(error, KeyboardInterrupt | GeneratorExit) or is_the_backends(error):
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
+    # Of memory, too, may be too little anywhere: the hint says what to do.
+    if is_the_backends(error) and not isinstance(error, MemoryError):
         raise error
 
 
