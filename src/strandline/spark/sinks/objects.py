@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
+from strandline.plan.columns import quoted
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.sinks.tables.columns import plain
 from strandline.spark.sinks.tables.datafiles import ParquetFile, fitted
@@ -32,6 +33,9 @@ _PARQUET_CODECS = ("snappy", "zstd", "gzip", "none")
 _TEXT_CODECS = ("none", "gzip")
 _BYTES = {"linesep": "\n", "encoding": "utf-8", "charset": "utf-8"}
 """Options of JSON and CSV that say of which bytes files are, and what they may say."""
+
+_headers: dict[tuple[Any, ...], str] = {}
+"""By columns and options: Spark is asked once, not for each epoch."""
 
 
 class OpenFile(Protocol):
@@ -99,7 +103,7 @@ class ObjectFormat:
         """Return rows as tasks want them: those of JSON and CSV as Spark's own text."""
         if self.name not in ("json", "csv"):
             return df
-        columns = [F.col("`" + name.replace("`", "``") + "`") for name in df.columns]
+        columns = [F.col(quoted(name)) for name in df.columns]
         if self.name == "csv" and len(columns) == 1 and not self._is("quoteall"):
             # Of a row that is nothing, Spark's files have no line; its function fails, but for another column's sake.
             more = F.lit("x").alias("more")
@@ -123,9 +127,12 @@ class ObjectFormat:
         """Return the line that each file begins with, if one does."""
         if self.name != "csv" or not self._is("header"):
             return ""
-        names = [F.lit(name).alias(f"c{at}") for at, name in enumerate(df.columns)]
-        (line,) = df.sparkSession.sql("select 1").select(self._text(names)).collect()
-        return f"{line.value}\n"
+        wanted = tuple(df.columns), tuple(sorted(self.options.items()))
+        if (made := _headers.get(wanted)) is None:
+            names = [F.lit(name).alias(f"c{at}") for at, name in enumerate(df.columns)]
+            (line,) = df.sparkSession.sql("select 1").select(self._text(names)).collect()
+            made = _headers[wanted] = f"{line.value}\n"
+        return made
 
     def open(self, schema: pa.Schema, header: str = "") -> OpenFile:
         """Return an empty file."""
