@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,12 +42,22 @@ def counts(kind: str, root: Path, window: Any = None, lateness: int = 0, **given
     return Aggregating(kind, root, window or Tumbling("10s"), lateness, COUNTS, **given)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_mark_of_a_lateness_that_is_gone_outlives_the_end_of_time(kind: str, tmp_path: Path) -> None:
-    """A job may go on after it, with events of long ago: their windows were never given."""
+@pytest.fixture(params=KINDS)
+def late_and_now(request: Any, tmp_path: Path) -> Iterator[tuple[Aggregating, Aggregating]]:
+    """A program with a lateness, and the one that has taken it away."""
     for name in ("late", "now"):
         (tmp_path / name).mkdir()
-    late, bench = counts(kind, tmp_path / "late", lateness=60), counts(kind, tmp_path / "now")
+    late, now = counts(request.param, tmp_path / "late", lateness=60), counts(request.param, tmp_path / "now")
+    yield late, now
+    late.close()
+    now.close()
+
+
+def test_no_mark_of_a_lateness_that_is_gone_outlives_the_end_of_time(
+    late_and_now: tuple[Aggregating, Aggregating],
+) -> None:
+    """A job may go on after it, with events of long ago: their windows were never given."""
+    late, bench = late_and_now
     late.epoch_of([("a", 1000, 1), ("a", 1020, 1)])
     late.epoch_of(watermark=1020)
     bench.restore(late.snapshot(), late.epoch)
@@ -56,16 +67,13 @@ def test_no_mark_of_a_lateness_that_is_gone_outlives_the_end_of_time(kind: str, 
     bench.watermark = None
     assert bench.epoch_of([("a", 100, 5), ("a", 200, 6)]) == []
     assert bench.epoch_of(watermark=200) == [("a", 100, 110, 1, 5)]
-    late.close()
-    bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_lateness_that_is_gone_has_kept_is_not_given_again(kind: str, tmp_path: Path) -> None:
+def test_what_a_lateness_that_is_gone_has_kept_is_not_given_again(
+    late_and_now: tuple[Aggregating, Aggregating],
+) -> None:
     """Not either where the watermark has not moved between a start without it and the next one."""
-    for name in ("late", "now"):
-        (tmp_path / name).mkdir()
-    late, bench = counts(kind, tmp_path / "late", lateness=60), counts(kind, tmp_path / "now")
+    late, bench = late_and_now
     late.epoch_of([("a", 1000, 1), ("a", 1020, 1)])
     assert late.epoch_of(watermark=1020) == [("a", 1000, 1010, 1, 1)]
     files, epoch = late.snapshot(), late.epoch
@@ -75,16 +83,13 @@ def test_what_a_lateness_that_is_gone_has_kept_is_not_given_again(kind: str, tmp
         files, epoch = bench.snapshot(), bench.epoch
     bench.restore(files, epoch)
     assert bench.epoch_of(watermark=1030) == [("a", 1020, 1030, 1, 1)]
-    late.close()
-    bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_given_as_a_lateness_wants_is_not_given_again_when_that_is_gone(kind: str, tmp_path: Path) -> None:
+def test_what_was_given_as_a_lateness_wants_is_not_given_again_when_that_is_gone(
+    late_and_now: tuple[Aggregating, Aggregating],
+) -> None:
     """Also if the start that takes it away ends before time has moved on."""
-    for name in ("late", "now"):
-        (tmp_path / name).mkdir()
-    late, bench = counts(kind, tmp_path / "late", lateness=60), counts(kind, tmp_path / "now")
+    late, bench = late_and_now
     late.epoch_of([("a", 1000, 1)])
     assert late.epoch_of(watermark=1020) == [("a", 1000, 1010, 1, 1)]
     bench.restore(late.snapshot(), late.epoch)
@@ -99,8 +104,6 @@ def test_what_was_given_as_a_lateness_wants_is_not_given_again_when_that_is_gone
     bench.restore(bench.snapshot(), bench.epoch)
     assert given(("a", 1000, 1), watermark=1030) == []
     assert given(watermark=1050) == [("a", 1040, 1050, 1, 2)]
-    late.close()
-    bench.close()
 
 
 def test_a_window_that_is_done_before_a_snapshot_is_never_written(tmp_path: Path) -> None:

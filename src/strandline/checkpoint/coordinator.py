@@ -20,6 +20,7 @@ from strandline.checkpoint.retention import Holds, Retention
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
+from strandline.core.failure import as_exception
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, size_of
@@ -368,9 +369,7 @@ class Coordinator:
             self._show(manifest)
             hit("checkpoint.commit_sinks.after")
         except BaseException as error:
-            # A Rust library's panic is no Exception.
-            told = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-            resolve(pending.waiting, told)
+            resolve(pending.waiting, as_exception(error))
             raise
         resolve(pending.waiting, pending.checkpoint)
         # 6. Older checkpoints beyond `retain`: manifest first, then the files nobody references any more. What storage

@@ -13,6 +13,13 @@ from strandline.core.decoding import decodable
 from strandline.core.errors import StrandlineError, discreet
 
 
+def as_exception(error: BaseException) -> Exception:
+    """Return what was raised as an Exception: a Rust library's panic is none."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+
+
 @decodable
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An error as data."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import cloudpickle
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.failure import as_exception
 
 
 def check_function(what: str, function: Any, args: Sequence[str], example: str = "") -> None:
@@ -55,6 +57,13 @@ def check_shippable(what: str, function: Any) -> None:
         ) from None
 
 
+def name_of(function: Any) -> str:
+    """Return what a function is called."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def call(what: str, function: Callable[..., Any], *args: Any) -> None:
     """Call a function for what it does: nobody looks at what it gives.
 
@@ -66,7 +75,7 @@ def call(what: str, function: Callable[..., Any], *args: Any) -> None:
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
+        raise as_exception(error) from error
     # What clients give to be awaited need be no coroutine of Python's own.
     if given is not None and isinstance(given, Coroutine | Generator | AsyncGenerator | map):
         if isinstance(given, Coroutine | Generator):

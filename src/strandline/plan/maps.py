@@ -8,7 +8,7 @@ from typing import Any
 
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError, on_error_of
 from strandline.core.errors import NullKeyError, UserCodeError
-from strandline.plan.callables import check_function, check_shippable
+from strandline.plan.callables import check_function, check_shippable, name_of
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Keyed, KeylessNode, MapNode, Node
 from strandline.plan.operators import output_of
@@ -41,7 +41,7 @@ def map_on(
     columns = Columns.of(ddl, node.columns.hidden)
     return MapNode(
         columns, node, function=rows, input=given, output=ddl, step=step, calls=calls, on_error=bears,
-        name=_name(function),
+        name=name_of(function),
     )  # fmt: skip
 
 
@@ -65,10 +65,3 @@ def _refuse_keyless(keys: Sequence[str], row: Any) -> None:
         raise UserCodeError("what is aggregated of it cannot be read: a string that is no UTF-8, or a time after 9999")
     column = keys[key.index(None)]
     raise NullKeyError(f"the key column '{column}' is null", key=None if len(keys) == 1 else key)
-
-
-def _name(function: Any) -> str:
-    """Return what a function is called."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)

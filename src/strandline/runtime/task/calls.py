@@ -18,12 +18,6 @@ from strandline.runtime.task.usererrors import user_error
 
 OUTPUT_ROWS = 20_000
 """Of how many rows that timers give a batch is made."""
-_MOST_TRACE = 20_000
-_FIX = "fix the function and start again: the job goes on from its last checkpoint"
-_MEMORY = (
-    "the keeper could have no more memory: have the function hold less, lower state_memory in Settings, or give the "
-    "machine or container more, and start again"
-)
 
 
 class EventCalls:

@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from strandline.core.errors import ConfigurationError, SinkError, SparkError, StrandlineError, discreet
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch
-from strandline.plan.callables import call
+from strandline.plan.callables import call, name_of
 from strandline.spark.base.marks import Seal, marking
 from strandline.spark.base.said import find_error, whole_of
 
@@ -72,8 +72,7 @@ class ForEach:
 
     def __call__(self, rows: Iterable[Row]) -> None:
         with marking(self.seal):
-            name = getattr(self.function, "__name__", type(self.function).__name__)
-            where = f"sink '{self.sink}': its function {name}"
+            where = f"sink '{self.sink}': its function {name_of(self.function)}"
             for row in rows:
                 try:
                     call(where, self.function, row)

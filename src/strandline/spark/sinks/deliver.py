@@ -15,7 +15,7 @@ from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, FencedError
 from strandline.core.settings import parse_duration_ms
-from strandline.plan.callables import call, check_function, check_shippable
+from strandline.plan.callables import call, check_function, check_shippable, name_of
 from strandline.spark.sinks.blame import raised, users_lines
 from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.transactional import Transactional
@@ -123,8 +123,7 @@ class _Calling(Connection):
     def _call(self, rows: list[Row], ids: list[str]) -> None:
         target, pause_s = self.target, self.target.pause_s
         attempts = target.attempts if target.ends or len(rows) == 1 else 1
-        name = getattr(target.function, "__name__", type(target.function).__name__)
-        what = f"{self.writer.label}: its function {name}"
+        what = f"{self.writer.label}: its function {name_of(target.function)}"
         for attempt in range(1, attempts + 1):
             try:
                 # Lists of its own: what it takes out of them comes again, too.

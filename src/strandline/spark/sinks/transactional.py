@@ -280,8 +280,8 @@ class Transactional(Sink):
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
-        is_small = size <= (_SMALL_BYTES if self.in_threads or len(lanes) < 2 else 0)
-        if self.target.on_driver or is_small:
+        is_small = size <= _SMALL_BYTES and (self.in_threads or len(lanes) < 2)
+        if self.target.on_driver or is_small or not size:
             if len(lanes) < 2:
                 return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
             with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:

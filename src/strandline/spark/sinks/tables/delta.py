@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
+from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.given import place_of
 from strandline.spark.sinks.tables.columns import check_names, fitting, plain
@@ -198,12 +199,12 @@ class DeltaSink(TableSink):
 
     def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
         seen = int(table.version())
-        equal = " and ".join(f"target.{_quoted(column)} = source.{_quoted(column)}" for column in key)
+        equal = " and ".join(f"target.{quoted(column)} = source.{quoted(column)}" for column in key)
         merge = table.merge(
             rows, equal, source_alias="source", target_alias="target", streamed_exec=False,
             commit_properties=self._properties(record),
         )  # fmt: skip
-        columns = {_quoted(column): f"source.{_quoted(column)}" for column in rows.column_names}
+        columns = {quoted(column): f"source.{quoted(column)}" for column in rows.column_names}
         try:
             merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
         except self._delta.exceptions.DeltaError as error:
@@ -368,7 +369,3 @@ def _entries(table: Any) -> Iterator[dict[str, Any]]:
         if len(found) < many:
             return
         given, many = found[-1]["version"], many * 8
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
