@@ -15,11 +15,11 @@ import pytest
 import strandline as sl
 from strandline.core.errors import ConfigurationError, FencedError, SinkError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
-from strandline.spark.sinks.refused import Refusals
-from strandline.spark.sinks.target import Rows, Writer
-from strandline.spark.sinks.trial import Trial, numbers_of
+from strandline.ends.rejected import Refusals
+from strandline.ends.target import Rows, Writer
 from strandline.storage.place import Place
+from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
+from strandline.testing.sinks.trial import Trial, numbers_of
 from tests.spark import inprocess
 
 CALLS: list[tuple[list[int], list[str]]] = []
@@ -48,7 +48,7 @@ def seen() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 0.0)
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 0.0)
     CALLS.clear()
     RAISING.clear()
     BAD.clear()

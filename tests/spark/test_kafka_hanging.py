@@ -14,10 +14,10 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.spark.sinks.kafkaclient import Cluster
-from strandline.spark.sinks.kafkarecord import Rows, Told, firsts_of
-from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, _known, idle
-from strandline.spark.sinks.target import Writer
+from strandline.ends.kafka.client import Cluster
+from strandline.ends.kafka.record import Rows, Told, firsts_of
+from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _known, idle
+from strandline.ends.target import Writer
 from strandline.storage.place import Place
 from tests.kafkaserver import Kafka
 from tests.kafkawire import HangingProducer
@@ -288,7 +288,7 @@ def test_what_is_not_carried_out_is_not_said_to_be_written(kafka: Kafka, target:
 
     connection = lane.connect()
     with monkeypatch.context() as patch:
-        patch.setattr("strandline.spark.sinks.kafkatarget.open_at", hanging)
+        patch.setattr("strandline.ends.kafka.target.open_at", hanging)
         with pytest.raises(sl.errors.UnavailableError, match="does not carry out a commit"):
             connection.write(placed((1, "1 b")), "m1", "m2")
         connection.close()
@@ -299,7 +299,7 @@ def test_what_is_not_carried_out_is_not_said_to_be_written(kafka: Kafka, target:
 
 def test_a_lane_with_many_partitions_has_them_in_the_topic(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:
     """What is too long for a group's offset."""
-    monkeypatch.setattr("strandline.spark.sinks.kafkarecord._LONGEST_TEXT", 10)
+    monkeypatch.setattr("strandline.ends.kafka.record._LONGEST_TEXT", 10)
     target.claim(by(1))
     lane = Hung(kafka, target)
     lane.hang()

@@ -19,8 +19,8 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, StrandlineError
 from strandline.spark.sinks import conformance, transactional
-from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.databases import postgres
+from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.lossy import Proxy
 from tests.postgres import DATABASE, Server
 from tests.spark import inprocess

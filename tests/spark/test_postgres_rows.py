@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, SinkError
-from strandline.spark.sinks.databases.catalog import identifier
+from strandline.ends.postgres.catalog import identifier
 from strandline.storage.place import Place
 from tests.postgres import PASSWORD, Server
 from tests.soak import examples

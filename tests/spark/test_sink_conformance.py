@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.spark.sinks import transactional
-from strandline.spark.sinks.conformance import (
+from strandline.testing.sinks.conformance import (
     Check,
     Promise,
     Trial,

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
-from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.soak import examples
 from tests.spark import inprocess
 from tests.spark.test_postgres_rows import batch_of, write, writer

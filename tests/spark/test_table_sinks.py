@@ -12,7 +12,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
 import strandline as sl
 from strandline.core.ids import Epoch
-from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.soak import soaking
 from tests.spark import inprocess
 

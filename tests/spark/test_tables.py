@@ -48,8 +48,9 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation
+from strandline.ends.tables.datafiles import fitted, refuse_unreadable, statistics_of
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.conformance import (
+from strandline.testing.sinks.conformance import (
     Promise,
     Trial,
     a_target_that_is_away_is_caught_up_with,
@@ -57,8 +58,7 @@ from strandline.spark.sinks.conformance import (
     lives_and_sinks_share_a_place,
     name_of,
 )
-from strandline.spark.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
-from strandline.spark.sinks.tables.datafiles import fitted, refuse_unreadable, statistics_of
+from strandline.testing.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
 from tests.pages import run_page
 from tests.spark import inprocess
 

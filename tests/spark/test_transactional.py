@@ -20,8 +20,8 @@ import strandline as sl
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks import delivery, waiting
-from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
-from strandline.spark.sinks.trial import Crash, Trial, numbers_of
+from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
+from strandline.testing.sinks.trial import Crash, Trial, numbers_of
 from tests.soak import examples
 from tests.spark import inprocess
 
@@ -97,7 +97,7 @@ class KeptLane(sl.sinks.Connection):
 
 @pytest.fixture
 def ledger(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 0.0)
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 0.0)
     LEDGERS[request.node.name] = ledger = Ledger()
     ledger.name = request.node.name  # type: ignore[attr-defined]
     yield ledger
@@ -237,7 +237,7 @@ def test_a_job_begins_only_when_the_target_has_what_the_checkpoint_lists(ledger:
 
 
 def test_a_start_waits_for_a_target_that_is_away_for_a_moment(ledger: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger)
     failures = iter([away, away])
     ledger.before = lambda: next(failures, lambda: None)()
@@ -312,7 +312,7 @@ def test_a_target_that_refuses_its_claim_when_it_is_back_ends_the_run(ledger: An
 
 @pytest.mark.parametrize("parallel", [True, False])
 def test_an_answer_that_is_lost_is_asked_for(ledger: Any, parallel: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger, parallel=parallel)
     sink = trial.start()
     lost: list[int] = []
@@ -399,7 +399,7 @@ def test_no_transaction_is_larger_than_the_target_has_it(ledger: Any, monkeypatc
 
 def test_another_task_at_work_in_a_lane_is_waited_for(ledger: Any, monkeypatch: Any) -> None:
     """Spark may run a task of a commit twice at once: each row is there once all the same."""
-    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
     pending = trial.stage(sink, 1, 2)
@@ -459,7 +459,7 @@ def test_a_staging_place_that_was_changed_is_named(ledger: Any, tmp_path: Path) 
 
 def test_staged_rows_that_another_task_has_delivered_meanwhile_are_not_missed(ledger: Any, monkeypatch: Any) -> None:
     """A driver that was replaced, or a task that Spark ran twice, may find the files gone that it wants to read."""
-    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
     pending = trial.stage(sink, 1)

@@ -37,10 +37,10 @@ from pyspark.sql.types import (
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.ends.committables import read_listed
 from strandline.spark.base.filesystem import FileSystem, absolute, open_filesystem
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.objects import ObjectFormat, stage
 from strandline.spark.sinks.others import check_not_sparks, check_others
 from strandline.spark.sinks.place import Place

@@ -27,13 +27,14 @@ from pyspark.sql.types import (
 from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.committables import TaskAttempt
+from strandline.ends.kafka.client import Cluster, Said, answer, check_installed, in_words, made, topic_setting
+from strandline.ends.kafka.producer import TOPIC, Sent, drain, produce, producer_settings
+from strandline.ends.kafka.target import KafkaTarget, idle
 from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.given import check_column, columns_of
-from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made, topic_setting
-from strandline.spark.sinks.kafkarows import TOPIC, Sent, drain, produce, producer_settings
-from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
-from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.tasks import write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
 _HEADERS = "array<struct<key:string,value:binary>>"

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from strandline.api.badrecords import Then
@@ -24,27 +26,25 @@ from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch, Generation
-from strandline.plan.callables import check_shippable
-from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL
-from strandline.spark.base.said import find_error
-from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.delivery import (
-    DELIVERED,
+from strandline.ends.arguments import options_of, place_of
+from strandline.ends.committables import read_listed
+from strandline.ends.delivery import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
     Delivered,
-    DeliverLanes,
     Delivery,
     reason_of,
 )
-from strandline.spark.sinks.given import options_of, place_of
-from strandline.spark.sinks.listed import read_listed
-from strandline.spark.sinks.refused import Refusals
-from strandline.spark.sinks.target import Target, Writer
+from strandline.ends.rejected import Refusals
+from strandline.ends.staged import LISTED, Reached, Staged, StageRows, Waiting, generation_in, waiting_in
+from strandline.ends.target import Target, Writer
+from strandline.plan.callables import check_shippable
+from strandline.spark.base.ddl import arrow_schema
+from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.marks import SEAL, Seal, marking
+from strandline.spark.base.said import find_error
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.tasks import write_tasks
-from strandline.spark.sinks.waiting import LISTED, Reached, Staged, StageRows, Waiting, generation_in, waiting_in
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 """Up to so much the driver writes itself: a Spark job takes longer to begin."""
 _THREADS = 8
+_DELIVERED = "lane int, rows bigint, refused bigint, mark string, failure string"
 
 
 class TransactionalOptions(TypedDict, total=False):
@@ -290,7 +291,7 @@ class Transactional(Sink):
         spark, many = self._opened.spark, len(lanes)
         numbers = spark.range(0, many, 1, many)
         try:
-            rows = map_batches(numbers, DeliverLanes(SEAL, delivery, dict(lanes)), DELIVERED).collect()
+            rows = map_batches(numbers, _DeliverLanes(SEAL, delivery, dict(lanes)), _DELIVERED).collect()
         except Exception as error:
             raise find_error(error) from error
         return {row.lane: Delivered(row.rows, row.refused, row.mark, row.failure) for row in rows}
@@ -313,6 +314,30 @@ class Transactional(Sink):
     def _opened(self) -> SinkContext:
         assert self._context is not None, "the sink was not opened"
         return self._context
+
+
+@dataclass(frozen=True)
+class _DeliverLanes:
+    """What runs in tasks, whose rows are the lanes' numbers."""
+
+    seal: Seal
+    delivery: Delivery
+    lanes: dict[int, Sequence[Waiting]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        order = sorted(self.lanes)
+        for batch in batches:
+            with marking(self.seal):
+                lanes = [order[at] for at in batch[0].to_pylist()]
+                done = [(lane, self.delivery.deliver(lane, self.lanes[lane])) for lane in lanes]
+            columns = [
+                pa.array([lane for lane, _ in done], pa.int32()),
+                pa.array([found.rows for _, found in done], pa.int64()),
+                pa.array([found.refused for _, found in done], pa.int64()),
+                pa.array([found.mark for _, found in done], pa.string()),
+                pa.array([found.failure for _, found in done], pa.string()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, ["lane", "rows", "refused", "mark", "failure"])
 
 
 def _checked(what: str, on_error: Any, target: Target, dead_letters: Any) -> Then:

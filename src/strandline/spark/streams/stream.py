@@ -19,6 +19,7 @@ from strandline.api.states import TTL
 from strandline.api.windows import Early, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
+from strandline.ends.target import Target
 from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
 from strandline.plan.graph import Keyed, MapNode, Node, OperatorNode, sources_of
@@ -27,7 +28,6 @@ from strandline.runtime.operators.asof import AsOfHow
 from strandline.runtime.operators.joins import Bounds, How
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
-from strandline.spark.sinks.target import Target
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import FrameStep, read, readable

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.ends.tables.datafiles import DataFile, Layout, StagedFiles
+from strandline.ends.tables.errors import is_refused
 from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles
-from strandline.spark.sinks.tables.words import is_refused
 from strandline.storage.place import Place
 
 T = TypeVar("T")

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
+from strandline.ends.tables.columns import fitting, plain
+from strandline.ends.tables.datafiles import DataFile, Layout
+from strandline.ends.tables.errors import in_a_line
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.tables.columns import fitting, plain
-from strandline.spark.sinks.tables.datafiles import DataFile, Layout
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
 from strandline.spark.sinks.tables.sink import TableSink
-from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 

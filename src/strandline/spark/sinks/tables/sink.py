@@ -36,14 +36,10 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
-from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.base.filesystem import LocalFiles
-from strandline.spark.base.objectfiles import ObjectFiles
-from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.given import columns_of, options_of
-from strandline.spark.sinks.listed import read_listed
-from strandline.spark.sinks.tables.columns import check_key, check_names
-from strandline.spark.sinks.tables.datafiles import (
+from strandline.ends.arguments import columns_of, options_of
+from strandline.ends.committables import TaskAttempt, read_listed
+from strandline.ends.tables.columns import check_key, check_names
+from strandline.ends.tables.datafiles import (
     LISTED,
     DataFile,
     Layout,
@@ -52,8 +48,12 @@ from strandline.spark.sinks.tables.datafiles import (
     WriteDataFiles,
     fitted,
 )
+from strandline.spark.base.ddl import arrow_schema
+from strandline.spark.base.filesystem import LocalFiles
+from strandline.spark.base.objectfiles import ObjectFiles
+from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
-from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Generation
-from strandline.spark.sinks.listed import Listed
-from strandline.spark.sinks.tasks import TaskAttempt
+from strandline.ends.committables import Listed, TaskAttempt
 from strandline.storage.place import Place
 from strandline.types.columns import check_readable, from_arrow_type
 

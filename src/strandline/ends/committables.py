@@ -1,8 +1,9 @@
-"""What a checkpoint lists of a sink that writes to another system: committables, JSON each."""
+"""Committables: what tasks have staged of an epoch, listed in the checkpoint as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -10,6 +11,16 @@ import msgspec
 from strandline.core.errors import CorruptionError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TaskAttempt:
+    """One attempt of a task to write its partition's rows of an epoch."""
+
+    partition: int
+    """The partition's index: those that make the same one write the same rows, perhaps at the same time."""
+    name: str
+    """What this attempt stages must bear it: no other attempt, of this or any other run, has the same."""
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.sinks.databases.shape import Shape
-from strandline.spark.sinks.databases.sink import quoted
+from strandline.ends.postgres.shape import Shape, quoted
+from strandline.types.columns import from_arrow_type
 
 # Of a partitioned table, its partitions are what holds rows.
 _TABLE = """
@@ -282,10 +282,7 @@ def _misfits(kind: pa.DataType, column: Column) -> Iterator[str]:
 
 def _spark_name(kind: pa.DataType) -> str:
     """Return a type as Spark calls it."""
-    from pyspark.sql.pandas.types import from_arrow_type
-
     try:
-        found: str = from_arrow_type(kind).simpleString()
-    except Exception:
+        return from_arrow_type(kind).ddl
+    except ConfigurationError:
         return str(kind)
-    return found

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.sinks.kafkaclient import Said, answer, in_words, made, topic_setting
-from strandline.spark.sinks.kafkarecord import Record
+from strandline.ends.kafka.client import Said, answer, in_words, made, topic_setting
+from strandline.ends.kafka.record import Record
 
 _PARTITIONS = 2
 _SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.2"}

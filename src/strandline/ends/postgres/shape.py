@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, SinkError
+from strandline.ends.target import Target
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,16 @@ class Shape:
         gone = grouped.filter(pc.equal(grouped["gone#_max"], 1)).select(self.key)
         left = last.filter(pc.invert(pc.fill_null(last[self.delete], False)))
         return Changes(gone, left.drop_columns([self.delete]))
+
+
+class DatabaseTarget(Target):
+    """A table of a database."""
+
+    shape: Shape
+    # What a row is to blame for is said in words; what the table is, or the database, is raised as it comes.
+    refusing = (SinkError,)
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'

@@ -7,29 +7,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any, Unpack
+from typing import Any
 
 import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
-from strandline.core.settings import parse_duration_ms
-from strandline.spark.sinks.databases.catalog import Table, check_table, creating, identifier, table_at
-from strandline.spark.sinks.databases.merging import Rows
-from strandline.spark.sinks.databases.shape import Shape
-from strandline.spark.sinks.databases.sink import (
-    TableSink,
-    TableTarget,
-    check_flag,
-    check_name,
-    checked_options,
-    quoted,
-    shape_of,
-    writers_of,
-)
-from strandline.spark.sinks.target import Connection, Writer
-from strandline.spark.sinks.transactional import TransactionalOptions
+from strandline.ends.postgres.catalog import Table, check_table, creating, identifier, table_at
+from strandline.ends.postgres.merge import Rows
+from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
+from strandline.ends.target import Connection, Writer
 
 _CLAIM = -1
 """The lane of the row that says which generation writes."""
@@ -54,50 +42,6 @@ _OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
 triggers raise. psycopg takes some for the server's own, as if they would pass."""
 
 
-def postgres(
-    dsn: str | Callable[[], str],
-    table: str,
-    *,
-    key: str | Sequence[str] | None = None,
-    delete: str | None = None,
-    create: bool = False,
-    writers: int | None = None,
-    record: str = "strandline_deliveries",
-    timeout: str | float = "60s",
-    **options: Unpack[TransactionalOptions],
-) -> PostgresSink:
-    """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
-
-    `dsn` is libpq's: "postgresql://user@host/database", or a function that gives it, as where passwords change. The
-    column names of the rows are those of the table. Without a `key`, rows are appended. With one, a row takes the place
-    of that with the same key, and where the boolean column `delete` is true, its row goes.
-
-    Rows of one key are written in their order; `writers=4` spreads keys over four connections. Without a key, each
-    partition writes on its own; `writers=1` has one transaction for all. `create=True` makes a table that is not there.
-    How far the sink came is in the table `record`, which is made when it is missing. A transaction that takes longer
-    than `timeout` is given up and tried again. `options` are those of `sinks.Transactional`: `name`, `staging`,
-    `on_error`, `dead_letters`, `storage_options`.
-    """
-    what = "sinks.postgres()"
-    shape = shape_of(what, table, key, delete)
-    check_name(what, "record", record)
-    check_flag(what, "create", create)
-    count = writers_of(what, writers, shape)
-    limit = parse_duration_ms(timeout, f"{what}: timeout")
-    if limit < 1000:
-        raise ConfigurationError(
-            f"{what}: timeout is {timeout!r}, expected at least a second", hint="write it like '60s'"
-        )
-    target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=limit)
-    return PostgresSink(target, writers=count, **checked_options(what, options))
-
-
-class PostgresSink(TableSink):
-    """Rows into a table of PostgreSQL."""
-
-    made_by = "sinks.postgres()"
-
-
 def _psycopg() -> Any:
     try:
         import psycopg
@@ -108,7 +52,7 @@ def _psycopg() -> Any:
     return psycopg
 
 
-class PostgresTarget(TableTarget):
+class PostgresTarget(DatabaseTarget):
     """A table of PostgreSQL."""
 
     def __init__(

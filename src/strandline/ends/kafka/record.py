@@ -20,8 +20,8 @@ import msgspec
 
 from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words, made, within
-from strandline.spark.sinks.target import Writer
+from strandline.ends.kafka.client import Cluster, Said, in_words, made, within
+from strandline.ends.target import Writer
 
 T = TypeVar("T")
 

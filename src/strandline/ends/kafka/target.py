@@ -23,12 +23,12 @@ from msgspec import structs
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words, made, within
-from strandline.spark.sinks.kafkahanging import Lane, open_at, places_of
-from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
-from strandline.spark.sinks.kafkarows import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
-from strandline.spark.sinks.kafkatopic import make_topic
-from strandline.spark.sinks.target import Connection, Target, Writer
+from strandline.ends.kafka.client import Cluster, Said, in_words, made, within
+from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
+from strandline.ends.kafka.record import LaneRecord, Record, Told
+from strandline.ends.kafka.recovery import Lane, open_at, places_of
+from strandline.ends.kafka.topic import make_topic
+from strandline.ends.target import Connection, Target, Writer
 
 _THREADS = 8
 

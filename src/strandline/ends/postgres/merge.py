@@ -8,10 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.spark.sinks.databases.catalog import Table, is_exact
-from strandline.spark.sinks.databases.csvrows import as_csv
-from strandline.spark.sinks.databases.shape import Changes, Shape
-from strandline.spark.sinks.databases.sink import quoted
+from strandline.ends.postgres.catalog import Table, is_exact
+from strandline.ends.postgres.csv import as_csv
+from strandline.ends.postgres.shape import Changes, Shape, quoted
 
 
 @dataclass(frozen=True)

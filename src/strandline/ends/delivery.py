@@ -7,16 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, SinkError, StrandlineError
 from strandline.core.failure import shortened
-from strandline.spark.base.marks import Seal, marking
-from strandline.spark.sinks.refused import Refusals
-from strandline.spark.sinks.target import Connection, Target, Writer
-from strandline.spark.sinks.waiting import Part, Waiting, first_mark, rests
+from strandline.ends.rejected import Refusals
+from strandline.ends.staged import Part, Waiting, first_mark, rests
+from strandline.ends.target import Connection, Target, Writer
 from strandline.storage.place import Place
 
 FIRST_DELAY_S = 0.1
@@ -177,30 +174,3 @@ class _Lane:
 def reason_of(error: Exception) -> str:
     """Return why rows wait, for logs and the status: further lines of an error may quote rows."""
     return shortened(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".strip())
-
-
-DELIVERED = "lane int, rows bigint, refused bigint, mark string, failure string"
-
-
-@dataclass(frozen=True)
-class DeliverLanes:
-    """What runs in tasks, whose rows are the lanes' numbers."""
-
-    seal: Seal
-    delivery: Delivery
-    lanes: dict[int, Sequence[Waiting]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        order = sorted(self.lanes)
-        for batch in batches:
-            with marking(self.seal):
-                lanes = [order[at] for at in batch[0].to_pylist()]
-                done = [(lane, self.delivery.deliver(lane, self.lanes[lane])) for lane in lanes]
-            columns = [
-                pa.array([lane for lane, _ in done], pa.int32()),
-                pa.array([found.rows for _, found in done], pa.int64()),
-                pa.array([found.refused for _, found in done], pa.int64()),
-                pa.array([found.mark for _, found in done], pa.string()),
-                pa.array([found.failure for _, found in done], pa.string()),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, ["lane", "rows", "refused", "mark", "failure"])

@@ -31,8 +31,8 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import SinkError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Said, made
-from strandline.spark.sinks.kafkarecord import Firsts, LaneRecord, Record, Rows, Told, firsts_of
+from strandline.ends.kafka.client import Said, made
+from strandline.ends.kafka.record import Firsts, LaneRecord, Record, Rows, Told, firsts_of
 
 Commit = Callable[[Iterator[pa.RecordBatch], Told], LaneRecord]
 Place = tuple[str, int, int]

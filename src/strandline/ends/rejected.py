@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strandline.api.badrecords import Then
 from strandline.core.errors import StrandlineError
 from strandline.core.failure import shortened
-from strandline.spark.sinks.target import Rows, Target, Writer
+from strandline.ends.target import Rows, Target, Writer
 from strandline.storage.place import Place
 from strandline.types.columns import readable_rows
 from strandline.types.jsonforms import to_json

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words
-from strandline.spark.sinks.kafkarecord import Rows
+from strandline.ends.kafka.client import Cluster, Said, Stall, in_words
+from strandline.ends.kafka.record import Rows
 
 LIMIT = 1_000_000
 """As large as a message may be, unless the topic says otherwise."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -16,21 +16,9 @@ import pyarrow.compute as pc
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
-from strandline.core.settings import parse_duration_ms
-from strandline.core.urls import check_local_path
-from strandline.spark.sinks.databases.csvrows import documents, values_of
-from strandline.spark.sinks.databases.shape import Shape
-from strandline.spark.sinks.databases.sink import (
-    TableSink,
-    TableTarget,
-    check_flag,
-    check_name,
-    checked_options,
-    quoted,
-    shape_of,
-)
-from strandline.spark.sinks.target import Connection, Writer
-from strandline.spark.sinks.transactional import TransactionalOptions
+from strandline.ends.postgres.csv import documents, values_of
+from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
+from strandline.ends.target import Connection, Writer
 
 _CLAIM = -1
 _RECORD = """create table if not exists {record} (
@@ -45,44 +33,7 @@ _PASSING = (
 )  # fmt: skip
 
 
-def sqlite(
-    path: str | Path,
-    table: str,
-    *,
-    key: str | Sequence[str] | None = None,
-    delete: str | None = None,
-    create: bool = False,
-    record: str = "strandline_deliveries",
-    timeout: str | float = "60s",
-    **options: Unpack[TransactionalOptions],
-) -> SqliteSink:
-    """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.
-
-    The database is a file on the driver's machine, which alone writes to it. Options are those of `sinks.postgres`;
-    `create=True` makes the file, too. Decimals, dates and times are kept as text, nested values as JSON.
-    """
-    what = "sinks.sqlite()"
-    if not isinstance(path, str | Path) or not str(path).strip() or "://" in str(path) or str(path) == ":memory:":
-        raise ConfigurationError(
-            f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
-            hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
-        )
-    check_local_path(f"{what}: path", path)
-    shape = shape_of(what, table, key, delete)
-    check_name(what, "record", record)
-    check_flag(what, "create", create)
-    limit = parse_duration_ms(timeout, f"{what}: timeout")
-    target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=limit)
-    return SqliteSink(target, **checked_options(what, options))
-
-
-class SqliteSink(TableSink):
-    """Rows into a table of SQLite."""
-
-    made_by = "sinks.sqlite()"
-
-
-class SqliteTarget(TableTarget):
+class SqliteTarget(DatabaseTarget):
     """A table of SQLite."""
 
     parallel = False

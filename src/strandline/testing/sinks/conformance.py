@@ -19,7 +19,7 @@ from pathlib import Path
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink
-from strandline.spark.sinks.trial import Steps, Trial, failing_once, noting_ends
+from strandline.testing.sinks.trial import Steps, Trial, failing_once, noting_ends
 
 __all__ = ["Check", "Promise", "Trial", "checks", "name_of"]
 

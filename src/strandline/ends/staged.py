@@ -16,10 +16,9 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import Epoch, Generation
+from strandline.ends.committables import Listed, TaskAttempt
+from strandline.ends.target import Rows
 from strandline.format.rows import decode_rows, encode_rows
-from strandline.spark.sinks.listed import Listed
-from strandline.spark.sinks.target import Rows
-from strandline.spark.sinks.tasks import TaskAttempt
 from strandline.storage.place import Place
 
 _PIECE_BYTES = 8 << 20
