@@ -29,8 +29,8 @@ from strandline.storage.place import Place
 from strandline.storage.retrying import RetryingStore
 from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.testing.sinks.trial import Crash
+from tests.ends import inprocess
 from tests.soak import soaking
-from tests.spark import inprocess
 from tests.storage.test_remote import SECRET, MeetingWrites
 
 SESSION: Any = inprocess.Session()

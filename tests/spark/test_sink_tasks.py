@@ -23,8 +23,9 @@ from strandline.spark.base.said import find_error
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks, transactional
 from strandline.spark.sinks.base import committables_of
+from tests.ends import inprocess
 from tests.pages import run_page
-from tests.spark import inprocess, small
+from tests.spark import small
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, settle
 

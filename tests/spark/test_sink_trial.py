@@ -22,7 +22,7 @@ from strandline.testing.sinks.conformance import (
     rows_are_read_once_and_to_their_end,
 )
 from strandline.testing.sinks.trial import Crash, Steps
-from tests.spark.filesinks import NEED_SPARK, frame
+from tests.ends.filesinks import NEED_SPARK, frame
 
 Staged = tuple[str, int, int, list[int]]
 """Whose, of which generation and epoch, and the rows."""

@@ -9,7 +9,7 @@ import pytest
 import strandline as sl
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Epoch
-from tests.spark.filesinks import Rows
+from tests.ends.filesinks import Rows
 
 
 def stage(sink: Any, epoch: int) -> str:

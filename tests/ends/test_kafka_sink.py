@@ -24,19 +24,20 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.ids import Epoch
+from strandline.ends.kafka import producer as kafkarows
 from strandline.ends.kafka.client import Cluster, Said, in_words
 from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
 from strandline.ends.kafka.record import LaneRecord, Record, Told
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
 from strandline.ends.target import Writer
 from strandline.spark.base.marks import SEAL
-from strandline.spark.sinks import kafkarows, kafkasink
+from strandline.spark.sinks import kafkasink
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.storage.place import Place
 from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
+from tests.ends.inprocess import OF_WAITING_ROWS, Session
 from tests.kafkaserver import PASSWORD, Kafka
 from tests.spark.harness import eventually
-from tests.spark.inprocess import OF_WAITING_ROWS, Session
 
 _numbers = itertools.count()
 EXACT = checks(Promise.EXACTLY_ONCE, Promise.LASTING)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strandline.core.errors import CorruptionError, UnavailableError
-from tests.spark.filesinks import Disk, sink_at, staged, started, visible
+from tests.ends.filesinks import Disk, sink_at, staged, started, visible
 
 Checkpoint = tuple[list[str], int]
 

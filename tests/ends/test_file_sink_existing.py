@@ -13,7 +13,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
-from tests.spark.filesinks import Crash, Disk, records, rows, shown_files, staged, visible
+from tests.ends.filesinks import Crash, Disk, records, rows, shown_files, staged, visible
 
 
 def context(life: str, generation: int = 1, job: str = "job", sink: str = "out") -> SinkContext:

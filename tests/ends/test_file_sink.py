@@ -17,7 +17,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from tests.spark.filesinks import (
+from tests.ends.filesinks import (
     Crash,
     Disk,
     Rows,

@@ -13,7 +13,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.files import FileSink, left_by
-from tests.spark.filesinks import (
+from tests.ends.filesinks import (
     commit_crashing,
     context,
     records,

@@ -59,8 +59,8 @@ from strandline.testing.sinks.conformance import (
     name_of,
 )
 from strandline.testing.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
+from tests.ends import inprocess
 from tests.pages import run_page
-from tests.spark import inprocess
 
 SESSION: Any = inprocess.Session()
 NAMES = StructType([StructField("k", LongType()), StructField("v", StringType())])

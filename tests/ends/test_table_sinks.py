@@ -13,8 +13,8 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 import strandline as sl
 from strandline.core.ids import Epoch
 from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
+from tests.ends import inprocess
 from tests.soak import soaking
-from tests.spark import inprocess
 
 APPENDED = checks(Promise.EXACTLY_ONCE, Promise.LASTING, Promise.TAKES_BACK)
 MERGED = checks(Promise.EXACTLY_ONCE, Promise.LASTING)

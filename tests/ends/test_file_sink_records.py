@@ -15,7 +15,7 @@ from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
 from strandline.spark.sinks.shown import SHOWN, Committable, Owner, Shown, ShownRecords
-from tests.spark.filesinks import (
+from tests.ends.filesinks import (
     Rows,
     commit_crashing,
     records,

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.shown import Committable
+from tests.ends.filesinks import Crash, Disk, Rows, rows_in, shown_files, sink_at, visible
 from tests.soak import examples
-from tests.spark.filesinks import Crash, Disk, Rows, rows_in, shown_files, sink_at, visible
 
 crashes = st.none() | st.integers(0, 60)
 files_of_an_epoch = st.lists(st.integers(1, 2), max_size=3)

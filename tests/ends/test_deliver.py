@@ -20,7 +20,7 @@ from strandline.ends.target import Rows, Writer
 from strandline.storage.place import Place
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
 from strandline.testing.sinks.trial import Trial, numbers_of
-from tests.spark import inprocess
+from tests.ends import inprocess
 
 CALLS: list[tuple[list[int], list[str]]] = []
 RAISING: list[Exception] = []

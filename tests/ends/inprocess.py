@@ -15,7 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import LongType, StructField, StructType
 
 from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.sinks import conformance
+from strandline.testing.sinks import conformance
 
 Step = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -21,9 +21,9 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 import strandline as sl
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
+from tests.ends import inprocess
+from tests.ends.test_postgres_rows import batch_of, write, writer
 from tests.soak import examples
-from tests.spark import inprocess
-from tests.spark.test_postgres_rows import batch_of, write, writer
 
 US, UTC = pa.timestamp("us"), pa.timestamp("us", "Europe/Berlin")
 

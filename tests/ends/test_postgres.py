@@ -18,13 +18,14 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, StrandlineError
-from strandline.spark.sinks import conformance, transactional
-from strandline.spark.sinks.databases import postgres
+from strandline.ends.postgres import target as postgres
+from strandline.spark.sinks import transactional
+from strandline.testing.sinks import conformance
 from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
+from tests.ends import inprocess
+from tests.ends.test_postgres_rows import writer
 from tests.lossy import Proxy
 from tests.postgres import DATABASE, Server
-from tests.spark import inprocess
-from tests.spark.test_postgres_rows import writer
 
 
 @pytest.fixture

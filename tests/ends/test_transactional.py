@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks import delivery, waiting
+from strandline.ends import delivery, staged
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
 from strandline.testing.sinks.trial import Crash, Trial, numbers_of
+from tests.ends import inprocess
 from tests.soak import examples
-from tests.spark import inprocess
 
 LEDGERS: dict[str, Ledger] = {}
 
@@ -346,7 +346,7 @@ def test_what_the_target_refuses_for_good_names_it_and_rows_stay(ledger: Any) ->
 
 
 def test_transactions_are_bounded_and_whole(ledger: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(waiting, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(staged, "_PIECE_BYTES", 1)
     monkeypatch.setattr(Kept, "max_rows", 4)
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
@@ -463,14 +463,14 @@ def test_staged_rows_that_another_task_has_delivered_meanwhile_are_not_missed(le
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
     pending = trial.stage(sink, 1)
-    read = waiting.Waiting.read
+    read = staged.Waiting.read
 
     def late(*given: Any) -> Any:
-        monkeypatch.setattr(waiting.Waiting, "read", read)
+        monkeypatch.setattr(staged.Waiting, "read", read)
         sink.commit(pending)
         return read(*given)
 
-    monkeypatch.setattr(waiting.Waiting, "read", late)
+    monkeypatch.setattr(staged.Waiting, "read", late)
     sink.commit(pending)
     trial.expect(1)
 

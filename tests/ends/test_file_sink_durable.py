@@ -13,7 +13,7 @@ from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from tests.spark.filesinks import (
+from tests.ends.filesinks import (
     rows,
     sink_at,
     staged,
