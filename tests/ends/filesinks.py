@@ -14,7 +14,7 @@ import pytest
 from strandline.core import failpoints
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import LocalFiles
-from strandline.spark.sinks import place
+from strandline.spark.sinks import output_directory as place
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
 from strandline.testing.sinks import conformance

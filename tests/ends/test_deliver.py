@@ -15,7 +15,7 @@ import pytest
 import strandline as sl
 from strandline.core.errors import ConfigurationError, FencedError, SinkError
 from strandline.core.ids import Epoch
-from strandline.ends.rejected import Refusals
+from strandline.ends.rejected import RejectedRows
 from strandline.ends.target import Rows, Writer
 from strandline.storage.place import Place
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
@@ -132,7 +132,7 @@ def test_a_row_with_text_that_is_no_utf8_is_a_dead_letter_with_its_bytes(tmp_pat
     batch = pa.RecordBatch.from_arrays([text, pa.array([1 << 60] * 2).cast(pa.timestamp("us"))], names=["v", "at"])
     target: Any = sl.sinks.deliver(keep).target
     writer = Writer("s", 1, "out", "job", Place(url=str(tmp_path / "s")))
-    refusals = Refusals("dead-letter", Place(url=str(tmp_path)))
+    refusals = RejectedRows("dead-letter", Place(url=str(tmp_path)))
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
     assert refusals.takes(target, error)
     refusals.put(writer, Rows([batch.slice(0, 1)], lambda: ["id"]), error)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from strandline.core.ids import Epoch
-from strandline.spark.sinks.shown import Committable
+from strandline.spark.sinks.visibility_log import Committable
 from tests.ends.filesinks import Crash, Disk, Rows, rows_in, shown_files, sink_at, visible
 from tests.soak import examples
 

@@ -14,7 +14,7 @@ import pytest
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from strandline.spark.sinks.shown import SHOWN, Committable, Owner, Shown, ShownRecords
+from strandline.spark.sinks.visibility_log import SHOWN, Committable, Owner, VisibilityLog, VisibilityRecord
 from tests.ends.filesinks import (
     Rows,
     commit_crashing,
@@ -27,7 +27,7 @@ from tests.ends.filesinks import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-RECORD = Shown(
+RECORD = VisibilityRecord(
     generation=2,
     epoch=7,
     intent=[
@@ -51,13 +51,13 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
     assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [
-        Shown(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=2)
+        VisibilityRecord(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=2)
     ]
 
 
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
     """The same run takes it for another driver's, and each restart leaves one more."""
-    written = ShownRecords(filesystem.LocalFiles(tmp_path), "/out", "place")
+    written = VisibilityLog(filesystem.LocalFiles(tmp_path), "/out", "place")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -88,11 +88,11 @@ def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: 
         def list(self, path: str) -> list[tuple[str, int]]:
             return []
 
-    one, other = (ShownRecords(kind(tmp_path), "root", "home") for kind in (filesystem.LocalFiles, Stale))
-    one.write(Shown(generation=2))
+    one, other = (VisibilityLog(kind(tmp_path), "root", "home") for kind in (filesystem.LocalFiles, Stale))
+    one.write(VisibilityRecord(generation=2))
     with pytest.raises(UnavailableError, match="another driver"):
-        other.write(Shown(generation=1))
-    assert ShownRecords(filesystem.LocalFiles(tmp_path), "root", "home").newest == Shown(generation=2)
+        other.write(VisibilityRecord(generation=1))
+    assert VisibilityLog(filesystem.LocalFiles(tmp_path), "root", "home").newest == VisibilityRecord(generation=2)
 
 
 def test_of_two_drivers_that_show_the_same_one_does_not_take_the_others_record_for_its_own(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_of_two_drivers_that_show_the_same_one_does_not_take_the_others_record_f
             return super().create(path, data) or self.read(path) == data
 
     owner = Owner("job", "life", "out")
-    one, other = (ShownRecords(Object(tmp_path), "root", "home", owner, by) for by in (3, 4))
+    one, other = (VisibilityLog(Object(tmp_path), "root", "home", owner, by) for by in (3, 4))
     other.check_alone = lambda: None  # type: ignore[method-assign]
     one.write(RECORD)
     with pytest.raises(UnavailableError, match="another driver"):

@@ -15,7 +15,7 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.ends.kafka.client import Cluster
-from strandline.ends.kafka.record import Rows, Told, firsts_of
+from strandline.ends.kafka.record import LaneMessage, Rows, firsts_of
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _known, idle
 from strandline.ends.target import Writer
 from strandline.storage.place import Place
@@ -107,11 +107,11 @@ class Hung:
         if all_of_it:
             at = hanging.produce(self.topic, 0, [b"0 b"])
             found[self.topic][0] = [(at, at)]
-            told = Told(1, "m2", rows=found)
+            told = LaneMessage(1, "m2", rows=found)
             key = f"{name.rpartition('-')[0]} mark {self.lane}".encode()
             hanging.produce(taken._record.topic, 0, [msgspec.json.encode(told)], key)
         if record or all_of_it:
-            text = Told(1, "m2", rows=found).record(firsts_of(found)).text
+            text = LaneMessage(1, "m2", rows=found).record(firsts_of(found)).text
             hanging.commit_offset(name, taken._record.topic, text)
         if not all_of_it:
             self._carry_out(found, record=record)
@@ -128,7 +128,7 @@ class Hung:
         producer.produce(self.topic, b"0 b", partition=0, on_delivery=lambda _, message: at.append(message.offset()))
         assert producer.flush(30) == 0
         rows = {self.topic: {**found.get(self.topic, {}), 0: [(at[0], at[0])]}}
-        told = Told(1, "m2", rows=rows)
+        told = LaneMessage(1, "m2", rows=rows)
         taken = self.target.connect(by(1), self.lane + 100)
         if record:
             key = f"{self.target.prefix}-s1 mark {self.lane}"

@@ -25,12 +25,12 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.core.ids import Epoch
 from strandline.ends.kafka import producer as kafkarows
-from strandline.ends.kafka.client import Cluster, Said, in_words
+from strandline.ends.kafka.client import ClientErrors, Cluster, in_words
 from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
-from strandline.ends.kafka.record import LaneRecord, Record, Told
+from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
 from strandline.ends.target import Writer
-from strandline.spark.base.marks import SEAL
+from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks import kafkasink
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.storage.place import Place
@@ -85,17 +85,17 @@ def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any)
         for size in sizes:
             parts = {"key": None, "value": b"." * size or None, "topic": "t", "partition": 0}
             sent.hear(error, SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()}))
-        drain(Producer(), target, "sink", Said(), sent)
+        drain(Producer(), target, "sink", ClientErrors(), sent)
 
     several = [Sent() for _ in range(2)]
     for sent in several:
-        producer_settings(target, Said(), sent)
+        producer_settings(target, ClientErrors(), sent)
     for sent in several:
         with pytest.raises(sl.errors.UnavailableError, match="does not take 1,000,000 bytes at once"):
             fail(sent, 200_000, 1)
     for many in (1, 2):
         for _ in range(9):
-            producer_settings(target, Said(), sent := Sent())
+            producer_settings(target, ClientErrors(), sent := Sent())
             with suppress(sl.errors.UnavailableError, UnfitRowError):
                 fail(sent, *[0] * many)
         sent.clear()
@@ -376,7 +376,7 @@ def test_a_record_that_is_older_than_what_was_known_is_not_believed(
     connection = target.connect(by(1), 0)
     connection.write(batch(("a", "1")), None, "m1")
     with monkeypatch.context() as stale:
-        stale.setattr(Record, "of_lane", lambda *_: LaneRecord(1, None))
+        stale.setattr(SinkRecord, "of_lane", lambda *_: LaneRecord(1, None))
         with pytest.raises(sl.errors.UnavailableError, match="lane 0 came to nothing"):
             target.connect(by(1), 0)
     assert target.connect(by(1), 0).reached() == "m1"
@@ -441,7 +441,7 @@ def test_a_record_may_be_larger_than_rows_may_be(kafka: Kafka, target: KafkaTarg
 
 def test_the_largest_record_is_a_message() -> None:
     runs = [(at, at) for at in range(10**12, 10**12 + 2 * KafkaTarget.max_rows, 2)]
-    assert len(msgspec.json.encode(Told(1, "m1", rows={"t": {0: runs}}))) < LIMIT
+    assert len(msgspec.json.encode(LaneMessage(1, "m1", rows={"t": {0: runs}}))) < LIMIT
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     with pytest.raises(sl.errors.CorruptionError, match=f"topic '{marks}' .* deleted while the job ran.* came to m1"):
         target.connect(by(1), 0)
     expect(kafka, topic, "1")
-    found = Record(target.cluster, target.prefix, by(1)).read(committed=True)
+    found = SinkRecord(target.cluster, target.prefix, by(1)).read(committed=True)
     assert (found.claims, found.lanes) == ({1}, {0})
 
 
@@ -534,11 +534,11 @@ def test_a_record_that_is_long_is_read_to_its_end(kafka: Kafka, target: KafkaTar
     """However long that takes: Kafka has not compacted it, or it is of many jobs."""
     target.cluster.answer_s = 1.0
     target.claim(by(1))
-    record = Record(target.cluster, target.prefix, by(1))
+    record = SinkRecord(target.cluster, target.prefix, by(1))
     for _ in range(6):
         record.note_lane(0)
-    note = Record._note
-    monkeypatch.setattr(Record, "_note", lambda *given: (time.sleep(0.25), note(*given)))
+    note = SinkRecord._note
+    monkeypatch.setattr(SinkRecord, "_note", lambda *given: (time.sleep(0.25), note(*given)))
     assert record.read(committed=False).lanes == {0}
 
 
@@ -700,7 +700,7 @@ def test_a_connection_that_is_cut_has_refused_nobody() -> None:
     """Kafka's client says what begins so of a password, too. What it says of a later time-out is not that."""
     from confluent_kafka import KafkaError
 
-    late, said = KafkaError(KafkaError._TIMED_OUT), Said()
+    late, said = KafkaError(KafkaError._TIMED_OUT), ClientErrors()
     for text, kind in (
         ("SASL PLAIN mechanism handshake failed: Local: Broker transport failure", sl.errors.UnavailableError),
         ("SASL authentication error: Authentication failed: Invalid username", sl.errors.ConfigurationError),

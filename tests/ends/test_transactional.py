@@ -463,14 +463,14 @@ def test_staged_rows_that_another_task_has_delivered_meanwhile_are_not_missed(le
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
     pending = trial.stage(sink, 1)
-    read = staged.Waiting.read
+    read = staged.StagedFile.read
 
     def late(*given: Any) -> Any:
-        monkeypatch.setattr(staged.Waiting, "read", read)
+        monkeypatch.setattr(staged.StagedFile, "read", read)
         sink.commit(pending)
         return read(*given)
 
-    monkeypatch.setattr(staged.Waiting, "read", late)
+    monkeypatch.setattr(staged.StagedFile, "read", late)
     sink.commit(pending)
     trial.expect(1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from strandline.core.ids import Generation
-from strandline.keeper import birth
+from strandline.keeper import spawning as birth
 from strandline.keeper.paths import Places
 from strandline.keeper.watchdog import process_start
 from strandline.spark.keepers import fleet

@@ -23,7 +23,7 @@ class TaskAttempt:
     """What this attempt stages must bear it: no other attempt, of this or any other run, has the same."""
 
 
-class Listed(msgspec.Struct, frozen=True, array_like=True):
+class JsonCommittable(msgspec.Struct, frozen=True, array_like=True):
     """A committable."""
 
     @property
@@ -32,7 +32,7 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self).decode()
 
 
-def read_listed(pending: Sequence[str], kinds: msgspec.json.Decoder[T], sink: str) -> list[T]:
+def decode_committables(pending: Sequence[str], kinds: msgspec.json.Decoder[T], sink: str) -> list[T]:
     """Read committables, each once: a list that has one twice would have its rows come twice."""
     found = []
     for text in dict.fromkeys(pending):

@@ -11,8 +11,8 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, SinkError, StrandlineError
 from strandline.core.failure import shortened
-from strandline.ends.rejected import Refusals
-from strandline.ends.staged import Part, Waiting, first_mark, rests
+from strandline.ends.rejected import RejectedRows
+from strandline.ends.staged import StagedFile, TransactionRows, first_mark, rests
 from strandline.ends.target import Connection, Target, Writer
 from strandline.storage.place import Place
 
@@ -43,7 +43,7 @@ class Delivery:
     target: Target
     writer: Writer
     place: Place
-    refusals: Refusals
+    refusals: RejectedRows
     patience_s: float
     """For how long a target that does not answer is tried again, before its rows wait for another time."""
     reached: Mapping[int, str]
@@ -51,7 +51,7 @@ class Delivery:
     is_late: bool = False
     """Whether rows may wait because transactions were too large: a slow target ends those that take long."""
 
-    def deliver(self, lane: int, waiting: Sequence[Waiting]) -> Delivered:
+    def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> Delivered:
         """Write what the lane's record in the target does not have yet."""
         folder, rows, refused, mark = folder_at(self.place), 0, 0, self.reached.get(lane, "")
         delay_s, until = FIRST_DELAY_S, time.monotonic() + self.patience_s
@@ -98,7 +98,7 @@ class _Lane:
                 self._connection.close()
         self._connection = None
 
-    def write(self, waiting: Sequence[Waiting]) -> Iterator[tuple[int, int, str]]:
+    def write(self, waiting: Sequence[StagedFile]) -> Iterator[tuple[int, int, str]]:
         """Write what lies behind the lane's mark; give each transaction's rows, how many it set aside, its mark."""
         connection = self._connect()
         since = connection.reached()
@@ -107,7 +107,7 @@ class _Lane:
         many = min(_FEWEST_ROWS, max_rows) if self._d.is_late else max_rows
         for rest in rests(waiting, since, max_rows, self._target.max_bytes):
             try:
-                part = Part.read(rest, self._folder, self._d.writer.label)
+                part = TransactionRows.read(rest, self._folder, self._d.writer.label)
             except CorruptionError:
                 # Unless somebody else was faster, and took the files away.
                 if connection.reached() == since:

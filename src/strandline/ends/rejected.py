@@ -15,7 +15,7 @@ from strandline.types.jsonforms import to_json
 
 
 @dataclass(frozen=True)
-class Refusals:
+class RejectedRows:
     """What becomes of rows that a target refuses."""
 
     then: Then

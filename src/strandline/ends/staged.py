@@ -16,7 +16,7 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import Epoch, Generation
-from strandline.ends.committables import Listed, TaskAttempt
+from strandline.ends.committables import JsonCommittable, TaskAttempt
 from strandline.ends.target import Rows
 from strandline.format.rows import decode_rows, encode_rows
 from strandline.storage.place import Place
@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Of the file: whole as it may be, another one in its place would be other rows."""
 
 
-class Staged(Listed, frozen=True, array_like=True, tag="rows"):
+class StagedTask(JsonCommittable, frozen=True, array_like=True, tag="rows"):
     """What one task has staged of an epoch: a committable."""
 
     generation: Generation
@@ -51,14 +51,14 @@ class Staged(Listed, frozen=True, array_like=True, tag="rows"):
     """The url that the pieces are below. They are looked for where the sink stages now: a job's folder may be moved."""
 
 
-class Reached(Listed, frozen=True, array_like=True, tag="reached"):
+class Reached(JsonCommittable, frozen=True, array_like=True, tag="reached"):
     """How far lanes had come in the target at a checkpoint: it may not be less again."""
 
     sink: str
     lanes: dict[int, str]
 
 
-LISTED: msgspec.json.Decoder[Staged | Reached] = msgspec.json.Decoder(Staged | Reached)
+LISTED: msgspec.json.Decoder[StagedTask | Reached] = msgspec.json.Decoder(StagedTask | Reached)
 
 
 def generation_in(sink: str, path: str) -> int | None:
@@ -102,11 +102,11 @@ class StageRows:
             put()
         failpoints.hit("sink.rows_staged")
         lane = attempt.partition if self.parallel else 0
-        return Staged(self.generation, self.epoch, attempt.partition, lane, pieces, folder.url).text
+        return StagedTask(self.generation, self.epoch, attempt.partition, lane, pieces, folder.url).text
 
 
 @dataclass(frozen=True)
-class Waiting:
+class StagedFile:
     """A piece that may have to be written."""
 
     number: str
@@ -163,18 +163,18 @@ def first_mark(generation: int) -> str:
     return f"{generation:08}"
 
 
-def waiting_in(sink: str, staged: Staged) -> Iterator[Waiting]:
+def waiting_in(sink: str, staged: StagedTask) -> Iterator[StagedFile]:
     """Return a task's pieces in their order."""
     for at, piece in enumerate(staged.pieces):
         number = f"{staged.generation:08}.{staged.epoch:012}.{staged.partition:05}.{at:05}"
-        yield Waiting(number, f"{sink}/g{staged.generation}/{piece.name}", piece, staged.place)
+        yield StagedFile(number, f"{sink}/g{staged.generation}/{piece.name}", piece, staged.place)
 
 
 @dataclass(frozen=True)
-class Rest:
+class Remainder:
     """What is left of a piece."""
 
-    waiting: Waiting
+    waiting: StagedFile
     done: int
 
     @property
@@ -183,12 +183,12 @@ class Rest:
         return self.waiting.piece.rows - self.done
 
 
-def rests(waiting: Sequence[Waiting], since: str | None, max_rows: int, max_bytes: int) -> Iterator[list[Rest]]:
+def rests(waiting: Sequence[StagedFile], since: str | None, max_rows: int, max_bytes: int) -> Iterator[list[Remainder]]:
     """Cut what lies behind a lane's mark into parts, each for about one transaction."""
-    part: list[Rest] = []
+    part: list[Remainder] = []
     rows = size = 0
     for each in waiting:
-        rest = Rest(each, each.done(since))
+        rest = Remainder(each, each.done(since))
         if not rest.rows:
             continue
         if part and (rows + rest.rows > max_rows or size + each.piece.bytes > max_bytes):
@@ -201,14 +201,14 @@ def rests(waiting: Sequence[Waiting], since: str | None, max_rows: int, max_byte
 
 
 @dataclass(frozen=True)
-class Part:
+class TransactionRows:
     """Rows on their way into a target, with where they stand."""
 
-    rests: Sequence[Rest]
+    rests: Sequence[Remainder]
     _batches: Sequence[pa.RecordBatch]
 
     @classmethod
-    def read(cls, rests: Sequence[Rest], folder: Folder, sink: str) -> Part:
+    def read(cls, rests: Sequence[Remainder], folder: Folder, sink: str) -> TransactionRows:
         """Read what is left of these pieces."""
         batches = [b for r in rests for b in _behind(r.waiting.read(folder, sink), r.done)]
         return cls(rests, batches)
@@ -248,7 +248,7 @@ class Part:
     def _ids(self, sink: str, start: int, stop: int) -> list[str]:
         return [f"{sink}-{rest.waiting.number}.{row:08}" for rest, row in map(self._at, range(start, stop))]
 
-    def _at(self, at: int) -> tuple[Rest, int]:
+    def _at(self, at: int) -> tuple[Remainder, int]:
         index = bisect_right(self._ends, at)
         rest = self.rests[index]
         return rest, rest.done + at - (self._ends[index] - rest.rows)

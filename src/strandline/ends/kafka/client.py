@@ -58,7 +58,7 @@ class Cluster:
     def __repr__(self) -> str:
         return f"Cluster({self.servers!r})"
 
-    def settings(self, said: Said, **more: Any) -> dict[str, Any]:
+    def settings(self, said: ClientErrors, **more: Any) -> dict[str, Any]:
         """Return a client's settings: with `_` for `.`."""
         return {
             "bootstrap.servers": self.servers,
@@ -118,7 +118,7 @@ def made(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"sinks.kafka(): the client refuses its options: {text}") from None
 
 
-def answer(future: Any, client: Any, said: Said, cluster: Cluster) -> Any:
+def answer(future: Any, client: Any, said: ClientErrors, cluster: Cluster) -> Any:
     """Return what brokers answer to an admin client; what it says meanwhile is heard."""
     from confluent_kafka import KafkaException
 
@@ -130,7 +130,7 @@ def answer(future: Any, client: Any, said: Said, cluster: Cluster) -> Any:
     return future.result(0.1)
 
 
-def topic_setting(name: str, topic: str, admin: Any, said: Said, cluster: Cluster) -> str | None:
+def topic_setting(name: str, topic: str, admin: Any, said: ClientErrors, cluster: Cluster) -> str | None:
     """Return a setting of a topic; None if the user may not see it, who may write to the topic all the same."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType
@@ -145,7 +145,7 @@ def topic_setting(name: str, topic: str, admin: Any, said: Said, cluster: Cluste
         raise
 
 
-class Said:
+class ClientErrors:
     """What a client says besides the answers to its calls, which only time out: that a password is wrong, as a rule."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Said:
         return self.refused or self._last or error if is_late else error
 
 
-def in_words(error: Any, label: str, cluster: Cluster, said: Said | None = None) -> StrandlineError:
+def in_words(error: Any, label: str, cluster: Cluster, said: ClientErrors | None = None) -> StrandlineError:
     """Return an error of the client as one of ours: worth another attempt only if it is UnavailableError or a conflict.
 
     `error` is a KafkaError, or the KafkaException that has one.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, UnavailableError
-from strandline.ends.kafka.client import Cluster, Said, Stall, in_words
+from strandline.ends.kafka.client import ClientErrors, Cluster, Stall, in_words
 from strandline.ends.kafka.record import Rows
 
 LIMIT = 1_000_000
@@ -72,7 +72,9 @@ class Sent:
             ranges.append((offset, offset))
 
 
-def producer_settings(target: RowsTo, said: Said, sent: Sent, *, places: bool = False, **more: Any) -> dict[str, Any]:
+def producer_settings(
+    target: RowsTo, said: ClientErrors, sent: Sent, *, places: bool = False, **more: Any
+) -> dict[str, Any]:
     """Return the settings of a client that writes rows; if asked for, it is `sent` the places of all of them."""
     most = int(target.cluster.options.get("batch.size", LIMIT))
     sent.at_once = min(target.limit, most, _at_once.get(target.cluster.servers, most))
@@ -176,7 +178,7 @@ def _too_large(topic: str | None, what: str, target: RowsTo) -> UnfitRowError:
     return UnfitRowError(f"{what} is larger than {where} takes: the limit, max.message.bytes, is {target.limit:,}")
 
 
-def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> None:
+def drain(producer: Any, target: RowsTo, label: str, said: ClientErrors, sent: Sent) -> None:
     """Wait until all rows are with the brokers, for as long as any arrive."""
     from confluent_kafka import KafkaError, KafkaException
 

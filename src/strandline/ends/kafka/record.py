@@ -20,7 +20,7 @@ import msgspec
 
 from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.ends.kafka.client import Cluster, Said, in_words, made, within
+from strandline.ends.kafka.client import ClientErrors, Cluster, in_words, made, within
 from strandline.ends.target import Writer
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class LaneRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 @decodable
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class LaneMessage(msgspec.Struct, frozen=True, array_like=True):
     """A lane's record as a message."""
 
     generation: int
@@ -87,20 +87,20 @@ def firsts_of(rows: Rows) -> Firsts:
 
 
 @dataclass
-class Found:
+class TopicRecords:
     """What the topic has of one sink."""
 
     claims: set[int] = field(default_factory=set)
     lanes: set[int] = field(default_factory=set)
-    told: dict[int, list[tuple[int, Told]]] = field(default_factory=dict)
+    told: dict[int, list[tuple[int, LaneMessage]]] = field(default_factory=dict)
     """Of lanes, the messages and where they are, the newest last."""
 
-    def newest(self, lane: int) -> tuple[int, Told] | None:
+    def newest(self, lane: int) -> tuple[int, LaneMessage] | None:
         """Return the newest message of a lane, if there is one, and where it is."""
         return self.told[lane][-1] if lane in self.told else None
 
 
-class Record:
+class SinkRecord:
     """What is on record of one sink."""
 
     def __init__(self, cluster: Cluster, prefix: str, writer: Writer) -> None:
@@ -113,7 +113,7 @@ class Record:
         """Return a lane's name: of its transactions, and of the group with its record."""
         return f"{self._prefix}-{lane}"
 
-    def consumer(self, lane: int, said: Said, *, committed: bool = True) -> Any:
+    def consumer(self, lane: int, said: ClientErrors, *, committed: bool = True) -> Any:
         """Return a client that reads a lane's record, and in whose name it is written.
 
         Unless what is `committed` is asked for, it says what was before a transaction that has not ended.
@@ -147,7 +147,9 @@ class Record:
         newest = max(found, key=lambda record: record.place)
         return msgspec.structs.replace(newest, generation=max(record.generation for record in found))
 
-    def put_lane(self, producer: Any, consumer: Any, lane: int, told: Told, sent: Callable[[], Rows]) -> LaneRecord:
+    def put_lane(
+        self, producer: Any, consumer: Any, lane: int, told: LaneMessage, sent: Callable[[], Rows]
+    ) -> LaneRecord:
         """Put a lane's record into its open transaction, all of whose rows are with the brokers.
 
         `sent` says where its messages are. Returns the record as the group has it then.
@@ -165,7 +167,7 @@ class Record:
         self.cluster.ask(producer.send_offsets_to_transaction, [at], consumer.consumer_group_metadata())
         return record
 
-    def note_reached(self, consumer: Any, told: Told) -> None:
+    def note_reached(self, consumer: Any, told: LaneMessage) -> None:
         """Have it on record, whatever becomes of the lane's transaction, that it is committed."""
         from confluent_kafka import TopicPartition
 
@@ -176,7 +178,7 @@ class Record:
 
         within(self.cluster.answer_s, commit)
 
-    def told(self, lane: int, record: LaneRecord) -> tuple[int, Told] | None:
+    def told(self, lane: int, record: LaneRecord) -> tuple[int, LaneMessage] | None:
         """Return the message of a lane's record, and where it is."""
         told = self.read(committed=False).told.get(lane, [])
         return next((each for each in reversed(told) if each[1].record().place == record.place), None)
@@ -207,7 +209,7 @@ class Record:
         """Write messages that stand for themselves: it does no harm if one comes twice."""
         from confluent_kafka import KafkaException, Producer
 
-        said, failed = Said(), []
+        said, failed = ClientErrors(), []
         producer = made(
             Producer,
             self.cluster,
@@ -229,11 +231,11 @@ class Record:
         if left:
             raise UnavailableError(f"{self.writer.label}: Kafka at {self.cluster.servers} does not answer")
 
-    def read(self, *, committed: bool) -> Found:
+    def read(self, *, committed: bool) -> TopicRecords:
         """Return what the topic has of the sink, all or what is `committed`: that may have to be waited for."""
         from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-        said, found = Said(), Found()
+        said, found = ClientErrors(), TopicRecords()
         level = "read_committed" if committed else "read_uncommitted"
         consumer = made(
             Consumer, self.cluster,
@@ -272,7 +274,7 @@ class Record:
             consumer.close()
         return found
 
-    def _end(self, said: Said, until: float) -> int:
+    def _end(self, said: ClientErrors, until: float) -> int:
         """Return where the topic ends: behind what no transaction has committed yet, too."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -297,7 +299,7 @@ class Record:
         finally:
             consumer.close()
 
-    def _note(self, found: Found, message: Any) -> None:
+    def _note(self, found: TopicRecords, message: Any) -> None:
         key = (message.key() or b"").decode(errors="replace")
         sink, _, rest = key.partition(" ")
         if sink != self._prefix:
@@ -311,4 +313,6 @@ class Record:
         elif what == "lane":
             found.lanes.add(int(number))
         elif what == "mark":
-            found.told.setdefault(int(number), []).append((message.offset(), self._decoded(message.value(), Told)))
+            found.told.setdefault(int(number), []).append(
+                (message.offset(), self._decoded(message.value(), LaneMessage))
+            )

@@ -31,10 +31,10 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import SinkError, UnavailableError
-from strandline.ends.kafka.client import Said, made
-from strandline.ends.kafka.record import Firsts, LaneRecord, Record, Rows, Told, firsts_of
+from strandline.ends.kafka.client import ClientErrors, made
+from strandline.ends.kafka.record import Firsts, LaneMessage, LaneRecord, Rows, SinkRecord, firsts_of
 
-Commit = Callable[[Iterator[pa.RecordBatch], Told], LaneRecord]
+Commit = Callable[[Iterator[pa.RecordBatch], LaneMessage], LaneRecord]
 Place = tuple[str, int, int]
 """A topic, a partition, an offset."""
 _ROWS = pa.schema(
@@ -52,7 +52,7 @@ class Lane:
     `commit` writes rows and a record in a transaction, and returns when that is carried out.
     """
 
-    def __init__(self, record: Record, number: int, producer: Any, consumer: Any, commit: Commit) -> None:
+    def __init__(self, record: SinkRecord, number: int, producer: Any, consumer: Any, commit: Commit) -> None:
         self._record = record
         self._number = number
         self._producer = producer
@@ -78,7 +78,7 @@ class Lane:
     def _answers(self, *, committed: bool) -> bool:
         from confluent_kafka import KafkaException
 
-        consumer = self._record.consumer(self._number, Said(), committed=committed)
+        consumer = self._record.consumer(self._number, ClientErrors(), committed=committed)
         try:
             self._record.of_lane(consumer)
         except (KafkaException, UnavailableError):
@@ -122,7 +122,7 @@ class Lane:
         at, told = self._told(found)
         return {**firsts_of(told.rows), self._record.topic: {0: at}}
 
-    def _told(self, found: LaneRecord) -> tuple[int, Told]:
+    def _told(self, found: LaneRecord) -> tuple[int, LaneMessage]:
         told = self._record.told(self._number, found)
         if told is None:
             raise self._lost("where its rows are is not on record")
@@ -140,7 +140,7 @@ class Lane:
         failpoints.hit("kafka.unhung")
         return self._commit(iter([rows]), _next(told, {}))
 
-    def _abort(self, hung: Iterable[Place], told: Told | None) -> None:
+    def _abort(self, hung: Iterable[Place], told: LaneMessage | None) -> None:
         """Abort what hangs, and a lane's record with it: what is aborted with them is seen by nobody either."""
         self._producer.begin_transaction()
         for topic, partition, _ in hung:
@@ -173,7 +173,7 @@ class Lane:
 
     def _that_are_there(self, places: list[Place]) -> list[Place]:
         """Return those that their partition has: a topic may have been made anew."""
-        consumer = self._record.consumer(self._number, Said(), committed=False)
+        consumer = self._record.consumer(self._number, ClientErrors(), committed=False)
         try:
             ends = _ends(self._record, consumer, places)
         finally:
@@ -200,7 +200,7 @@ class Lane:
 
         cluster = self._record.cluster
         settings = cluster.settings(
-            Said(), group_id=self._record.name_of(0), isolation_level=level, enable_auto_commit=False,
+            ClientErrors(), group_id=self._record.name_of(0), isolation_level=level, enable_auto_commit=False,
             enable_partition_eof=True, fetch_wait_max_ms=50, auto_offset_reset="latest",
         )  # fmt: skip
         consumer = made(Consumer, cluster, settings)
@@ -240,7 +240,7 @@ class Lane:
         )
 
 
-def open_at(record: Record, consumer: Any, places: Iterable[Place]) -> tuple[list[Place], list[Place]]:
+def open_at(record: SinkRecord, consumer: Any, places: Iterable[Place]) -> tuple[list[Place], list[Place]]:
     """Return the places of transactions that are open there, and those where an older one keeps that from being seen.
 
     `consumer` reads what is committed.
@@ -256,13 +256,13 @@ def places_of(record: LaneRecord) -> list[Place]:
     return list(_places(record.firsts or {}))
 
 
-def _ends(record: Record, consumer: Any, places: Iterable[Place]) -> dict[tuple[str, int], int]:
+def _ends(record: SinkRecord, consumer: Any, places: Iterable[Place]) -> dict[tuple[str, int], int]:
     """Return where partitions end for a consumer; those that are gone are not among them."""
     wanted = list(dict.fromkeys(place[:2] for place in places))
     return _ends_of(record, consumer, wanted) if wanted else {}
 
 
-def _ends_of(record: Record, consumer: Any, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def _ends_of(record: SinkRecord, consumer: Any, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     try:
@@ -294,7 +294,7 @@ def _of_places(rows: Rows, places: Iterable[Place]) -> Rows:
     return found
 
 
-def _next(told: Told, owed: Rows) -> Told:
+def _next(told: LaneMessage, owed: Rows) -> LaneMessage:
     """Return what the next transaction of the same mark says."""
     return msgspec.structs.replace(told, step=told.step + 1, owes=bool(owed), rows={}, owed=owed)
 

@@ -23,9 +23,9 @@ from msgspec import structs
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
-from strandline.ends.kafka.client import Cluster, Said, in_words, made, within
+from strandline.ends.kafka.client import ClientErrors, Cluster, in_words, made, within
 from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
-from strandline.ends.kafka.record import LaneRecord, Record, Told
+from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.recovery import Lane, open_at, places_of
 from strandline.ends.kafka.topic import make_topic
 from strandline.ends.target import Connection, Target, Writer
@@ -54,7 +54,7 @@ class KafkaTarget(Target):
         return f"KafkaTarget({self.cluster.servers!r})"
 
     def claim(self, writer: Writer) -> None:
-        record = Record(self.cluster, self.prefix, writer)
+        record = SinkRecord(self.cluster, self.prefix, writer)
         # 1. The record is there.
         make_topic(record)
         # 2. No newer run has begun; ours has.
@@ -146,8 +146,8 @@ class KafkaConnection(Connection):
         self._target = target
         self._writer = writer
         self._lane = lane
-        self._record = Record(target.cluster, target.prefix, writer)
-        self._said = Said()
+        self._record = SinkRecord(target.cluster, target.prefix, writer)
+        self._said = ClientErrors()
         self._sent = Sent()
         self._is_whole = False
         self._was_deleted = False
@@ -224,7 +224,7 @@ class KafkaConnection(Connection):
             # Deleted, and made anew by the sink of another job.
             self._was_deleted = True
             self._record.note_claim(self._writer.generation, set())
-        _, told = found.newest(self._lane) or (-1, Told(0, None))
+        _, told = found.newest(self._lane) or (-1, LaneMessage(0, None))
         return structs.replace(told.record({}), generation=max(told.generation, *found.claims, 0))
 
     def reached(self) -> str | None:
@@ -232,14 +232,14 @@ class KafkaConnection(Connection):
 
     def put_record(self) -> None:
         """Leave this run's number in the lane's record."""
-        self._found = self._commit(iter(()), Told(self._writer.generation, self._found.mark, self._found.step))
+        self._found = self._commit(iter(()), LaneMessage(self._writer.generation, self._found.mark, self._found.step))
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         if self._found.mark != since:
             raise ConflictError(f"{self._writer.label}: another task has written lane {self._lane} of Kafka")
-        self._found = self._commit(iter(batches), Told(self._writer.generation, mark))
+        self._found = self._commit(iter(batches), LaneMessage(self._writer.generation, mark))
 
-    def _commit(self, batches: Iterator[pa.RecordBatch], told: Told) -> LaneRecord:
+    def _commit(self, batches: Iterator[pa.RecordBatch], told: LaneMessage) -> LaneRecord:
         """Write rows and the lane's record in one transaction; return the record when that is carried out."""
         from confluent_kafka import KafkaException
 

@@ -6,19 +6,19 @@ import time
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.ends.kafka.client import Said, answer, in_words, made, topic_setting
-from strandline.ends.kafka.record import Record
+from strandline.ends.kafka.client import ClientErrors, answer, in_words, made, topic_setting
+from strandline.ends.kafka.record import SinkRecord
 
 _PARTITIONS = 2
 _SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.2"}
 
 
-def make_topic(record: Record) -> None:
+def make_topic(record: SinkRecord) -> None:
     """Create the topic unless it is there."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    said = Said()
+    said = ClientErrors()
     admin = made(AdminClient, record.cluster, record.cluster.settings(said))
     try:
         if not _is_fit(record, admin, said):
@@ -44,7 +44,7 @@ def make_topic(record: Record) -> None:
         ) from error
 
 
-def _is_fit(record: Record, admin: Any, said: Said) -> bool:
+def _is_fit(record: SinkRecord, admin: Any, said: ClientErrors) -> bool:
     """Return whether the topic is there; raise ConfigurationError if it is another than the sink needs."""
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -72,7 +72,7 @@ def _is_fit(record: Record, admin: Any, said: Said) -> bool:
     return True
 
 
-def _await_topic(record: Record, admin: Any) -> None:
+def _await_topic(record: SinkRecord, admin: Any) -> None:
     """Brokers learn of a new topic one after the other."""
     until = time.monotonic() + record.cluster.answer_s
     while time.monotonic() < until:

@@ -62,7 +62,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class CatalogTable:
     """A table, as it was when somebody looked."""
 
     schema: str
@@ -84,7 +84,7 @@ class Table:
         return f"{quoted(self.schema)}.{quoted(self.name)}"
 
 
-def table_at(db: Any, table: str) -> Table | None:
+def table_at(db: Any, table: str) -> CatalogTable | None:
     """Look a table up; None if there is none of that name."""
     (oid,) = db.execute("select to_regclass(%s)::oid", [table]).fetchone()
     if oid is None:
@@ -93,7 +93,7 @@ def table_at(db: Any, table: str) -> Table | None:
     columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
     unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
     allowed = dict(zip(("insert", "update", "delete", "select", "temporary"), may, strict=True))
-    return Table(schema, name, kind, is_unlogged, is_foreign, hides_rows, allowed, user, columns, unique)
+    return CatalogTable(schema, name, kind, is_unlogged, is_foreign, hides_rows, allowed, user, columns, unique)
 
 
 def identifier(db: Any, name: str) -> str:
@@ -102,7 +102,7 @@ def identifier(db: Any, name: str) -> str:
     return ".".join(map(quoted, parts))
 
 
-def check_table(found: Table | None, shape: Shape, rows: pa.Schema) -> None:
+def check_table(found: CatalogTable | None, shape: Shape, rows: pa.Schema) -> None:
     """Raise ConfigurationError unless rows of these columns can be written, with what to do about it."""
     what, columns = f"table {shape.table}", shape.written(rows)
     if found is None:
@@ -156,7 +156,7 @@ def check_table(found: Table | None, shape: Shape, rows: pa.Schema) -> None:
         )
 
 
-def _check_privileges(found: Table, shape: Shape) -> None:
+def _check_privileges(found: CatalogTable, shape: Shape) -> None:
     needed = ["insert"]
     if shape.key:
         needed += ["update", "select", "temporary"] + (["delete"] if shape.delete else [])
@@ -173,7 +173,7 @@ def _check_privileges(found: Table, shape: Shape) -> None:
         )
 
 
-def is_exact(found: Table, shape: Shape, rows: pa.Schema) -> bool:
+def is_exact(found: CatalogTable, shape: Shape, rows: pa.Schema) -> bool:
     """Whether values of the key that differ here also differ to the server: it may round them, or compare otherwise."""
     plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
     for name in shape.key:

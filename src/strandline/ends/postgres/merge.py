@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.ends.postgres.catalog import Table, is_exact
+from strandline.ends.postgres.catalog import CatalogTable, is_exact
 from strandline.ends.postgres.csv import as_csv
 from strandline.ends.postgres.shape import Changes, Shape, quoted
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowWriter:
     """The way of rows into a table."""
 
     _db: Any
-    _table: Table
+    _table: CatalogTable
     _shape: Shape
     _columns: pa.Schema
 

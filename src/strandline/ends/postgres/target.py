@@ -14,8 +14,8 @@ import pyarrow as pa
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
-from strandline.ends.postgres.catalog import Table, check_table, creating, identifier, table_at
-from strandline.ends.postgres.merge import Rows
+from strandline.ends.postgres.catalog import CatalogTable, check_table, creating, identifier, table_at
+from strandline.ends.postgres.merge import RowWriter
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
 from strandline.ends.target import Connection, Writer
 
@@ -239,7 +239,7 @@ class PostgresLane(Connection):
 
     def __init__(self, target: PostgresTarget, writer: Writer, lane: int) -> None:
         self._target, self._writer, self._lane = target, writer, lane
-        self._table: Table | None = None
+        self._table: CatalogTable | None = None
         self._db = target.open(_application(writer, str(lane)))
         try:
             with target.limited(self._db):
@@ -307,7 +307,7 @@ class PostgresLane(Connection):
                 shape.check(filled[0].schema)
                 check_table(self._table, shape, filled[0].schema)
             assert self._table is not None
-            Rows(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
+            RowWriter(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
 
     def _lost(self, why: str) -> CorruptionError:
         return CorruptionError(

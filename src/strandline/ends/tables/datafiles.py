@@ -18,7 +18,7 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Generation
-from strandline.ends.committables import Listed, TaskAttempt
+from strandline.ends.committables import JsonCommittable, TaskAttempt
 from strandline.storage.place import Place
 from strandline.types.columns import check_readable, from_arrow_type
 
@@ -46,7 +46,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """What its columns hold, as JSON, for readers that can do without the file then."""
 
 
-class StagedFiles(Listed, frozen=True, array_like=True, tag="files"):
+class StagedFiles(JsonCommittable, frozen=True, array_like=True, tag="files"):
     """What one task has staged of an epoch: a committable."""
 
     generation: Generation
@@ -84,7 +84,7 @@ def columns_text(schema: pa.Schema) -> str:
     return base64.b64encode(zlib.compress(schema.serialize().to_pybytes())).decode()
 
 
-class ReachedRecord(Listed, frozen=True, array_like=True, tag="reached"):
+class ReachedRecord(JsonCommittable, frozen=True, array_like=True, tag="reached"):
     """What the table had on record at a checkpoint: it may not be less again."""
 
     sink: str

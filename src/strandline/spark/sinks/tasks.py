@@ -14,7 +14,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.ends.committables import TaskAttempt
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL, marking
+from strandline.spark.base.task_errors import SEAL, marking
 
 _COLUMN = "committable"
 

@@ -27,7 +27,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.ends.arguments import options_of, place_of
-from strandline.ends.committables import read_listed
+from strandline.ends.committables import decode_committables
 from strandline.ends.delivery import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
@@ -35,14 +35,14 @@ from strandline.ends.delivery import (
     Delivery,
     reason_of,
 )
-from strandline.ends.rejected import Refusals
-from strandline.ends.staged import LISTED, Reached, Staged, StageRows, Waiting, generation_in, waiting_in
+from strandline.ends.rejected import RejectedRows
+from strandline.ends.staged import LISTED, Reached, StagedFile, StagedTask, StageRows, generation_in, waiting_in
 from strandline.ends.target import Target, Writer
 from strandline.plan.callables import check_shippable
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL, Seal, marking
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
+from strandline.spark.base.task_errors import SEAL, Seal, marking
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
@@ -144,7 +144,7 @@ class Transactional(Sink):
         aside = None if self._dead_letters is None else Place(
             url=self._dead_letters, options=self._options, fsync=context.fsync
         )  # fmt: skip
-        self._refusals = Refusals(self.on_error, aside)
+        self._refusals = RejectedRows(self.on_error, aside)
         self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
         self._reached = {}
         self._has_claimed = self._has_forgotten = False
@@ -157,7 +157,7 @@ class Transactional(Sink):
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         return self._note(*self._deliver(pending, self.patience_s))
 
-    def _note(self, left: Sequence[Staged], why: str) -> Sequence[str]:
+    def _note(self, left: Sequence[StagedTask], why: str) -> Sequence[str]:
         """Say what waits, in the log and in the status; return it."""
         now = time.monotonic()
         pieces = [piece for each in left for piece in each.pieces]
@@ -222,15 +222,17 @@ class Transactional(Sink):
             self._asked |= new
         return next(iter(failing.values()), "")
 
-    def _deliver(self, pending: Sequence[str], patience_s: float, *, begins: bool = False) -> tuple[list[Staged], str]:
+    def _deliver(
+        self, pending: Sequence[str], patience_s: float, *, begins: bool = False
+    ) -> tuple[list[StagedTask], str]:
         """Write what the target does not have; return what has to wait, and why."""
-        runs: dict[Generation, list[Staged]] = {}
-        for each in read_listed(pending, LISTED, self._writer.label):
-            if isinstance(each, Staged):
+        runs: dict[Generation, list[StagedTask]] = {}
+        for each in decode_committables(pending, LISTED, self._writer.label):
+            if isinstance(each, StagedTask):
                 runs.setdefault(each.generation, []).append(each)
             elif each.sink == self._sink:
                 self._remember(each.lanes)
-        left: list[Staged] = []
+        left: list[StagedTask] = []
         lanes = {each.lane for listed in runs.values() for each in listed}
         why = self._claim(patience_s) or self._ask(lanes, patience_s) if runs or begins else ""
         # Each run may have other lanes: a key's rows in one of them come before its rows in another.
@@ -245,12 +247,14 @@ class Transactional(Sink):
             self._forget_older()
         return left, why
 
-    def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
+    def _deliver_run(
+        self, listed: Sequence[StagedTask], patience_s: float, asked: Collection[int] = ()
+    ) -> dict[int, str]:
         """Write what one run has staged; return the lanes that have to wait, and why each does.
 
         Of lanes that are `asked`, too, it is seen that the target has what it had.
         """
-        lanes: dict[int, list[Waiting]] = {lane: [] for lane in asked}
+        lanes: dict[int, list[StagedFile]] = {lane: [] for lane in asked}
         for each in listed:
             lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():
@@ -279,7 +283,7 @@ class Transactional(Sink):
             lane: mark for lane, mark in reached.items() if mark > self._reached.get(lane, "")
         }
 
-    def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
+    def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[StagedFile]]) -> dict[int, Delivered]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
         is_small = size <= _SMALL_BYTES and (self.in_threads or len(lanes) < 2)
         if self.target.on_driver or is_small or not size:
@@ -293,7 +297,7 @@ class Transactional(Sink):
         try:
             rows = map_batches(numbers, _DeliverLanes(SEAL, delivery, dict(lanes)), _DELIVERED).collect()
         except Exception as error:
-            raise find_error(error) from error
+            raise unwrap_error(error) from error
         return {row.lane: Delivered(row.rows, row.refused, row.mark, row.failure) for row in rows}
 
     def _forget_older(self) -> None:
@@ -322,7 +326,7 @@ class _DeliverLanes:
 
     seal: Seal
     delivery: Delivery
-    lanes: dict[int, Sequence[Waiting]]
+    lanes: dict[int, Sequence[StagedFile]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         order = sorted(self.lanes)

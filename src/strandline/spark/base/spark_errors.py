@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, ParseExc
 
 from strandline.core.errors import ConfigurationError, SparkError, StrandlineError, UserCodeError
 from strandline.core.failure import shortened
-from strandline.spark.base.marks import SEAL
+from strandline.spark.base.task_errors import SEAL
 
 _MOST = 600
 _DATA_EXCEPTION = re.compile(r"\[([A-Z][A-Z_.0-9]*)\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
@@ -53,7 +53,7 @@ def unread(name: str, text: str) -> str:
     return f"raise_error(concat('STRANDLINE-UNREAD:a row{whose} cannot be read', '|', {text}, ':END'))"
 
 
-def find_error(error: BaseException) -> BaseException:
+def unwrap_error(error: BaseException) -> BaseException:
     """Return the error that Spark wrapped, if it is one of ours or the rows' own; of another of Spark's, the reason.
 
     What is nobody's but the program's own is returned as it is.

@@ -16,7 +16,7 @@ _TRIES = 20
 _PAUSE_S = 0.001
 
 
-class Turns:
+class SequenceLock:
     """Counts the changes of one thread, which never waits for those that read."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
         """Odd in the middle of a change."""
 
     @contextmanager
-    def turning(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Change something. Not within another change; one that raises is not over for readers."""
         self._count += 1
         yield

@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from strandline.control.telling import tell
-from strandline.spark.base.classes import archive_of, failure_of
+from strandline.control.announcements import tell
+from strandline.spark.base.class_archive import archive_of, failure_of
 
 log = logging.getLogger(__name__)
 

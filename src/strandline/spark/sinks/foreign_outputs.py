@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.filesystem import FileSystem
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.shown import Owner, ShownRecords
+from strandline.spark.sinks.visibility_log import Owner, VisibilityLog
 
 OURS = "_strandline"
 _SPARKS = "_spark_metadata"
@@ -46,7 +46,7 @@ def find_others(files: FileSystem, root: str, run: SinkContext) -> list[Other]:
             visible.setdefault(found[2], []).append((int(found[1]), name))
     others = []
     for identity, names in sorted(visible.items()):
-        newest = ShownRecords(files, root, f"{OURS}/{identity}").newest
+        newest = VisibilityLog(files, root, f"{OURS}/{identity}").newest
         owner = newest.owner or None
         if identity == run.identity or (run.life and owner is not None and owner.life == run.life):
             continue
@@ -60,7 +60,7 @@ def find_others(files: FileSystem, root: str, run: SinkContext) -> list[Other]:
 
 def check_others(files: FileSystem, root: str, run: SinkContext) -> None:
     """Raise ConfigurationError if a sink begins where rows of another life are, or were those of its own job."""
-    if run.life and ShownRecords(files, root, f"{OURS}/{run.identity}").are_there:
+    if run.life and VisibilityLog(files, root, f"{OURS}/{run.identity}").are_there:
         return
     found = [
         other

@@ -29,7 +29,7 @@ class Aggregated:
     """Results that may begin empty where there is state without them."""
 
 
-class OwnOperator:
+class BuiltinOperator:
     """A process function that is ours. Its instances say what users' say by their class."""
 
     own_states: Mapping[str, State] = MappingProxyType({})

@@ -44,7 +44,7 @@ class Owner(msgspec.Struct, frozen=True):
     sink: str
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class VisibilityRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record. Everything up to `epoch` that `generation` or an older one staged is visible, or was."""
 
     generation: int = 0
@@ -61,10 +61,10 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         return staged.generation <= self.generation and staged.epoch <= self.epoch
 
 
-SHOWN = RecordFormat(b"SLSHOWN1", 1, Shown, "the record")
+SHOWN = RecordFormat(b"SLSHOWN1", 1, VisibilityRecord, "the record")
 
 
-class ShownRecords:
+class VisibilityLog:
     """The records of one sink in one output directory. `newest` is the one that counts."""
 
     def __init__(
@@ -84,7 +84,7 @@ class ShownRecords:
         """Whether there is any: the sink has begun in this directory before."""
         return self._number > 0
 
-    def write(self, record: Shown) -> None:
+    def write(self, record: VisibilityRecord) -> None:
         """Make this the record that counts, durably; raise UnavailableError if it would not follow on `newest`."""
         self.check_alone()
         if self._number == 0:
@@ -128,7 +128,7 @@ class ShownRecords:
         if number != self._number:
             raise self._not_alone(number)
 
-    def _read(self, numbers: list[int]) -> Shown:
+    def _read(self, numbers: list[int]) -> VisibilityRecord:
         """Return the newest record that can be read: one that a crash cut off was not acted upon."""
         for number in sorted(numbers, reverse=True):
             data = self._files.read(self._path(number))
@@ -137,7 +137,7 @@ class ShownRecords:
                     return SHOWN.decode(data, f"{self._root}/{self._path(number)}")
             except CorruptionError as error:
                 log.warning("a record of what a sink has shown is passed over: %s", error.message)
-        return Shown()
+        return VisibilityRecord()
 
     def _numbers(self) -> list[int]:
         return [int(found[1]) for name, _ in self._files.list(self._directory) if (found := _NAME.fullmatch(name))]

@@ -11,7 +11,7 @@ from rich.text import Text
 from strandline.cli.liveline import checkpoint_text, watermark_text
 from strandline.cli.output import add_row, age_text, console, duration_text, rate_text, size_text, table, time_text
 from strandline.control.client import Driver
-from strandline.control.journal import Record
+from strandline.control.journal import JournalEntry
 from strandline.control.status import SinkStatus, SourceStatus, Status
 
 STATE_STYLES = {
@@ -131,7 +131,7 @@ def _print_keepers(found: Status) -> None:
     console().print(made)
 
 
-def ended_as_data(record: Record) -> dict[str, Any]:
+def ended_as_data(record: JournalEntry) -> dict[str, Any]:
     """Return what is known of a job that runs no more."""
     ended_ms = None if record.fate == "killed" else record.at_ms
     return {
@@ -147,7 +147,7 @@ def ended_as_data(record: Record) -> dict[str, Any]:
     }
 
 
-def ended_text(record: Record) -> str:
+def ended_text(record: JournalEntry) -> str:
     """Return what became of a job, in a line."""
     since = f"(process {record.pid}, since {time_text(record.since_ms)})"
     if record.fate == "killed":

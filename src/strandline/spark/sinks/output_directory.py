@@ -11,11 +11,11 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.others import OURS, Other, find_others
-from strandline.spark.sinks.shown import Committable, Owner, Shown, ShownRecords
+from strandline.spark.sinks.foreign_outputs import OURS, Other, find_others
+from strandline.spark.sinks.visibility_log import Committable, Owner, VisibilityLog, VisibilityRecord
 
 
-class Place:
+class OutputDirectory:
     """Shows what is staged and takes back what was shown, below one root, for one run of the sink.
 
     Made at the run's start. Raises UnavailableError if a later run has begun here.
@@ -28,7 +28,7 @@ class Place:
         self.run = run
         self._options = options
         self._home = f"{OURS}/{run.identity}"
-        self.records = ShownRecords(self.files, root, self._home, Owner(run.job, run.life, run.sink), run.generation)
+        self.records = VisibilityLog(self.files, root, self._home, Owner(run.job, run.life, run.sink), run.generation)
         self.records.check_owner()
         self.records.check_before(run.generation)
 
@@ -57,14 +57,14 @@ class Place:
             if epoch not in before.intent:
                 self._check_staged(epoch)
         # 3. From here on, a file that is not staged any more is one that was shown.
-        self.records.write(Shown(generation=before.generation, epoch=before.epoch, intent=due))
+        self.records.write(VisibilityRecord(generation=before.generation, epoch=before.epoch, intent=due))
         hit("sink.intent_written")
         # 4. Rename file by file.
         for epoch in due:
             self._rename(epoch, may_be_shown=epoch in before.intent)
         self.files.sync("")
         # 5. All is visible, durably.
-        self.records.write(Shown(generation=self.run.generation, epoch=due[-1].epoch))
+        self.records.write(VisibilityRecord(generation=self.run.generation, epoch=due[-1].epoch))
         hit("sink.shown_recorded")
         # 6. Nothing is left in the staging directories but what Spark put beside the rows.
         for epoch in due:
@@ -96,13 +96,13 @@ class Place:
         if self.run.beside is None:
             return
         for identity in self.files.directories(OURS):
-            newest = ShownRecords(self.files, self.root, f"{OURS}/{identity}").newest
+            newest = VisibilityLog(self.files, self.root, f"{OURS}/{identity}").newest
             owner = newest.owner or None
             if owner is None or (owner.job, owner.life) != (self.run.job, self.run.life):
                 continue
             # What was left to be shown may have been in this run already.
             if owner.sink not in self.run.beside and newest.generation < self.run.generation:
-                gone = Place(replace(self.run, sink=owner.sink), self.root, self._options)
+                gone = OutputDirectory(replace(self.run, sink=owner.sink), self.root, self._options)
                 gone.forget_staged()
                 gone.take_back(epoch)
                 gone.begin(epoch)
@@ -128,7 +128,7 @@ class Place:
 
     def begin(self, epoch: Epoch) -> None:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
-        self.records.write(Shown(generation=self.run.generation, epoch=epoch))
+        self.records.write(VisibilityRecord(generation=self.run.generation, epoch=epoch))
 
     def check_fresh(self) -> None:
         """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""

@@ -13,7 +13,7 @@ from strandline.core.errors import SparkError, StrandlineError, discreet
 from strandline.core.settings import Settings
 from strandline.keeper.paths import Places
 from strandline.spark.base.quiet import spark_log
-from strandline.spark.base.said import frames_of, whole_of
+from strandline.spark.base.spark_errors import frames_of, whole_of
 
 _MOST_BYTES = 4 << 20
 _OUT_OF_MEMORY = 52
@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = 52
 _AWAIT_END_S = 5.0
 
 
-class Telling:
+class FailureReporter:
     """What a job says of its failures: how much of the program's data they may quote, and where."""
 
     def __init__(self, settings: Settings, places: Places, spark: SparkSession) -> None:
