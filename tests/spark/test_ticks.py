@@ -374,6 +374,19 @@ def test_what_the_clock_has_made_due_comes_before_the_end_of_event_time() -> Non
     assert ran == [(False, began_us), (False, began_us), (True, began_us)]
 
 
+def test_no_tick_comes_for_what_is_not_due_since_the_clock_was_set_back() -> None:
+    """No timer would fire in it, and as it stays due, another one would follow, until the clock is there again."""
+    reading = Reading()
+    driver: Any = reading.driver
+    driver._run, driver._nothing = lambda df, epoch: None, "nothing"
+    finished_us = driver.now_us
+    driver.progress.acks["op", 0] = SimpleNamespace(uid="op", next_event_us=None, next_processing_us=finished_us - 5)
+    assert driver.tick(finished_us)
+    reading.clock.now_s -= 3600
+    assert not driver.tick(finished_us)
+    assert not driver.has_due(finished_us)
+
+
 def test_a_run_that_is_paused_is_not_drained() -> None:
     """Its last checkpoint becomes a savepoint: what a drain gives would be shown, and come again behind that."""
     driver, ran = gated()

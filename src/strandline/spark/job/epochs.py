@@ -236,7 +236,8 @@ class EpochDriver:
 
     def has_due(self, by_us: int | None = None) -> bool:
         """Whether the watermark or the clock have passed some timer that has not fired; the clock by now, or then."""
-        by_us = self.now_us if by_us is None else by_us
+        # The clock may have been set back: what it has not reached now does not fire.
+        by_us = self.now_us if by_us is None else min(by_us, self.now_us)
         reached = self.watermarks.advance(self._looked_us)
         acks = list(self.progress.acks.values())
         return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)
