@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -273,6 +274,18 @@ def test_after_a_tick_that_failed_no_epoch_has_its_number(error: BaseException) 
     with pytest.raises(KeeperError, match="has ended already"):
         driver(SimpleNamespace(), 1)
     assert driver.error is error
+
+
+@pytest.mark.parametrize("error", [Panic("no unwrap"), SystemExit(1)])
+def test_spark_has_an_answer_where_an_epoch_ends_with_what_is_no_exception(error: BaseException) -> None:
+    """Py4J gives none then: the JVM waits for it for ever, and so does who stops the query."""
+    driver: Any = Reading().driver
+    driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(error)
+    with ThreadPoolExecutor(1) as sparks:
+        answer = sparks.submit(driver, None, 6).exception()
+    assert isinstance(answer, KeeperError)
+    assert driver.error is error
+    assert driver.failed.is_set()
 
 
 @pytest.mark.parametrize("batch", [0, 5, 7])

@@ -137,7 +137,11 @@ class EpochDriver:
             except BaseException as error:
                 self.error = error
                 self.failed.set()
-                raise
+                if threading.current_thread() is threading.main_thread():
+                    # A bootstrap, which somebody interrupts.
+                    raise
+                # Py4J answers for an Exception alone: the JVM would wait for ever, and who stops the query with it.
+                raise KeeperError(discreet(error)) from None
             finally:
                 self.last_contact = time.monotonic()
 
