@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -281,9 +280,8 @@ def test_spark_has_an_answer_where_an_epoch_ends_with_what_is_no_exception(error
     """Py4J gives none then: the JVM waits for it for ever, and so does who stops the query."""
     driver: Any = Reading().driver
     driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(error)
-    with ThreadPoolExecutor(1) as sparks:
-        answer = sparks.submit(driver, None, 6).exception()
-    assert isinstance(answer, KeeperError)
+    with pytest.raises(KeeperError):
+        driver(None, 6)
     assert driver.error is error
     assert driver.failed.is_set()
 

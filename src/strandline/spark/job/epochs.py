@@ -118,6 +118,15 @@ class EpochDriver:
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
+        try:
+            self.process(df, batch)
+        except BaseException as error:
+            # Spark writes what this says into its log, which need not be the one that leaves words out. And where it is
+            # no Exception, Py4J has no answer: the JVM would wait for it for ever, and who stops the query with it.
+            raise KeeperError(discreet(error)) from None
+
+    def process(self, df: DataFrame, batch: int) -> None:
+        """Process one epoch; raise what it fails at."""
         # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
         looked_us = self.steady_us
         with self._turn():
@@ -129,19 +138,10 @@ class EpochDriver:
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
                 self._done = batch
-            except Exception as error:
+            except BaseException as error:
                 self.error = find_error(error)
                 self.failed.set()
-                # Spark writes what this says into its log, which need not be the one that leaves words out.
-                raise KeeperError(discreet(self.error)) from None
-            except BaseException as error:
-                self.error = error
-                self.failed.set()
-                if threading.current_thread() is threading.main_thread():
-                    # A bootstrap, which somebody interrupts.
-                    raise
-                # Py4J answers for an Exception alone: the JVM would wait for ever, and who stops the query with it.
-                raise KeeperError(discreet(error)) from None
+                raise self.error from error
             finally:
                 self.last_contact = time.monotonic()
 
