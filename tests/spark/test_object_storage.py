@@ -14,7 +14,8 @@ import strandline as sl
 from strandline.snapshot.listing import verify_snapshot
 from tests.seaweed import Seaweed
 from tests.spark import small
-from tests.spark.harness import Case, settle
+from tests.spark.harness import Case, eventually, settle
+from tests.storage.faultyhttp import FaultyHttp
 
 pytestmark = pytest.mark.spark
 
@@ -56,3 +57,29 @@ def test_a_job_lives_and_is_forked_in_a_bucket(spark: Any, s3: Seaweed, case: Ca
         settle(run)
     assert small.rows_of(sink) == counted()
     assert not list(Path.cwd().glob("s3*")), "no url became a directory"
+
+
+def test_a_job_that_storage_does_not_let_in_for_a_while_goes_on_afterwards(spark: Any, s3: Seaweed, case: Case) -> None:
+    """Rights are taken away and given back, and clocks are set right: only a start need not wait for that."""
+    proxy = FaultyHttp(s3.options["endpoint"])
+    options = {**s3.options, "endpoint": proxy.endpoint}
+    checkpoints = sl.Checkpoints(s3.url(str(uuid4())), every="100ms", storage_options=options)
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    restart = sl.Restart(attempts=20, delay="100ms", max_delay="500ms")
+    job = small.job(stream, case.root, case.local_dir, sink=sink, checkpoints=checkpoints, restart=restart)
+    proxy.denies = True
+    with pytest.raises(sl.errors.AccessError):
+        job.start(spark)
+    proxy.denies = False
+    with job.start(spark) as run:
+        case.add(1)
+        settle(run)
+        proxy.denies = True
+        case.add(1)
+        eventually(lambda: run.status().restarts > 1, "a restart that storage refuses")
+        assert "403" in run.status().last_failure
+        proxy.denies = False
+        settle(run)
+    proxy.close()
+    assert small.rows_of(sink) == small.counted([event["user"] for event in case.events])

@@ -39,7 +39,14 @@ from pyspark.sql.types import (
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
+from strandline.core.errors import (
+    AccessError,
+    ConfigurationError,
+    CorruptionError,
+    FencedError,
+    SinkError,
+    UnavailableError,
+)
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.conformance import (
@@ -1038,7 +1045,7 @@ def test_iceberg_in_object_storage(s3: Any, tmp_path: Path) -> None:
 
 def test_wrong_credentials_are_told_without_them(s3: Any) -> None:
     options = {**s3.options, "secret_access_key": "not-the-right-secret"}
-    with pytest.raises(ConfigurationError, match=r"access was refused") as refused:
+    with pytest.raises(AccessError, match=r"access was refused") as refused:
         tried(sl.sinks.delta(s3.url("secret"), storage_options=options), NAMES)
     assert not any(part in str(refused.value) for part in ("not-the-right", s3.options["access_key_id"]))
     assert "not-the-right" not in repr(vars(refused.value))

@@ -19,11 +19,12 @@ class FaultyHttp:
     """Passes requests on; a share of them, `rate`, fails in one of the ways.
 
     A conditional create whose answer is lost conflicts with itself when it is tried again. So it does here only if
-    `lost_creates` says so: then each does, once.
+    `lost_creates` says so: then each does, once. While `denies` is set, nobody may do anything.
     """
 
     def __init__(self, endpoint: str, *, seed: int = 0, rate: float = 0.0, lost_creates: bool = False) -> None:
         self.rate = rate
+        self.denies = False
         self._lost_creates = lost_creates
         self._created: set[str] = set()
         self.happened: Counter[str] = Counter()
@@ -43,6 +44,11 @@ class FaultyHttp:
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if proxy.denies:
+                    self.send_response(403)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 fault = proxy._next_fault(self.command, self.path, is_create="If-None-Match" in self.headers)
                 if fault in (BUSY, FAILED):
                     self.send_response(503 if fault == BUSY else 500)

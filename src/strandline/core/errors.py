@@ -67,6 +67,10 @@ class IncompatibleStateError(ConfigurationError):
     """The program does not fit the state it would be restored from. Nothing was touched."""
 
 
+class AccessError(ConfigurationError):
+    """Another system refuses the job's credentials or rights. A start ends with it; a job that ran is restarted."""
+
+
 class NotFoundError(StrandlineError):
     """A named thing is not there."""
 

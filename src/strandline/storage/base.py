@@ -21,7 +21,8 @@ class ObjectStore(Protocol):
     """A flat store of immutable objects under '/'-separated relative paths.
 
     Every write is atomic: a reader sees the whole object or none. Errors are UnavailableError (trying again may
-    help), NotFoundError, ConflictError (only `create`) and ConfigurationError (credentials, no such bucket).
+    help), NotFoundError, ConflictError (only `create`) and ConfigurationError (no such bucket;
+    AccessError where credentials or rights are refused).
     """
 
     @property

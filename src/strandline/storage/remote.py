@@ -15,7 +15,14 @@ import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
-from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.errors import (
+    AccessError,
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.core.failure import without_credentials
 from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
@@ -248,8 +255,11 @@ class _ObstoreStore:
             where = f"{self.url}/{path}"
             code, said = _answer(error)
             what = self._hide(said)
-            if code in _REFUSALS or (isinstance(error, exceptions.GenericError) and _FORBIDDEN.search(str(error))):
-                raise ConfigurationError(f"{where}: {what}", hint=_HINTS.get(code, _HINT)) from None
+            is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or (
+                isinstance(error, exceptions.GenericError) and _FORBIDDEN.search(str(error))
+            )
+            if code in _REFUSALS or is_refused:
+                raise AccessError(f"{where}: {what}", hint=_HINTS.get(code, _HINT)) from None
             # Of another write, S3 may say that it is under way.
             if creating and isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
                 raise ConflictError(f"{where}: an object is already there") from None

@@ -18,6 +18,7 @@ from strandline.control.server import ControlServer
 from strandline.control.status import State
 from strandline.control.telling import tell
 from strandline.core.errors import (
+    AccessError,
     ConfigurationError,
     CorruptionError,
     FencedError,
@@ -269,7 +270,8 @@ class Supervised:
         if isinstance(error, StrandlineError) and "is_final" in error.fields:
             # No restart helps: Spark is gone, or the job is done but for what it writes to.
             return False
-        return not isinstance(error, _FINAL)
+        # Only a job that has begun comes here: what refuses it now has let it in before, and may do so again.
+        return isinstance(error, AccessError) or not isinstance(error, _FINAL)
 
     def _pass_over(self, error: BaseException) -> bool:
         """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""

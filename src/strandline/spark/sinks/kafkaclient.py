@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from typing import Any, TypeVar
 
 from strandline.core.errors import (
+    AccessError,
     ConfigurationError,
     ConflictError,
     SinkError,
@@ -179,7 +180,7 @@ def in_words(error: Any, label: str, cluster: Cluster, said: Said | None = None)
     code, text = error.code(), error.str()
     where = f"{label}: Kafka at {cluster.servers}"
     if code in _codes("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"):
-        return ConfigurationError(
+        return AccessError(
             f"{where} does not let it in: {text}",
             hint="see to sasl.mechanism, sasl.username and sasl.password in the sink's options",
         )
@@ -189,7 +190,7 @@ def in_words(error: Any, label: str, cluster: Cluster, said: Said | None = None)
             hint="see to security.protocol and the ssl.… settings in the sink's options",
         )
     if name := _names(_DENIED).get(code):
-        return ConfigurationError(f"{where} does not allow it: {text}", hint=_DENIED[name])
+        return AccessError(f"{where} does not allow it: {text}", hint=_DENIED[name])
     if code in _codes("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
         return SinkError(f"{where}: a topic or partition is not there: {text}", hint="create it, and start again")
     if code in _codes(*_FENCED) or error.fatal():

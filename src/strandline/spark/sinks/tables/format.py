@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError, ConflictError, SinkError, StrandlineError, UnavailableError
+from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles
@@ -135,7 +135,7 @@ class TableFormat(Sink):
             except Exception as error:
                 why = self.words(error)
                 if is_refused(error):
-                    raise ConfigurationError(
+                    raise AccessError(
                         f"{self._where}: access was refused: {why}", hint="check who the job is to storage and catalog"
                     ) from None
                 if self.is_conflict(error):
