@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.spark.base import behind as behind_driver
+from strandline.spark.base import auto_warmup as behind_driver
 from strandline.spark.base.class_archive import archive_of, class_options, failure_of
 from strandline.spark.base.session import check_java
 from tests.cli.conftest import Command, environment

@@ -50,9 +50,8 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
         started(tmp_path, 2, pending, 2)
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
-    assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [
-        VisibilityRecord(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=2)
-    ]
+    (record,) = (SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path))
+    assert record == VisibilityRecord(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=record.by)
 
 
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
@@ -92,18 +91,21 @@ def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: 
     one.write(VisibilityRecord(generation=2))
     with pytest.raises(UnavailableError, match="another driver"):
         other.write(VisibilityRecord(generation=1))
-    assert VisibilityLog(filesystem.LocalFiles(tmp_path), "root", "home").newest == VisibilityRecord(generation=2)
+    assert VisibilityLog(filesystem.LocalFiles(tmp_path), "root", "home").newest.generation == 2
 
 
 def test_of_two_drivers_that_show_the_same_one_does_not_take_the_others_record_for_its_own(tmp_path: Path) -> None:
-    """Where an answer may be lost, what is there may be ones own."""
+    """Where an answer may be lost, what is there may be ones own.
+
+    Both have the same generation, if one goes on in a copy of the checkpoint directory.
+    """
 
     class Object(filesystem.LocalFiles):
         def create(self, path: str, data: bytes) -> bool:
             return super().create(path, data) or self.read(path) == data
 
     owner = Owner("job", "life", "out")
-    one, other = (VisibilityLog(Object(tmp_path), "root", "home", owner, by) for by in (3, 4))
+    one, other = (VisibilityLog(Object(tmp_path), "root", "home", owner) for _ in range(2))
     other.check_alone = lambda: None  # type: ignore[method-assign]
     one.write(RECORD)
     with pytest.raises(UnavailableError, match="another driver"):

@@ -703,7 +703,7 @@ def test_a_connection_that_is_cut_has_refused_nobody() -> None:
     late, said = KafkaError(KafkaError._TIMED_OUT), ClientErrors()
     for text, kind in (
         ("SASL PLAIN mechanism handshake failed: Local: Broker transport failure", sl.errors.UnavailableError),
-        ("SASL authentication error: Authentication failed: Invalid username", sl.errors.ConfigurationError),
+        ("SASL authentication error: Authentication failed: Invalid username", sl.errors.AccessError),
     ):
         said.hear(KafkaError(KafkaError._AUTHENTICATION, text))
         assert type(in_words(late, "sink 'out'", Cluster("one:9092"), said)) is kind
@@ -720,7 +720,8 @@ def test_a_connection_that_is_cut_has_refused_nobody() -> None:
         ),
         ("PRODUCER_FENCED _FENCED INVALID_PRODUCER_EPOCH", sl.errors.ConflictError),
         ("MSG_SIZE_TOO_LARGE INVALID_RECORD POLICY_VIOLATION UNKNOWN_TOPIC_OR_PART", sl.errors.SinkError),
-        ("SASL_AUTHENTICATION_FAILED _SSL TOPIC_AUTHORIZATION_FAILED", sl.errors.ConfigurationError),
+        ("SASL_AUTHENTICATION_FAILED TOPIC_AUTHORIZATION_FAILED", sl.errors.AccessError),
+        ("_SSL", sl.errors.ConfigurationError),
     ],
 )
 def test_which_errors_pass_by_themselves(names: str, kind: type[Exception]) -> None:

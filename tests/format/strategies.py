@@ -51,7 +51,7 @@ def scalars() -> st.SearchStrategy[DataType]:
 
 
 def structs(parts: st.SearchStrategy[DataType], max_size: int = 4) -> st.SearchStrategy[DataType]:
-    names = st.lists(NAMES, min_size=1, max_size=max_size, unique=True)
+    names = st.lists(NAMES, min_size=1, max_size=max_size, unique_by=str.lower)
     return names.flatmap(
         lambda found: st.tuples(*[parts] * len(found)).map(
             lambda types: StructType(tuple(Field(n, t) for n, t in zip(found, types, strict=True)))

@@ -494,6 +494,45 @@ def test_a_backend_that_fails_is_no_fault_of_the_function(
     assert bench.task.failed_events == 0
 
 
+class PassingOver(KeyedProcess):
+    """Gives an answer though it could not read: such a function knows no better."""
+
+    by = Map("bigint", "bigint")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        try:
+            found = self.by.get(event.at, 0)
+        except Exception:
+            found = -1
+        yield ctx.key, "", found
+
+
+class RaisingItsOwn(KeyedProcess):
+    by = Map("bigint", "bigint")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        try:
+            yield ctx.key, "", self.by.get(event.at, 0)
+        except Exception:
+            raise ValueError("no such customer") from None
+
+
+@pytest.mark.parametrize("function", [PassingOver, RaisingItsOwn])
+@pytest.mark.parametrize("on_error", [FAIL, OnError("skip")])
+def test_what_a_function_makes_of_state_that_cannot_be_read_counts_for_nothing(
+    function: type[Any], on_error: OnError, tmp_path: Path, monkeypatch: Any
+) -> None:
+    class Failing:
+        def get(self, keys: object) -> None:
+            raise Exception("IO error: too bad")
+
+    bench = Bench("rocksdb", tmp_path, function(), input_schema=EVENTS, output_schema=ANSWERS, on_error=on_error)
+    bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
+    monkeypatch.setattr(bench.backend, "_family", lambda state: Failing())
+    with pytest.raises(UnavailableError, match="too bad"):
+        bench.apply([batch_of([("y", "", "", 0)], EVENTS)])
+
+
 def test_where_memory_runs_out_while_state_is_read_the_hint_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
     class Failing:
         def get(self, keys: object) -> None:

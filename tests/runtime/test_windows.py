@@ -131,6 +131,37 @@ def test_a_shorter_lateness_from_the_next_start_on(make: Make, contents: Content
     assert bench.step((), 60) == []
 
 
+def test_sessions_are_removed_where_the_lateness_was_shorter_before(make: Make, contents: Contents) -> None:
+    """An event would go into what is left when event time begins anew, and give nothing."""
+    bench = make(Session("10s"), contents, lateness=10)
+    bench.step([("a", 1, 0)])
+    assert bench.step((), 11) == [session("a", 0, 10, "1")]
+    files = bench.snapshot()
+    process = operator_of(Session("10s"), contents, Rules(30 * SECOND, 0, "late"))
+    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(process, "op"))
+    bench.restore(files, bench.epoch)
+    # The timer of the shorter one comes to nothing. The fixture looks for what is left.
+    bench.step((), 25)
+    bench.step((), 100)
+
+
+@pytest.mark.parametrize(("before", "after"), [(10, 0), (20, 10), (10, 30)])
+def test_windows_are_removed_where_the_lateness_was_such_that_another_one_ends_then(
+    make: Make, contents: Contents, before: int, after: int
+) -> None:
+    """What is left would be there when event time begins anew: an event of that window would give nothing."""
+    bench = make(Tumbling("10s"), contents, lateness=before)
+    bench.step([("a", 1, 0)])
+    assert bench.step([("a", v, 10 * v) for v in (1, 2, 3)], 10) == [row("a", 0, 10, "1")]
+    files = bench.snapshot()
+    process = operator_of(Tumbling("10s"), contents, Rules(after * SECOND, 0, "late"))
+    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(process, "op"))
+    bench.restore(files, bench.epoch)
+    for watermark in (15, 25, 35, 45, 100):
+        # The fixture looks for what is left.
+        bench.step((), watermark)
+
+
 def test_a_global_window_that_is_larger_than_the_count_of_the_next_start_ends(make: Make) -> None:
     bench = make(Global(when=lambda event, n: event.v == 0), folded())
     bench.step([("a", v, None) for v in (1, 2, 3, 4)])

@@ -245,6 +245,23 @@ def test_what_a_killed_one_left_is_taken_away(
         bootstrapped.bootstrap(spark, tmp_path, local_dir)
 
 
+def test_a_function_that_fails_ends_it_with_its_own_error(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """Once: it would fail again, however often the history is replayed."""
+    tried: list[str] = []
+    failpoints.arm("restore.keepers_opened", lambda: tried.append("again"), at=2)
+
+    class Failing(sl.KeyedProcess):
+        def on_event(self, event: Any, ctx: sl.Context) -> None:
+            raise ValueError(f"no {event.kind}")
+
+    stream, restart = sl.stream(small.source(spark, tmp_path / "in")), sl.Restart(attempts=1, delay="20ms")
+    job = small.job(stream, tmp_path, local_dir, process=Failing(), restart=restart)
+    history = spark.sql("select 1L as seq, 'u' as user, 'a' as kind, 1L as v")
+    with pytest.raises(sl.errors.UserCodeError, match="ValueError: no a"):
+        job.bootstrap(spark, savepoint=tmp_path / "to", history=history)
+    assert not tried
+
+
 def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case: Case) -> None:
     """In windows that begin in the history and end in the stream: each has each event once."""
     case.add(2, rows=20)

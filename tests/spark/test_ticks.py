@@ -275,6 +275,17 @@ def test_after_a_tick_that_failed_no_epoch_has_its_number(error: BaseException) 
     assert driver.error is error
 
 
+@pytest.mark.parametrize("error", [Panic("no unwrap"), SystemExit(1)])
+def test_spark_has_an_answer_where_an_epoch_ends_with_what_is_no_exception(error: BaseException) -> None:
+    """Py4J gives none then: the JVM waits for it for ever, and so does who stops the query."""
+    driver: Any = Reading().driver
+    driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(error)
+    with pytest.raises(KeeperError):
+        driver(None, 6)
+    assert driver.error is error
+    assert driver.failed.is_set()
+
+
 @pytest.mark.parametrize("batch", [0, 5, 7])
 def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(batch: int) -> None:
     """Spark finds no progress where it is gone by the time that it looks: it would begin anew, and all count twice."""
@@ -372,6 +383,19 @@ def test_what_the_clock_has_made_due_comes_before_the_end_of_event_time() -> Non
     driver.progress.acks["op", 0] = SimpleNamespace(uid="op", next_event_us=None, next_processing_us=began_us - 5)
     assert [driver.drain() for _ in range(3)] == [False, False, True]
     assert ran == [(False, began_us), (False, began_us), (True, began_us)]
+
+
+def test_no_tick_comes_for_what_is_not_due_since_the_clock_was_set_back() -> None:
+    """No timer would fire in it, and as it stays due, another one would follow, until the clock is there again."""
+    reading = Reading()
+    driver: Any = reading.driver
+    driver._run, driver._nothing = lambda df, epoch: None, "nothing"
+    finished_us = driver.now_us
+    driver.progress.acks["op", 0] = SimpleNamespace(uid="op", next_event_us=None, next_processing_us=finished_us - 5)
+    assert driver.tick(finished_us)
+    reading.clock.now_s -= 3600
+    assert not driver.tick(finished_us)
+    assert not driver.has_due(finished_us)
 
 
 def test_a_run_that_is_paused_is_not_drained() -> None:

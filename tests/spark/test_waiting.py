@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from strandline.plan.parallelism import ParallelismOverride
 from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import run as running
 from strandline.spark.job import supervision
+from strandline.spark.job.attempt import end
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.run import Run
 from strandline.storage.remote import open_store
@@ -253,6 +254,33 @@ class Attempts:
     def __exit__(self, *_: object) -> None:
         self.run._stopping.set()
         self._thread.join(20)
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def test_a_panic_at_an_attempts_end_leaves_nothing_at_work() -> None:
+    """It would come instead of the failure that is recovered from, and end the job."""
+    ended: list[str] = []
+
+    def panics(name: str) -> Any:
+        def panic(*_: object) -> None:
+            ended.append(name)
+            raise Panic("no unwrap")
+
+        return panic
+
+    cleanup = ExitStack()
+    cleanup.callback(panics("exchanges"))
+    blueprint: Any = SimpleNamespace(
+        plan=SimpleNamespace(sinks=[(name, SimpleNamespace(close=panics(name)), None) for name in ("one", "other")])
+    )
+    query: Any = SimpleNamespace(stop=panics("query"))
+    coordinator: Any = SimpleNamespace(close=lambda why: None, advance=panics("coordinator"))
+    fleet: Any = SimpleNamespace(stop=lambda *, forget: ended.append("fleet"))
+    end(blueprint, "the run ended", None, query, coordinator, fleet, cleanup)
+    assert ended == ["query", "coordinator", "fleet", "one", "other", "exchanges"]
 
 
 @pytest.mark.parametrize("refuses", ["the log", "the socket"])

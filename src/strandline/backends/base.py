@@ -53,6 +53,10 @@ class Backend(Protocol):
     def limit_bytes(self) -> int | None:
         """How far the encoded state may grow, if there is a limit."""
 
+    @property
+    def unread(self) -> Mapping[int, BaseException]:
+        """By thread: why state could not be read there, though whoever wanted it may have gone on all the same."""
+
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """Read many keys at once, in order; None where there is no value."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ class HeapBackend:
     """
 
     keeps_all: Literal[True] = True
+    unread: Mapping[int, BaseException] = {}
 
     def __init__(self, directory: Path, states: Sequence[str], *, inline: bool, limit_bytes: int | None) -> None:
         """Open the snapshot in `directory`, or start empty when none is there."""

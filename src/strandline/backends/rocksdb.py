@@ -91,6 +91,8 @@ class RocksDBBackend:
         self._writing = write_options()
         self._reading_groups = reading_groups()
         self._translating = Translating(directory)
+        self.unread: dict[int, BaseException] = {}
+        self._reading = Translating(directory, self.unread)
         directory.mkdir(parents=True, exist_ok=True)
         self._files = SstFiles(directory)
         with self._translating:
@@ -115,7 +117,7 @@ class RocksDBBackend:
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         family = self._family(state)
         values: list[bytes | None] = []
-        with self._translating:
+        with self._reading:
             if len(keys) == 1:
                 return [family.get(keys[0])]
             for at in range(0, len(keys), _RUN_ENTRIES):
@@ -128,14 +130,14 @@ class RocksDBBackend:
 
     def _walk(self, state: str, reading: ReadOptions, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         # `reading` must not be let go of before the iterator, which looks at the bound in it and does not keep it.
-        with self._translating:
+        with self._reading:
             walk = self._family(state).iter(reading)
             walk.seek(first)
         while walk.valid():
             yield walk.key(), walk.value()
             walk.next()
         # An iterator that meets a damaged block ends like one that is through: only its status tells.
-        with self._translating:
+        with self._reading:
             walk.status()
 
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
@@ -143,7 +145,7 @@ class RocksDBBackend:
         if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
             return list(self._walk(state, reading_from(prefix, grouping), prefix))
         found = []
-        with self._translating:
+        with self._reading:
             walk = self._group_walk(state)
             walk.seek(prefix)
             while walk.valid():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
-from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
 from strandline.core.ids import unique_name
 
 _TAG_DIGITS = 16
@@ -49,20 +50,31 @@ class SstFiles:
 class Translating:
     """Turns RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
 
-    __slots__ = ("_directory",)
+    __slots__ = ("_directory", "_noted")
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, noted: dict[int, BaseException] | None = None) -> None:
+        """Errors are `noted`, by the thread that has them."""
         self._directory = directory
+        self._noted = noted
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or not (isinstance(error, OSError) or type(error) is Exception):
+        if error is None:
             return
+        ours = self._translated(error)
+        if self._noted is not None:
+            self._noted[threading.get_ident()] = ours or error
+        if ours is not None:
+            raise ours from error
+
+    def _translated(self, error: BaseException) -> StrandlineError | None:
+        if not (isinstance(error, OSError) or type(error) is Exception):
+            return None
         message = f"state directory {self._directory}: {error}"
         if isinstance(error, OSError):
-            raise UnavailableError(message) from error
+            return UnavailableError(message)
         if str(error).startswith("Corruption") or "No such file" in str(error):
-            raise CorruptionError(message, hint="the job restores from its last complete checkpoint") from error
-        raise UnavailableError(message, hint="look for a full or failing disk") from error
+            return CorruptionError(message, hint="the job restores from its last complete checkpoint")
+        return UnavailableError(message, hint="look for a full or failing disk")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ class Store:
         self._values = [table for table in bound if isinstance(table, ValueTable)]
         ttl = self.expiry.tables if self.expiry else ()
         self._tables: list[StateTable[Any]] = [*bound, *(self.timers or ()), *ttl, *own]
+        self._unread = backend.unread
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
         if backend.keeps_all:
             self._adopt()
@@ -168,8 +170,12 @@ class Store:
     def check(self, *, in_full: bool = False) -> None:
         """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit.
 
+        Or what the backend has raised in this thread: the user's function may have passed over it.
+
         `in_full`: raise StateTypeError if it cannot be stored, which else the next snapshot finds out.
         """
+        if (unread := self._unread.get(threading.get_ident())) is not None:
+            raise unread
         if self._limit is None and not in_full:
             # What changed is not even gathered: an epoch may have written a million values.
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.core.times import as_datetime
-from strandline.runtime.task.usererrors import is_the_backends, text_of
+from strandline.runtime.task.usererrors import backends_error, text_of
 from strandline.types.jsonforms import to_json
 
 _PACKAGE = str(Path(__file__).parent.parent.parent)
@@ -23,7 +23,7 @@ def is_the_events(error: BaseException) -> bool:
         return False
     if isinstance(error, StrandlineError):
         return isinstance(error, UserCodeError)
-    return not is_the_backends(error)
+    return backends_error(error) is None
 
 
 def kind_and_place(error: BaseException) -> str:

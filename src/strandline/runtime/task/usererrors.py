@@ -20,6 +20,7 @@ _PACKAGE = f"{Path(__file__).parent.parent.parent}{os.sep}"
 _BACKENDS = f"{Path(strandline.backends.__file__).parent}{os.sep}"
 _TO_FIX = "fix the function and start again: the job goes on from its last checkpoint"
 _MOST_TRACE = 20_000
+_LONGEST_CHAIN = 10
 _MEMORY = (
     "the keeper could have no more memory: have the function hold less, lower state_memory in Settings, or give the "
     "machine or container more, and start again"
@@ -83,15 +84,26 @@ def _let_through(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
     # Of memory, too, may be too little anywhere: the hint says what to do.
-    if is_the_backends(error) and not isinstance(error, MemoryError):
-        raise error
+    of_backend = backends_error(error)
+    if of_backend is not None and not isinstance(of_backend, MemoryError):
+        raise of_backend
 
 
-def is_the_backends(error: BaseException) -> bool:
-    """Whether an error came of where the state is, as of a failing disk. A backend's library raises what it likes."""
-    # It calls nothing of the user's.
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames)
+def backends_error(error: BaseException) -> BaseException | None:
+    """Return what an error came of, if that is where the state is, as a failing disk; a library raises what it likes.
+
+    The function may have raised another one for it.
+    """
+    came_of: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if came_of is None:
+            break
+        # A backend calls nothing of the user's.
+        frames = traceback.walk_tb(came_of.__traceback__)
+        if any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames):
+            return came_of
+        came_of = came_of.__cause__ or came_of.__context__
+    return None
 
 
 def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:

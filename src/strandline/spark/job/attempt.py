@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -322,22 +322,36 @@ def end(
     cleanup: contextlib.ExitStack,
     forget: bool = False,
 ) -> None:
-    """End what there is of a run, whatever its parts are doing: what came after its last checkpoint is forgotten."""
+    """End what there is of a run, whatever its parts are doing: what came after its last checkpoint is forgotten.
+
+    What fails on the way does not hold up the rest.
+    """
     if driver is not None:
         # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more. Spark
         # may have begun though whoever asked it to was interrupted before there was a query.
         driver.sealed.set()
     if query is not None:
-        with contextlib.suppress(Exception):
+        with _passing_over():
             query.stop()
     if coordinator is not None:
-        with contextlib.suppress(Exception):
+        with _passing_over():
             coordinator.close(why)
             coordinator.advance()
     if fleet is not None:
         fleet.stop(forget=forget)
     for _, sink, _ in blueprint.plan.sinks:
-        with contextlib.suppress(Exception):
+        with _passing_over():
             sink.close()
-    with contextlib.suppress(Exception):
+    with _passing_over():
         cleanup.close()
+
+
+@contextlib.contextmanager
+def _passing_over() -> Iterator[None]:
+    """Pass over what fails within, be it a Rust library's panic, which is no Exception."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        pass

@@ -302,7 +302,7 @@ class Replay(Starting):
             part = self.work.slices[number]
             self._reach(part)
             before = coordinator.pending
-            driver(self.work.spool.read(session, part), number)
+            driver.process(self.work.spool.read(session, part), number)
             if coordinator.pending != before:
                 # Its time begins when its epoch is over, however long that took.
                 coordinator.postpone()

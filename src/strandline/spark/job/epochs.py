@@ -118,6 +118,15 @@ class EpochDriver:
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
+        try:
+            self.process(df, batch)
+        except BaseException as error:
+            # Spark writes what this says into its log, which need not be the one that leaves words out. And where it is
+            # no Exception, Py4J has no answer: the JVM would wait for it for ever, and who stops the query with it.
+            raise KeeperError(discreet(error)) from None
+
+    def process(self, df: DataFrame, batch: int) -> None:
+        """Process one epoch; raise what it fails at."""
         # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
         looked_us = self.steady_us
         with self._turn():
@@ -129,15 +138,10 @@ class EpochDriver:
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
                 self._done = batch
-            except Exception as error:
+            except BaseException as error:
                 self.error = unwrap_error(error)
                 self.failed.set()
-                # Spark writes what this says into its log, which need not be the one that leaves words out.
-                raise KeeperError(discreet(self.error)) from None
-            except BaseException as error:
-                self.error = error
-                self.failed.set()
-                raise
+                raise self.error from error
             finally:
                 self.last_contact = time.monotonic()
 
@@ -236,7 +240,8 @@ class EpochDriver:
 
     def has_due(self, by_us: int | None = None) -> bool:
         """Whether the watermark or the clock have passed some timer that has not fired; the clock by now, or then."""
-        by_us = self.now_us if by_us is None else by_us
+        # The clock may have been set back: what it has not reached now does not fire.
+        by_us = self.now_us if by_us is None else min(by_us, self.now_us)
         reached = self.watermarks.advance(self._looked_us)
         acks = list(self.progress.acks.values())
         return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)

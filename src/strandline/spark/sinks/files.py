@@ -2,8 +2,8 @@
 
 Staged files lie in `{path}/_strandline/{identity}/g{generation}/epoch-{n}`, which readers pass over because of the
 underscore. A committed file's name begins with its epoch and the sink's identity, so that a restore to an older
-checkpoint can take back what came later. What was shown is on record beside the staged files (`shown.py`): a consumer
-may take visible files at any moment.
+checkpoint can take back what came later. What was shown is on record beside the staged files (`visibility_log.py`): a
+consumer may take visible files at any moment.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Layout:
     timestamp: str | None
 
     def messages(self, df: DataFrame) -> DataFrame:
-        """Return the messages: with the columns that `kafkatarget.produce` knows, as far as they are wanted."""
+        """Return the messages: with the columns that `ends.kafka.producer.produce` knows, as far as they are wanted."""
         found: dict[str, Column] = {}
         if self.topic_column is not None:
             found["topic"] = _column(df, "topic_column", self.topic_column, StringType)

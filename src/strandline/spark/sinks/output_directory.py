@@ -28,7 +28,7 @@ class OutputDirectory:
         self.run = run
         self._options = options
         self._home = f"{OURS}/{run.identity}"
-        self.records = VisibilityLog(self.files, root, self._home, Owner(run.job, run.life, run.sink), run.generation)
+        self.records = VisibilityLog(self.files, root, self._home, Owner(run.job, run.life, run.sink))
         self.records.check_owner()
         self.records.check_before(run.generation)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from strandline.core.decoding import decodable
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
+from strandline.core.ids import unique_name
 from strandline.format.frame import RecordFormat
 from strandline.spark.base.filesystem import FileSystem
 
@@ -54,7 +55,7 @@ class VisibilityRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner: Owner | msgspec.UnsetType = msgspec.UNSET
     """Left out by those that did not know it yet."""
     by: int | msgspec.UnsetType = msgspec.UNSET
-    """The run that wrote it: no other one writes the same bytes. Left out as well."""
+    """A number that the run has drawn which wrote it: no other one writes the same bytes. Left out as well."""
 
     def covers(self, staged: Committable) -> bool:
         """Whether this epoch was shown. The record knows nothing of what was staged by a later generation."""
@@ -67,12 +68,12 @@ SHOWN = RecordFormat(b"SLSHOWN1", 1, VisibilityRecord, "the record")
 class VisibilityLog:
     """The records of one sink in one output directory. `newest` is the one that counts."""
 
-    def __init__(
-        self, files: FileSystem, root: str, directory: str, owner: Owner | None = None, by: int | None = None
-    ) -> None:
-        """`owner` is who writes records here, in the run `by`, and nobody if they are only read."""
+    def __init__(self, files: FileSystem, root: str, directory: str, owner: Owner | None = None) -> None:
+        """`owner` is who writes records here, and nobody if they are only read."""
         self._files = files
-        self._owner, self._by = owner or msgspec.UNSET, by or msgspec.UNSET
+        self._owner = owner or msgspec.UNSET
+        # Not its generation: in a copy of the checkpoint directory, or one that was set back, another run has the same.
+        self._by = int(unique_name()[:15], 16)
         self._directory = directory
         self._root = root
         numbers = self._numbers()

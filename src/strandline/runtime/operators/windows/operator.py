@@ -246,19 +246,24 @@ class TimeWindows(EndingWindows):
             if entry.fresh or not self._purges:
                 yield from self._results(Window(now_us - self._size, now_us), now_us, entry.value, ctx)
             if lateness and not self._purges:
-                self._set_timer(now_us + lateness, ctx)
+                # Where no window ends: once there is no lateness any more, such a timer tells of what is to be removed.
+                self._set_timer(now_us + lateness + 1, ctx)
             else:
                 self._remove(now_us)
-        if lateness and self.windows.get(now_us - lateness) is not None:
-            self._remove(now_us - lateness)
+        over = now_us - lateness - (entry is None)
+        if lateness and self.windows.get(over) is not None:
+            self._remove(over)
         elif entry is None:
-            self._sweep(now_us)
+            self._sweep(now_us, ctx)
 
-    def _sweep(self, now_us: int) -> None:
-        """Remove windows whose timers were set by a longer lateness, or a shorter one, of an earlier start."""
+    def _sweep(self, now_us: int, ctx: Any) -> None:
+        """Remove windows whose timers were set by a longer lateness of an earlier start; after a shorter one, later."""
+        lateness = self._rules.lateness_us
         for end in list(self.windows):
-            if end + self._rules.lateness_us <= now_us:
+            if end + lateness <= now_us:
                 self._remove(end)
+            elif end <= now_us:
+                self._set_timer(end + lateness + 1, ctx)
 
     def _given(self, end: int, ctx: Any) -> Iterator[Row]:
         """Give the result so far of a window, which goes on."""

@@ -106,6 +106,9 @@ class SessionWindows(EndingWindows):
             elif session.end + lateness <= now_us:
                 # Or sooner, by the timer that a longer lateness of an earlier start has set.
                 self._remove(at)
+            elif not session.fresh:
+                # The timer may be that of a shorter one.
+                self._set_timer(session.end + lateness, ctx)
 
     def _so_far(self, ctx: Any) -> Iterator[Row]:
         _, reached = self._times(ctx)
