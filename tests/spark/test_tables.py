@@ -968,6 +968,38 @@ def test_a_partitioning_that_files_do_not_tell_is_refused(tmp_path: Path) -> Non
         tried(place.make(), schema)
 
 
+def test_rows_by_key_into_parts_that_need_another_package_are_refused_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the job would begin, and end with its first checkpoint."""
+    from pyiceberg.transforms import DayTransform
+
+    place = Place("iceberg", tmp_path / "place")
+    schema = StructType([*NAMES.fields, StructField("at", TimestampType())])
+    stage(place.start(), 1, [(1, "a", None)], schema=schema)
+    with place.table().update_spec() as spec:
+        spec.add_field("at", DayTransform(), "day")
+    monkeypatch.setattr("strandline.spark.sinks.tables.iceberg.find_spec", lambda _: None)
+    tried(place.make(), schema)
+    with pytest.raises(ConfigurationError, match=r"day\(at\), for which rows by key need the package pyiceberg-core"):
+        tried(place.make(key="k"), schema)
+
+
+@pytest.mark.parametrize("day", [datetime.date.min, datetime.date.max])
+def test_rows_are_found_by_the_first_and_the_last_date(tmp_path: Path, day: datetime.date) -> None:
+    from pyiceberg.transforms import YearTransform
+
+    place = Place("iceberg", tmp_path / "place")
+    schema = StructType([*NAMES.fields, StructField("day", DateType())])
+    stage(place.start(), 1, [(1, "a", day)], schema=schema)
+    with place.table().update_spec() as spec:
+        spec.add_field("day", YearTransform(), "year")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a", day), (2, "b", day)], schema=schema))
+    ((_, kept),) = sink._replaced(place.table(), pa.table({"k": [1], "day": [day]}), ["k", "day"])
+    assert kept["k"].to_pylist() == [2]
+
+
 # -- statistics, by which readers leave files out
 
 VALUES = {
