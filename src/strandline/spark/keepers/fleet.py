@@ -235,10 +235,12 @@ class Fleet:
     @contextlib.contextmanager
     def _limited(self, group: str, limit_s: float | None) -> Iterator[None]:
         """Meanwhile, break off what a group asks through Spark when it has taken so long."""
-        timer = threading.Timer(limit_s or 0.0, self._sc.cancelJobGroup, [group])
+        if limit_s is None:
+            yield
+            return
+        timer = threading.Timer(limit_s, self._cancel, [group])
         timer.daemon = True
-        if limit_s is not None:
-            timer.start()
+        timer.start()
         try:
             yield
         finally:
@@ -246,9 +248,13 @@ class Fleet:
 
     def break_off(self) -> None:
         """End every keeper of this machine, and what was asked through Spark: whoever waits hears that it is over."""
-        with contextlib.suppress(Exception):
-            self._sc.cancelJobGroup(self._exchanges.job_group)
+        self._cancel(self._exchanges.job_group)
         self.kill()
+
+    def _cancel(self, group: str) -> None:
+        # The session may be gone already.
+        with contextlib.suppress(Exception):
+            self._sc.cancelJobGroup(group)
 
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""
