@@ -21,6 +21,7 @@ from deltalake import Schema as DeltaSchema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import (
     ArrayType,
@@ -998,6 +999,30 @@ def test_rows_are_found_by_the_first_and_the_last_date(tmp_path: Path, day: date
     sink.commit(stage(sink, 1, [(1, "a", day), (2, "b", day)], schema=schema))
     ((_, kept),) = sink._replaced(place.table(), pa.table({"k": [1], "day": [day]}), ["k", "day"])
     assert kept["k"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_commit_that_meets_itself_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """Its answer was lost, and what is between asked again; one that another writer was faster than leaves nothing."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a"), (2, "b")])
+    commit, times = SqlCatalog.commit_table, []
+
+    def commit_again(catalog: Any, *given: Any) -> Any:
+        times.append(commit(catalog, *given))
+        return times[0] if len(times) > 1 else commit(catalog, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", commit_again)
+        sink.commit(first)
+    assert place.pairs() == [(1, "a"), (2, "b")]
+    meanwhile(sink, lambda: place.append(pa.table({"k": pa.array([0], pa.int64()), "v": ["z"]})))
+    sink.commit(stage(sink, 2, [(3, "c")]))
+    assert place.pairs() == [(0, "z"), (1, "a"), (2, "b"), (3, "c")]
+    assert len(list(place.path.glob("w/**/snap-*.avro"))) == len(place.table().snapshots())
 
 
 # -- statistics, by which readers leave files out

@@ -261,7 +261,7 @@ class IcebergSink(TableSink):
             # Without rows, too: commits are compared by the snapshot that they follow.
             with transaction.update_snapshot(snapshot_properties=said).fast_append():
                 pass
-        transaction.commit_transaction()
+        self._end(transaction)
 
     def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
         _keep_nulls()
@@ -274,7 +274,7 @@ class IcebergSink(TableSink):
                     snapshot.delete_data_file(file)
                     written.append(kept)
         transaction.append(pa.concat_tables(written, promote_options="permissive"), snapshot_properties=said)
-        transaction.commit_transaction()
+        self._end(transaction)
 
     def committed(self, table: Any) -> None:
         if not self._opened.fsync or not table.location().startswith("file:"):
@@ -326,6 +326,26 @@ class IcebergSink(TableSink):
         ))  # fmt: skip
         transaction.set_properties(records)
         return transaction
+
+    def _end(self, transaction: Any) -> None:
+        """Commit a transaction; where the catalog says that another one was faster, make sure before files go.
+
+        The library would delete what the commit has written. But an answer that was lost on the way may have been asked
+        for again below, and what says no then has met its own commit: the table would list files that are gone.
+        """
+        producers = list(transaction._snapshot_producers)
+        for producer in producers:
+            producer._clean_all_uncommitted = _leave
+        try:
+            transaction.commit_transaction()
+        except Exception as error:
+            if self.is_conflict(error):
+                table = self.load()
+                if table is not None and all(table.snapshot_by_id(one._snapshot_id) is None for one in producers):
+                    for producer in producers:
+                        del producer._clean_all_uncommitted
+                        producer._clean_all_uncommitted()
+            raise
 
     def _said(self, record: Record) -> dict[str, str]:
         run = self._opened
@@ -380,6 +400,10 @@ class IcebergSink(TableSink):
 
 def _said(summary: Any) -> Record:
     return Record(int(summary[_GENERATION]), int(summary[_EPOCH]))
+
+
+def _leave() -> None:
+    """Leave what a commit has written."""
 
 
 def _pyiceberg(where: str) -> None:
