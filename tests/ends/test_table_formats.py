@@ -21,6 +21,7 @@ from deltalake import Schema as DeltaSchema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import (
     ArrayType,
@@ -966,6 +967,62 @@ def test_a_partitioning_that_files_do_not_tell_is_refused(tmp_path: Path) -> Non
         spec.add_field("k", BucketTransform(4), "bucket")
     with pytest.raises(ConfigurationError, match=r"partitioned by bucket\[4\]\(k\)"):
         tried(place.make(), schema)
+
+
+def test_rows_by_key_into_parts_that_need_another_package_are_refused_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the job would begin, and end with its first checkpoint."""
+    from pyiceberg.transforms import DayTransform
+
+    place = Place("iceberg", tmp_path / "place")
+    schema = StructType([*NAMES.fields, StructField("at", TimestampType())])
+    stage(place.start(), 1, [(1, "a", None)], schema=schema)
+    with place.table().update_spec() as spec:
+        spec.add_field("at", DayTransform(), "day")
+    monkeypatch.setattr("strandline.spark.sinks.tables.iceberg.find_spec", lambda _: None)
+    tried(place.make(), schema)
+    with pytest.raises(ConfigurationError, match=r"day\(at\), for which rows by key need the package pyiceberg-core"):
+        tried(place.make(key="k"), schema)
+
+
+@pytest.mark.parametrize("day", [datetime.date.min, datetime.date.max])
+def test_rows_are_found_by_the_first_and_the_last_date(tmp_path: Path, day: datetime.date) -> None:
+    from pyiceberg.transforms import YearTransform
+
+    place = Place("iceberg", tmp_path / "place")
+    schema = StructType([*NAMES.fields, StructField("day", DateType())])
+    stage(place.start(), 1, [(1, "a", day)], schema=schema)
+    with place.table().update_spec() as spec:
+        spec.add_field("day", YearTransform(), "year")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a", day), (2, "b", day)], schema=schema))
+    ((_, kept),) = sink._replaced(place.table(), pa.table({"k": [1], "day": [day]}), ["k", "day"])
+    assert kept["k"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_commit_that_meets_itself_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """Its answer was lost, and what is between asked again; one that another writer was faster than leaves nothing."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a"), (2, "b")])
+    commit, times = SqlCatalog.commit_table, []
+
+    def commit_again(catalog: Any, *given: Any) -> Any:
+        times.append(commit(catalog, *given))
+        return times[0] if len(times) > 1 else commit(catalog, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", commit_again)
+        sink.commit(first)
+    assert place.pairs() == [(1, "a"), (2, "b")]
+    meanwhile(sink, lambda: place.append(pa.table({"k": pa.array([0], pa.int64()), "v": ["z"]})))
+    sink.commit(stage(sink, 2, [(3, "c")]))
+    assert place.pairs() == [(0, "z"), (1, "a"), (2, "b"), (3, "c")]
+    assert len(list(place.path.glob("w/**/snap-*.avro"))) == len(place.table().snapshots())
 
 
 # -- statistics, by which readers leave files out

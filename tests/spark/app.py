@@ -1,13 +1,14 @@
 """A driver as a process of its own, for tests that kill it: python -m tests.spark.app DIRECTORY LOCAL_DIR [key=value …]
 
 Runs the pipeline over DIRECTORY/in until DIRECTORY/stop appears and everything is processed, then takes a last
-checkpoint and stops. Failpoints come through the environment. job=wide, rated, databased and tabled run the jobs of those modules.
+checkpoint and stops. Failpoints come through the environment. job=wide, rated, databased, tabled and uneven run the jobs of those modules.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import strandline as sl
 from strandline.spark.keepers import exchange
 from tests import jvm
-from tests.spark import databased, rated, tabled, wide
+from tests.spark import databased, rated, small, tabled, wide
+from tests.spark.functions import Lingering
 from tests.spark.harness import Case, settle
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
-    directory = Path(sys.argv[1])
+    directory = Path(sys.argv[1]).absolute()
     given = dict(item.split("=", 1) for item in sys.argv[3:])
     # On a cluster, nothing begins before all executors are there: else everything would be on the first.
     conf = {
@@ -35,6 +37,9 @@ def main() -> None:
         **jvm.executors(),
         **wide.SESSION_CONF,
     }
+    if given.get("job") == "uneven":
+        # Executors have directories of their own, too.
+        os.chdir(directory)
     spark = sl.session("app", given.get("master", "local[2,4]"), **conf)
     run = _job(spark, directory, Path(sys.argv[2]), given).start(spark)
     while not (directory / "stop").exists():
@@ -64,6 +69,12 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
         return databased.build(spark, directory, local_dir, given["dsn"])
     if kind == "tabled":
         return tabled.build(spark, directory, local_dir)
+    if kind == "uneven":
+        # Each process has another directory there, as on machines of its own.
+        return small.job(
+            sl.stream(small.source(spark, directory / "in")), directory, Path("/proc/self/cwd/keepers"),
+            process=Lingering(), sink=sl.sinks.noop(), settings={"parallelism": 4},
+        )  # fmt: skip
     if kind == "wide":
         wide.use_small_batches(exchange.SESSION_CONF.__setitem__)
         return wide.Wide(directory, 0).build(spark, local_dir, parallelism=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,15 @@ class Count(sl.KeyedProcess):
     def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
         self.seen.value += 1
         yield (ctx.key, self.seen.value)
+
+
+class Lingering(Count):
+    """Count, and take long for some events."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        if event.kind == "slow":
+            time.sleep(6)
+        return super().on_event(event, ctx)
 
 
 class CountAside(Count):

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from strandline.core.ids import Generation
+from strandline.core.ids import Epoch, Generation
+from strandline.keeper import protocol as p
 from strandline.keeper import spawning as birth
 from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Instructions
 from strandline.keeper.watchdog import process_start
 from strandline.spark.keepers import fleet
 from strandline.spark.keepers.fleet import Fleet, _command_of, _keepers_here
@@ -82,3 +84,52 @@ def test_where_there_are_no_keepers_nobody_renews_their_leases() -> None:
         assert not [thread for thread in threading.enumerate() if thread.name == "strandline-lease"]
     finally:
         none._over.set()
+
+
+class Busy:
+    """Stands for Spark where a task waits for an executor that others keep busy: its job ends when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.groups: list[str | None] = [None]
+        self.cancelled = threading.Event()
+        self.job_group = "job"
+        self.partitions = self
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self.groups[-1] if name == "spark.jobGroup.id" else None
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:
+        if name == "spark.jobGroup.id":
+            self.groups.append(value)
+
+    def setJobGroup(self, group: str, what: str, interruptOnCancel: bool) -> None:
+        self.groups.append(group)
+
+    def cancelJobGroup(self, group: str) -> None:
+        if group == self.groups[-1]:
+            self.cancelled.set()
+
+    @property
+    def shared(self) -> list[tuple[Busy, list[str]]]:
+        return [(self, [])]
+
+    def mapInArrow(self, *_: object) -> Busy:
+        return self
+
+    def collect(self) -> None:
+        assert self.cancelled.wait(10), "nobody has broken it off"
+        raise RuntimeError("cancelled")
+
+
+@pytest.mark.parametrize("kind", [p.PING, p.STOP])
+def test_what_is_asked_through_spark_while_an_executor_is_busy_is_broken_off(
+    kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases of others would run out, and a stop would wait as long; epochs' own jobs are not broken off with a ping."""
+    monkeypatch.setattr(fleet, "_STOP_S", 0.1)
+    monkeypatch.setattr(fleet, "schema_of", str)
+    one, spark = Fleet.__new__(Fleet), Busy()
+    one._sc, one._exchanges, one._refs, one._renew_s = spark, spark, {}, 0.1  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="cancelled"):
+        one._ask_spark(Instructions(generation=Generation(1), epoch=Epoch(0)), kind, start=False)
+    assert spark.groups == [None, "job-lease" if kind == p.PING else "job", None]

@@ -35,6 +35,7 @@ _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _LEAST_BATCHES = 3
 _TIMESTAMP = "spark.sql.timestampType"
 _WORKER_MEMORY = "spark.executor.pyspark.memory"
+_WAIT = "spark.locality.wait.process"
 _LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
 _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
 """How long a query rests that has found no rows: 10 ms with Spark, which makes looking a sixth of a core's work."""
@@ -55,6 +56,8 @@ def spark_settings() -> dict[str, str]:
     return {
         # Tasks must follow the executor that caches their anchor, not the shuffle files.
         "spark.shuffle.reduceLocality.enabled": "false",
+        # For as long as that executor is at work: after 3 s, Spark would have another one run them, without the keeper.
+        _WAIT: "1h",
         "spark.sql.streaming.stopTimeout": "30s",
         # Over TCP, a Python worker gets its first rows some 40 ms late, in each stage of each epoch: the kernel of one
         # side holds small packets back, that of the other their acknowledgement.
@@ -222,6 +225,11 @@ def session_warnings(spark: SparkSession) -> list[str]:
         found.append(
             "spark.shuffle.reduceLocality.enabled is not false: with few executors, tasks will move away from their "
             "state and the job will be restored often"
+        )
+    if several and not core_setting(spark, _WAIT):
+        found.append(
+            f"{_WAIT} is not set: tasks that have waited 3 s for a busy executor run on another one, which has not got "
+            "their state, and the job is restored"
         )
     if core_setting(spark, "spark.python.unix.domain.socket.enabled").lower() != "true":
         found.append("spark.python.unix.domain.socket.enabled is not true: each operator makes an epoch 40 ms longer")

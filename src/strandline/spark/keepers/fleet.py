@@ -37,6 +37,8 @@ from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor
 _END_S = 5.0
 _PINGS_A_LEASE = 4
 _EXEC_S = 0.1
+_STOP_S = 20.0
+"""How long keepers of other machines are told to end: a task that is to tell them waits for its executor."""
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 """What Spark keeps of a thread's job group."""
 
@@ -219,22 +221,40 @@ class Fleet:
         return found
 
     @contextlib.contextmanager
-    def breakable(self) -> Iterator[None]:
+    def breakable(self, group: str = "") -> Iterator[None]:
         """Meanwhile, what this thread asks of keepers through Spark can be broken off."""
         before = {name: self._sc.getLocalProperty(name) for name in _JOB_GROUP}
         try:
-            self._sc.setJobGroup(self._exchanges.job_group, "strandline: keepers", interruptOnCancel=True)
+            self._sc.setJobGroup(group or self._exchanges.job_group, "strandline: keepers", interruptOnCancel=True)
             yield
         finally:
             with contextlib.suppress(Exception):
                 for name, value in before.items():
                     self._sc.setLocalProperty(name, value)
 
+    @contextlib.contextmanager
+    def _limited(self, group: str, limit_s: float | None) -> Iterator[None]:
+        """Meanwhile, break off what a group asks through Spark when it has taken so long."""
+        if limit_s is None:
+            yield
+            return
+        timer = threading.Timer(limit_s, self._cancel, [group])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def break_off(self) -> None:
         """End every keeper of this machine, and what was asked through Spark: whoever waits hears that it is over."""
-        with contextlib.suppress(Exception):
-            self._sc.cancelJobGroup(self._exchanges.job_group)
+        self._cancel(self._exchanges.job_group)
         self.kill()
+
+    def _cancel(self, group: str) -> None:
+        # The session may be gone already.
+        with contextlib.suppress(Exception):
+            self._sc.cancelJobGroup(group)
 
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""
@@ -309,10 +329,14 @@ class Fleet:
             return [ack for answer in asked for ack in answer.result()]
 
     def _ask_spark(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
+        # Its tasks wait for executors that others keep busy. Those of other machines are to be pinged meanwhile.
+        limit_s = {p.PING: self._renew_s, p.STOP: _STOP_S}.get(kind)
+        group = f"{self._exchanges.job_group}-lease" if kind == p.PING else self._exchanges.job_group
+
         def ask(exchange: Exchange, uids: Sequence[str]) -> list[bytes]:
             refs = [self._refs[uid] for uid in uids]
             worker = ControlWorker(refs, instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s)
-            with self.breakable():
+            with self.breakable(group), self._limited(group, limit_s):
                 rows: list[Any] = exchange.partitions.mapInArrow(worker, schema_of("ack binary")).collect()
             return [bytes(row.ack) for row in rows]
 

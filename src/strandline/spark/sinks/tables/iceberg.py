@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -152,6 +153,7 @@ class IcebergSink(TableSink):
         new = [pa.field(column.name, _ours(column.type)) for column in new]
         schema = pa.schema([pa.field(c.name, _ours(c.type), c.nullable) for c in schema])
         if key:
+            self._check_parts(table)
             return Layout(schema), new
         # A column that is renamed later, or dropped and made anew, is known by its number.
         schema = pa.schema([_numbered(c, there.field(c.name)) if c.name in there.names else c for c in schema])
@@ -168,6 +170,17 @@ class IcebergSink(TableSink):
                 )
             split.append((column, _UNITS[how]))
         return Layout(schema, split), new
+
+    def _check_parts(self, table: Any) -> None:
+        """Refuse a table into whose parts pyiceberg divides rows by a package of its own, where that is not there."""
+        for field in table.spec().fields:
+            if str(field.transform) not in ("identity", "void") and find_spec("pyiceberg_core") is None:
+                column = table.schema().find_column_name(field.source_id)
+                raise ConfigurationError(
+                    f"{self._where}: the table is partitioned by {field.transform}({column}), for which rows by key "
+                    "need the package pyiceberg-core, which is not installed",
+                    hint="pip install 'pyiceberg[pyiceberg-core]', or partition the table by columns",
+                )
 
     def _check_types(self, columns: Iterable[pa.Field]) -> None:
         for column in columns:
@@ -250,7 +263,7 @@ class IcebergSink(TableSink):
             # Without rows, too: commits are compared by the snapshot that they follow.
             with transaction.update_snapshot(snapshot_properties=said).fast_append():
                 pass
-        transaction.commit_transaction()
+        self._end(transaction)
 
     def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
         _keep_nulls()
@@ -263,7 +276,7 @@ class IcebergSink(TableSink):
                     snapshot.delete_data_file(file)
                     written.append(kept)
         transaction.append(pa.concat_tables(written, promote_options="permissive"), snapshot_properties=said)
-        transaction.commit_transaction()
+        self._end(transaction)
 
     def committed(self, table: Any) -> None:
         if not self._opened.fsync or not table.location().startswith("file:"):
@@ -316,6 +329,26 @@ class IcebergSink(TableSink):
         transaction.set_properties(records)
         return transaction
 
+    def _end(self, transaction: Any) -> None:
+        """Commit a transaction; where the catalog says that another one was faster, make sure before files go.
+
+        The library would delete what the commit has written. But an answer that was lost on the way may have been asked
+        for again below, and what says no then has met its own commit: the table would list files that are gone.
+        """
+        producers = list(transaction._snapshot_producers)
+        for producer in producers:
+            producer._clean_all_uncommitted = _leave
+        try:
+            transaction.commit_transaction()
+        except Exception as error:
+            if self.is_conflict(error):
+                table = self.load()
+                if table is not None and all(table.snapshot_by_id(one._snapshot_id) is None for one in producers):
+                    for producer in producers:
+                        del producer._clean_all_uncommitted
+                        producer._clean_all_uncommitted()
+            raise
+
     def _said(self, record: CommitRecord) -> dict[str, str]:
         run = self._opened
         return {
@@ -353,7 +386,12 @@ class IcebergSink(TableSink):
                 least = made.GreaterThanOrEqual(column, ends["min"].as_py())
                 near = made.And(near, least, made.LessThanOrEqual(column, ends["max"].as_py()))
         keys, names = rows.select(list(key)), list(key)
-        for task in table.scan(row_filter=near).plan_files():
+        try:
+            tasks = list(table.scan(row_filter=near).plan_files())
+        except OverflowError:
+            # It has looked for what comes before the first date that there is, or after the last.
+            tasks = list(table.scan().plan_files())
+        for task in tasks:
             there = ArrowScan(table.metadata, table.io, table.schema(), made.AlwaysTrue()).to_table([task])
             there = there.cast(pa.schema([pa.field(c.name, plain(c.type), c.nullable) for c in there.schema]))
             numbered = there.select(names).append_column(_INDEX, pa.array(range(there.num_rows), pa.int64()))
@@ -364,6 +402,10 @@ class IcebergSink(TableSink):
 
 def _said(summary: Any) -> CommitRecord:
     return CommitRecord(int(summary[_GENERATION]), int(summary[_EPOCH]))
+
+
+def _leave() -> None:
+    """Leave what a commit has written."""
 
 
 def _pyiceberg(where: str) -> None:
