@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.building import find_state
 from strandline.snapshot.opened import Snapshot
+from strandline.snapshot.panemarks import Marks
 from strandline.snapshot.patching import Source
+from strandline.snapshot.reading import StateReader
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.sql import ROWS, query
 from strandline.snapshot.tables import Table, all_tables
@@ -40,9 +43,13 @@ def delete(snapshot: Snapshot, name: str, where: str, options: Mapping[str, str]
 def _rows(
     snapshot: Snapshot, table: Table, sql: str, options: Mapping[str, str] | None, scratch: Path
 ) -> Iterator[pa.RecordBatch]:
+    marks = Marks(table.operator, table.state)
+    if marks.are_there:
+        with StateReader(scratch) as reader:
+            deque(marks.noted(reader.rows(table)), maxlen=0)
     try:
         with query(snapshot, sql, options, scratch, table) as found:
-            yield from fitting(table.operator, table.state, found)
+            yield from marks.kept(fitting(table.operator, table.state, found))
     except ConfigurationError as error:
         raise ConfigurationError(f"'{table.name}': {error.message}", hint=error.hint) from error
 
