@@ -39,7 +39,7 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
                 hint="leave skip_files out, and say in the source's options where it begins",
             )
         df = frames.get(node.name)
-        paths = frozenset(df.inputFiles() if df is not None else ())
+        paths = _files_read(df) if df is not None else frozenset()
         if df is not None and not paths:
             raise ConfigurationError(
                 f"skip_files: the history of the {what} is not read from files, or from none",
@@ -47,6 +47,20 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
             )
         found[node.name] = paths
     return found
+
+
+def _files_read(df: DataFrame) -> frozenset[str]:
+    """Return the files that a DataFrame reads; `inputFiles` has those too that its filters leave out by their place."""
+    leaves = df._jdf.queryExecution().sparkPlan().collectLeaves()
+    scans = [leaves.apply(at) for at in range(leaves.size())]
+    if any(scan.getClass().getSimpleName() != "FileSourceScanExec" for scan in scans):
+        return frozenset(df.inputFiles())
+    found: set[str] = set()
+    for scan in scans:
+        parts = scan.relation().location().listFiles(scan.partitionFilters(), scan.dataFilters())
+        for files in (parts.apply(at).files() for at in range(parts.size())):
+            found.update(files.apply(at).getPath().toUri().toString() for at in range(files.size()))
+    return frozenset(found)
 
 
 @errors_reported()
