@@ -283,6 +283,11 @@ def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: A
     sink = sl.sinks.memory()
     job = case.job_of("days", days.key_by("user").agg(n=sl.agg.count(), uid="counts").to(sink))
     history = spark.read.schema(schema).json(str(case.root / "in")).where("day < '2024-01-02'")
+    newest, older = case.root / "in/day=2024-01-01/a b%.json", case.root / "in/day=2024-01-02/a b%.json"
+    os.utime(older, (0, newest.stat().st_mtime - 8 * 86_400))
+    with pytest.raises(sl.errors.ConfigurationError, match=r"/a%20b%25\.json, and the source would never"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True)
+    os.utime(older)
     made = job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True)
     with job.start(spark, restore=made.url) as run:
         run.process_all_available(60)
