@@ -145,6 +145,7 @@ def test_dots_in_names(strandline: Command, tmp_path: Path) -> None:
         (["--delete", "op.value=true", "--rows", "op.value=x.csv"], 1, "no such file"),
         (["--delete", "op.value=true", "--transform", "op.value=FROM rows"], 1, "is to be changed in two ways"),
         (["--transform", "op.value=SELECT k, 0.5 AS value FROM rows"], 1, "column 'value' is .* cannot become int64"),
+        (["--transform", "op.pair=SELECT k, {'a': 1, 'text': 'x'} AS value FROM rows"], 1, "are a, text, and are to be a, s "),
         (["--transform", "op.value=SELECT k, 1 AS value FROM rows UNION ALL FROM rows SELECT k, 2"], 1, "more than one row"),
         (["--transform", "op.value=SELECT * REPLACE (k || 'x' AS k) FROM rows"], 1, "leave the column out: key groups"),
         (["--max-parallelism", "4x"], 2, "expected one number for all, or UID=N"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
+import math
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from strandline.snapshot.parquet import read_tables
 from strandline.snapshot.patching import Edit, Patch, make_patched
 from strandline.snapshot.savepoint import fetching
 from strandline.snapshot.taking import take_savepoint
+from strandline.snapshot.transforming import fitting
 from tests.runtime.bench import OPS
 from tests.runtime.rescaling import KEYS, Job
 from tests.snapshot.exporting import exported_here
@@ -145,6 +149,41 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(
     with pytest.raises(kind, match=why):
         patched(tmp_path, before, **given)
     assert not [path for path in (tmp_path / "after").rglob("*") if path.is_file()]
+
+
+MOMENT = dt.datetime(2024, 1, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "wanted"),
+    [
+        ("decimal(10,2)", [1.15, None, -3.07], [Decimal("1.15"), None, Decimal("-3.07")]),
+        ("decimal(10,2)", [1.155], None),
+        ("float", [0.5, math.inf], [0.5, math.inf]),
+        ("float", [1e300], None),
+        ("date", [dt.datetime(2024, 1, 1)], [dt.date(2024, 1, 1)]),
+        ("date", [MOMENT], None),
+        ("timestamp", [MOMENT], [MOMENT.replace(tzinfo=dt.UTC)]),
+        ("boolean", [1, 0], [True, False]),
+        ("boolean", [2], None),
+        ("double", [Decimal("12345678901234567890.5")], None),
+        ("struct<a: int, b: float>", [{"b": 0.5, "a": 1}, None], [{"a": 1, "b": 0.5}, None]),
+        ("struct<a: int, b: int>", [{"a": 1}], None),
+        ("struct<a: int>", [{"a": 1, "b": 1}], None),
+        ("array<struct<a: int, b: int>>", [[{"a": 1, "bb": 2}]], None),
+        ("map<int, struct<a: int, b: date>>", [[(1, {"a": 1, "b": MOMENT})]], None),
+    ],
+)
+def test_a_query_s_value_is_refused_that_would_become_another_one(kind: str, given: list[Any], wanted: Any) -> None:
+    state = structs.replace(SEEN, value_type=kind)
+    pairs = pa.map_(pa.int64(), pa.struct([("a", pa.int64()), ("b", pa.timestamp("us"))]))
+    batch = pa.record_batch({"value": pa.array(given, pairs if kind.startswith("map") else None)})
+    if wanted is None:
+        with pytest.raises(StateTypeError, match=r"the column 'value' is .*, and cannot become .* without a change"):
+            list(fitting(OPERATOR, state, [batch]))
+    else:
+        (found,) = fitting(OPERATOR, state, [batch])
+        assert found.column(0).to_pylist() == wanted
 
 
 def test_a_damaged_savepoint_is_not_taken_over(tmp_path: Path, before: Manifest) -> None:

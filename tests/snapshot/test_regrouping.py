@@ -24,11 +24,13 @@ from strandline.core.keygroups import BROADCAST_GROUPS, range_of
 from strandline.format.manifest import Manifest, TableFile
 from strandline.snapshot.building import SavepointBuilder
 from strandline.snapshot.cutting import TableWriter
+from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.parquet import read_tables
 from strandline.snapshot.patching import Patch, make_patched
 from strandline.snapshot.regrouping import regrouped_marks
 from strandline.snapshot.rows import has_rows, rows_of
 from strandline.snapshot.savepoint import fetching
+from strandline.snapshot.transforming import transform
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
 from tests.checkpoint.helpers import manifest
@@ -202,6 +204,33 @@ def test_no_key_is_promised_more_than_before(marks: dict[int, int], filled: set[
             assert mark <= marks[a_hash % before]
     if len(set(marks.values())) == 1 and len(marks) == before:
         assert found == dict.fromkeys(range(after), marks[0]), "what all promised, all promise"
+
+
+@pytest.mark.parametrize("how", ["function", "function without key groups", "query"])
+@pytest.mark.parametrize("after", [None, 512])
+def test_who_leaves_out_rows_of_keys_does_not_leave_out_marks(tmp_path: Path, how: str, after: int | None) -> None:
+    bench = aggregates(Sliding("20s", every="5s"), tmp_path, [([("a", 1, 1), ("b", 3, 1)], 2), ([("a", 30, 2)], 25)])
+    found = checkpoint_of(bench)
+    bench.close()
+    before = make_patched(
+        found, place(tmp_path, "job"), place(tmp_path, "before"), Patch(rename={"op.panes": "panes"}), scratch=tmp_path
+    )
+    wanted = make_patched(
+        before, place(tmp_path, "before"), place(tmp_path, "wanted"), Patch(max_parallelism=after), scratch=tmp_path
+    )
+
+    def edit(rows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = rows.filter(pc.field("k") != "none of these")
+        return rows if how == "function" else rows.drop_columns(["key_group"])
+
+    query = transform(open_snapshot(str(tmp_path / "before")), "op.panes", "FROM rows WHERE k <> 'none of these'")
+    change = {"sources": {"op.panes": query}} if how == "query" else {"edits": {"op.panes": edit}}
+    made = make_patched(
+        before, place(tmp_path, "before"), place(tmp_path, "after"), Patch(max_parallelism=after, **change),
+        scratch=tmp_path,
+    )  # fmt: skip
+    assert sum(file.rows for file in tables(made)["op.panes"]) > (after or 128)
+    assert tables(made) == tables(wanted)
 
 
 # -- with other changes, and what is refused

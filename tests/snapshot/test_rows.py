@@ -373,6 +373,26 @@ def test_rows_out_of_order_are_refused_across_batches() -> None:
         list(codec.encode_groups([rows.slice(0, 2), rows.slice(2)]))
 
 
+def test_lists_are_encoded_a_key_at_a_time_however_large_their_key_group_is() -> None:
+    codec = codec_of("list", "string", keys="id bigint")
+    lists = [rows_like(codec, *((5, n, at, f"{n}.{at}") for at in range(3))) for n in range(4)]
+    rows = pa.concat_batches(lists)
+    wanted, given = codec.encode(rows), 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal given
+        for at in range(rows.num_rows):
+            given += 1
+            yield rows.slice(at, 1)
+
+    found, ends = [], []
+    for some in codec.encode_groups(batches()):
+        found += some
+        ends.append(given)
+    assert found == wanted
+    assert ends == [4, 7, 10, 12], "no more than a list waits for its end"
+
+
 def test_damaged_entries_are_no_rows() -> None:
     codec = codec_of("value", "string")
     key, value = KeyCodec([parse_type("bigint")]).encode(1, 1), ValueCodec(parse_type("string")).encode("a")

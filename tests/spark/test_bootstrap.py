@@ -291,6 +291,27 @@ def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case
     )
 
 
+def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: Any, case: Case) -> None:
+    schema = "user string, day string"
+    for day, rows in (("2024-01-01", 3), ("2024-01-02", 4)):
+        (case.root / f"in/day={day}").mkdir(parents=True)
+        (case.root / f"in/day={day}/a b%.json").write_text('{"user": "u"}\n' * rows)
+    days = sl.stream(spark.readStream.schema(schema).json(str(case.root / "in")))
+    sink = sl.sinks.memory()
+    job = case.job_of("days", days.key_by("user").agg(n=sl.agg.count(), uid="counts").to(sink))
+    history = spark.read.schema(schema).json(str(case.root / "in")).where("day < '2024-01-02'")
+    newest, older = case.root / "in/day=2024-01-01/a b%.json", case.root / "in/day=2024-01-02/a b%.json"
+    os.utime(older, (0, newest.stat().st_mtime - 8 * 86_400))
+    with pytest.raises(sl.errors.ConfigurationError, match=r"/a%20b%25\.json, and the source would never"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True)
+    os.utime(older)
+    made = job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True)
+    with job.start(spark, restore=made.url) as run:
+        run.process_all_available(60)
+        run.stop(checkpoint=True)
+    assert sink.rows[-1]["n"] == 7
+
+
 def test_history_that_does_not_fit_is_refused_before_anything_runs(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     world = World(spark, tmp_path, local_dir)
     world.add(0, 0, 1)

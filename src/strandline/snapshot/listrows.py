@@ -122,6 +122,11 @@ class ListRows(RowCodec):
     def _cleaned(self, key: bytes) -> bytes:
         return key[:-_SUB_BYTES] if key.endswith(self._head_key) else key
 
+    def _start_of_last(self, rows: pa.RecordBatch, before: pa.RecordBatch | None) -> int | None:
+        # A key group of lists may be more than fits into a column.
+        starts = np.flatnonzero(rows.column(POSITION).to_numpy() == 0)
+        return int(starts[-1]) if len(starts) else None
+
     def _end_of_key(self, keys: list[bytes]) -> int:
         return bisect_left(keys, keys[-1][:-_SUB_BYTES])
 

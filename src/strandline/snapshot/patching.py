@@ -22,6 +22,7 @@ from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
 from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.snapshot.building import SavepointBuilder, checked, find_state
 from strandline.snapshot.opened import METADATA
+from strandline.snapshot.panemarks import Marks
 from strandline.snapshot.progress import PatchProgress, SavepointProgress
 from strandline.snapshot.reading import StateReader
 from strandline.snapshot.regrouping import regrouped
@@ -264,7 +265,8 @@ class _Making:
         """Write what becomes of the rows that the snapshot has."""
         is_edited = named in self._plan.edits
         if is_edited:
-            rows = _edited(self._plan.name(named), self._plan.edits[named], rows)
+            marks = Marks(operator, info)
+            rows = marks.kept(_edited(self._plan.name(named), self._plan.edits[named], marks.noted(rows)))
         self._write(named, operator, info, rows, check=is_edited)
 
     def tell_brought(self, progress: SavepointProgress) -> None:

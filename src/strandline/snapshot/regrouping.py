@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.snapshot.panemarks import mark_rows
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.tablecolumns import KEY_GROUP, WINDOW_END
 from strandline.snapshot.tablekeys import key_columns
@@ -43,7 +44,7 @@ def regrouped(
             yield rows.drop_columns([KEY_GROUP])
     if marks:
         moved = regrouped_marks(marks, filled, operator.max_parallelism, most)
-        yield _mark_rows(rows_of(operator, state).schema, moved)
+        yield mark_rows(rows_of(operator, state).schema, moved)
 
 
 def regrouped_marks(marks: Mapping[int, int], filled: Collection[int], before: int, after: int) -> dict[int, int]:
@@ -60,13 +61,3 @@ def regrouped_marks(marks: Mapping[int, int], filled: Collection[int], before: i
     for group in set(filled) - marks.keys():
         least.pop(group % common, None)
     return {group: least[group % common] for group in range(after) if group % common in least}
-
-
-def _mark_rows(schema: pa.Schema, marks: Mapping[int, int]) -> pa.RecordBatch:
-    columns = {
-        KEY_GROUP: pa.array(list(marks), pa.int32()),
-        WINDOW_END: pa.array(list(marks.values()), pa.int64()).view(schema.field(WINDOW_END).type),
-    }
-    return pa.RecordBatch.from_arrays(
-        [columns.get(field.name, pa.nulls(len(marks), field.type)) for field in schema], schema=schema
-    )

@@ -275,7 +275,7 @@ class RowCodec:
         return len(keys)
 
     def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cut rows between key groups."""
+        """Cut rows where nothing that belongs together is cut apart."""
         waiting: list[pa.RecordBatch] = []
         for batch in batches:
             if KEY_GROUP not in batch.schema.names:
@@ -283,16 +283,23 @@ class RowCodec:
                     f"{self._columns.where}: rows in the order of their key groups have no column '{KEY_GROUP}'",
                     hint="give them in one batch, or with their key groups",
                 )
-            groups = batch.column(KEY_GROUP).to_numpy(zero_copy_only=False)
-            if not len(groups):
+            if not batch.num_rows:
                 continue
-            start = int(np.searchsorted(groups, groups[-1]))
-            if start or (waiting and waiting[-1].column(KEY_GROUP)[-1].as_py() != groups[-1]):
-                yield pa.concat_batches([*waiting, batch.slice(0, start)])
+            start = self._start_of_last(batch, waiting[-1] if waiting else None)
+            if start is not None:
+                if start or waiting:
+                    yield pa.concat_batches([*waiting, batch.slice(0, start)])
                 waiting = []
-            waiting.append(batch.slice(start))
+            waiting.append(batch.slice(start or 0))
         if waiting:
             yield pa.concat_batches(waiting)
+
+    def _start_of_last(self, rows: pa.RecordBatch, before: pa.RecordBatch | None) -> int | None:
+        """Return where the last rows begin that belong together; None if it is in the rows `before` them."""
+        groups = rows.column(KEY_GROUP).to_numpy(zero_copy_only=False)
+        start = int(np.searchsorted(groups, groups[-1]))
+        goes_on = not start and before is not None and before.column(KEY_GROUP)[-1].as_py() == groups[-1]
+        return None if goes_on else start
 
 
 def _group_of(key: bytes) -> bytes:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET, structs
 from pyspark.sql import DataFrame
@@ -23,8 +24,11 @@ from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.lower.query import Sources
 from strandline.spark.sources.checks import leaves_of, relations_of
-from strandline.spark.sources.log import UnreadableLogError, logged_paths, only_files
+from strandline.spark.sources.log import UnreadableLogError, logged_times, only_files
 from strandline.spark.streams.frames import FrameSource
+
+_USUAL_AGE = "7d"
+"""Spark's own default of maxFileAge."""
 
 
 def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[str, frozenset[str]]:
@@ -39,7 +43,7 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
                 hint="leave skip_files out, and say in the source's options where it begins",
             )
         df = frames.get(node.name)
-        paths = frozenset(df.inputFiles() if df is not None else ())
+        paths = _files_read(df) if df is not None else frozenset()
         if df is not None and not paths:
             raise ConfigurationError(
                 f"skip_files: the history of the {what} is not read from files, or from none",
@@ -47,6 +51,20 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
             )
         found[node.name] = paths
     return found
+
+
+def _files_read(df: DataFrame) -> frozenset[str]:
+    """Return the files that a DataFrame reads; `inputFiles` has those too that its filters leave out by their place."""
+    leaves = df._jdf.queryExecution().sparkPlan().collectLeaves()
+    scans = [leaves.apply(at) for at in range(leaves.size())]
+    if any(scan.getClass().getSimpleName() != "FileSourceScanExec" for scan in scans):
+        return frozenset(df.inputFiles())
+    found: set[str] = set()
+    for scan in scans:
+        parts = scan.relation().location().listFiles(scan.partitionFilters(), scan.dataFilters())
+        for files in (parts.apply(at).files() for at in range(parts.size())):
+            found.update(files.apply(at).getPath().toUri().toString() for at in range(files.size()))
+    return frozenset(found)
 
 
 @errors_reported()
@@ -72,7 +90,9 @@ def place_behind(
     try:
         for node in sources.nodes:
             number = _number_of(node, leaves)
-            _check_known(node, files[node.name], logged_paths(captured, number))
+            times = logged_times(captured, number)
+            _check_known(node, files[node.name], times)
+            _check_age(node, files[node.name], times)
             captured = only_files(captured, number, files[node.name])
     except UnreadableLogError as error:
         raise ConfigurationError(
@@ -95,12 +115,30 @@ def _number_of(node: FrameSource, leaves: list[object]) -> int:
     return numbers[0]
 
 
-def _check_known(node: FrameSource, wanted: frozenset[str], there: frozenset[str]) -> None:
-    if others := sorted(wanted - there):
+def _check_known(node: FrameSource, wanted: frozenset[str], there: Mapping[str, int]) -> None:
+    if others := sorted(wanted - there.keys()):
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         what = f"source '{node.name}'" if node.name else "source"
         raise ConfigurationError(
             f"skip_files: the {what} does not read {others[0]}{more}, and the history does",
             hint="read the history from the path of the source; or leave skip_files out, and have the stream leave out "
             "what the history has",
+        )
+
+
+def _check_age(node: FrameSource, wanted: frozenset[str], times: Mapping[str, int]) -> None:
+    """Refuse files that Spark would pass over without a word: much older than the newest of those that it has read."""
+    if not wanted:
+        return
+    (relation,) = relations_of(node.df)
+    age = relation.options.get("maxfileage", _USUAL_AGE)
+    jvm: Any = node.df.sparkSession._jvm
+    oldest_ms = max(times[path] for path in wanted) - jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(age)
+    if others := sorted(path for path, time_ms in times.items() if path not in wanted and time_ms < oldest_ms):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        what = f"source '{node.name}'" if node.name else "source"
+        raise ConfigurationError(
+            f"skip_files: the history was not read from {others[0]}{more}, and the {what} would never read it: it is "
+            f"older than the newest file of the history by more than maxFileAge, {age}",
+            hint='read the source with sl.files_source(…), or with .option("maxFileAge", "36500d")',
         )

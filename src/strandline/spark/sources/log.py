@@ -85,6 +85,12 @@ def logged_paths(files: Mapping[str, bytes], source: int) -> frozenset[str]:
     return frozenset(iterate_paths(files, source))
 
 
+def logged_times(files: Mapping[str, bytes], source: int) -> dict[str, int]:
+    """Return when each file was last changed, in ms since 1970, that a source has read, or has planned to."""
+    lines = (_decoded(line) for name, data in _log_of(files, source) for line in _lines(data, name))
+    return {line.path: line.timestamp for line in lines}
+
+
 def iterate_paths(files: Mapping[str, bytes], source: int) -> Iterator[str]:
     """Yield the URIs of all files that a source has read, or has planned to, some of them twice."""
     return (_decoded(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
