@@ -48,6 +48,7 @@ lint:
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 	$(RUN) lint-imports
+	$(RUN) python scripts/voice.py
 
 format:
 	$(RUN) ruff check --fix .

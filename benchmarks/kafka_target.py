@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks._harness import emit, end_on_sigterm, progress
-from strandline.spark.sinks.kafkaclient import Cluster
-from strandline.spark.sinks.kafkatarget import KafkaTarget
-from strandline.spark.sinks.target import Writer
+from strandline.ends.kafka.client import Cluster
+from strandline.ends.kafka.target import KafkaTarget
+from strandline.ends.target import Writer
 from strandline.storage.place import Place
 from tests import kafkaserver
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks._harness import emit, progress
-from strandline.keeper.birth import Nursery, start_program
+from strandline.keeper.spawning import Nursery, start_program
 from strandline.keeper.watchdog import process_start
 
 BENCHMARK = "keeper_start"

@@ -15,7 +15,7 @@ import pytest
 from strandline.cli.output import time_text
 from strandline.cli.progress import _said
 from strandline.control import journal, server
-from strandline.control.wire import Progress
+from strandline.control.wire import ProgressMessage
 from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
 from tests.cli.terminal import on_terminal
@@ -108,11 +108,11 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
     assert [one["offsets_behind"] for one in data["source_progress"]] == [None, 4]
 
 
-def left(local_dir: Path, job: str, **given: object) -> journal.Record:
+def left(local_dir: Path, job: str, **given: object) -> journal.JournalEntry:
     """Leave word of a job whose driver is gone."""
     places = Places(local_dir, f"file:///ck/{job}", job)
     places.make()
-    record = journal.Record(**{  # type: ignore[arg-type]
+    record = journal.JournalEntry(**{  # type: ignore[arg-type]
         "job": job, "directory": places.store_url, "pid": os.getpid(), "born": "0", "since_ms": 1_700_000_000_000,
         "state": "running", "at_ms": 1_700_000_060_000, **given,
     })  # fmt: skip
@@ -273,8 +273,8 @@ def test_on_a_terminal_progress_is_shown(serve: Serve, local_dir: Path, monkeypa
 
 
 def test_progress_of_bytes_is_read_by_people() -> None:
-    assert _said(Progress("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
-    assert _said(Progress("waiting")) == ""
+    assert _said(ProgressMessage("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
+    assert _said(ProgressMessage("waiting")) == ""
 
 
 def test_wrong_usage_is_exit_code_2(process: Command) -> None:

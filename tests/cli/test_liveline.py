@@ -20,7 +20,7 @@ PROGRAM = """
 import logging, sys, time, types
 
 from strandline.cli import liveline
-from strandline.control.telling import tell
+from strandline.control.announcements import tell
 from tests.control.fake import FakeRun
 
 run = FakeRun("alerts")

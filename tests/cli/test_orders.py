@@ -11,7 +11,7 @@ import pytest
 from strandline.cli.orders import drops, restores, split
 from strandline.core.errors import ConfigurationError
 from strandline.spark.job.attempt import Wanted
-from strandline.spark.job.watched import Orders, about_to_start, made, watching
+from strandline.spark.job.program_jobs import Orders, about_to_start, made, watching
 from tests.cli.conftest import Command
 
 

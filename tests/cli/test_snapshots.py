@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.control.wire import Progress
+from strandline.control.wire import ProgressMessage
 from tests.cli.conftest import Command
 from tests.cli.fabricate import FabricatedJob
 from tests.cli.snapshots import Made, make
@@ -184,21 +184,21 @@ def test_diff_of_a_sample(strandline: Command, made: Made) -> None:
 def test_what_takes_long_tells_how_far_it_is(
     strandline: Command, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[Progress] = []
+    heard: list[ProgressMessage] = []
 
     @contextlib.contextmanager
-    def hear() -> Iterator[Callable[[Progress], object]]:
+    def hear() -> Iterator[Callable[[ProgressMessage], object]]:
         yield heard.append
 
     monkeypatch.setattr("strandline.cli.snapshots.progress_bar", hear)
     first, second = made.checkpoints
 
-    def last(*args: object) -> Progress:
+    def last(*args: object) -> ProgressMessage:
         heard.clear()
         assert strandline("snapshots", *args).code == 0
         return heard[-1]
 
     (done,) = strandline("snapshots", "copy", second, tmp_path / "copy", "--json").json
-    assert last("copy", second, tmp_path / "again") == Progress("copying", done["bytes"], done["bytes"], "bytes")
-    assert last("diff", first, second) == Progress("comparing", 128, 128, "key groups")
+    assert last("copy", second, tmp_path / "again") == ProgressMessage("copying", done["bytes"], done["bytes"], "bytes")
+    assert last("diff", first, second) == ProgressMessage("comparing", 128, 128, "key groups")
     assert last("verify", first, second).step == f"reading {second}"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from strandline.spark.base import behind as behind_driver
-from strandline.spark.base.classes import archive_of, class_options, failure_of
+from strandline.spark.base import auto_warmup as behind_driver
+from strandline.spark.base.class_archive import archive_of, class_options, failure_of
 from strandline.spark.base.session import check_java
 from tests.cli.conftest import Command, environment
 from tests.runtime.clients import eventually
@@ -121,9 +121,9 @@ def test_a_driver_leaves_it_to_another_process_to_make_one(
     java, started = check_java(), list[list[str]]()
     monkeypatch.setattr(behind_driver, "_missing", [])
     monkeypatch.setattr(behind_driver, "_has_worked", False)
-    monkeypatch.setattr("strandline.spark.base.behind.atexit.register", lambda function: None)
+    monkeypatch.setattr("strandline.spark.base.auto_warmup.atexit.register", lambda function: None)
     monkeypatch.setattr(
-        "strandline.spark.base.behind.subprocess.Popen", lambda command, **given: started.append(command)
+        "strandline.spark.base.auto_warmup.subprocess.Popen", lambda command, **given: started.append(command)
     )
     behind_driver.remember(java)
     if why_not != "no epoch":

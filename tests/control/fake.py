@@ -15,9 +15,9 @@ from strandline.control.status import KeeperStatus, OperatorStatus, Savepoint, S
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.keeper.lookups import Found, Table, table_of
+from strandline.keeper.lookups import LookupResult, LookupTable, table_of
 from strandline.runtime.reached import WatermarkStatus
-from strandline.snapshot.progress import Progress
+from strandline.snapshot.progress import SavepointProgress
 from strandline.types.records import record_type
 
 STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
@@ -84,11 +84,11 @@ class FakeRun:
         *,
         format: str = "canonical",
         timeout: float | None = None,
-        progress: Callable[[Progress], object] | None = None,
+        progress: Callable[[SavepointProgress], object] | None = None,
     ) -> Savepoint:
         self.asked.append(("savepoint", (url, format, timeout)))
         if progress is not None:
-            progress(Progress(rows=1000, done=1, partitions=2))
+            progress(SavepointProgress(rows=1000, done=1, partitions=2))
         return Savepoint(str(url), format, CheckpointId(7), Epoch(12), 2048, 1500)
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None:
@@ -97,15 +97,15 @@ class FakeRun:
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         self.asked.append(("rollback", (checkpoint, timeout)))
 
-    def lookup_table(self, table: str) -> Table:
+    def lookup_table(self, table: str) -> LookupTable:
         return table_of([OPERATOR], table)
 
-    def lookup(self, table: str, key: Any) -> Found:
+    def lookup(self, table: str, key: Any) -> LookupResult:
         looked = self.lookup_table(table)
         keys = key if isinstance(key, list) else [key]
         looked.ask(keys, 0)
         found = [STORED.get(each) for each in keys]
-        return Found(looked.name, Epoch(12), found if isinstance(key, list) else found[0])
+        return LookupResult(looked.name, Epoch(12), found if isinstance(key, list) else found[0])
 
     def stop(
         self,
@@ -115,7 +115,7 @@ class FakeRun:
         drain: bool = False,
         format: str = "canonical",
         timeout: float = 60.0,
-        progress: Callable[[Progress], object] | None = None,
+        progress: Callable[[SavepointProgress], object] | None = None,
     ) -> None:
         how = (checkpoint, timeout) if savepoint is None else (savepoint, format, timeout)
         self.asked.append(("drain" if drain else "stop", how))

@@ -15,7 +15,7 @@ from strandline.control import server, wire
 from strandline.control.client import call, find_driver, find_drivers
 from strandline.control.commands import CHECKPOINT, COMMANDS, PING, STATUS, Command, Nothing, TakeCheckpoint
 from strandline.control.server import ControlServer
-from strandline.control.wire import Hello, Progress
+from strandline.control.wire import Hello, ProgressMessage
 from strandline.core.errors import (
     CheckpointError,
     StrandlineError,
@@ -48,7 +48,7 @@ def test_a_checkpoint_tells_of_its_progress_and_others_are_answered_meanwhile(
     run = FakeRun()
     serve(run)
     driver = find_driver(local_dir, "alerts")
-    heard: list[Progress] = []
+    heard: list[ProgressMessage] = []
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(call, driver, CHECKPOINT, TakeCheckpoint(9.0), on_progress=heard.append)
         wait_until(lambda: len(heard) > 3)
@@ -56,7 +56,7 @@ def test_a_checkpoint_tells_of_its_progress_and_others_are_answered_meanwhile(
         run.finish.set()
         stats = asked.result(10)
     assert (stats.checkpoint, stats.status, stats.total_bytes) == (7, "completed", 2048)
-    assert heard[-1] == Progress("checkpoint 7", 0, 2, "partitions")
+    assert heard[-1] == ProgressMessage("checkpoint 7", 0, 2, "partitions")
     assert run.asked == [("checkpoint", 9.0)]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from strandline.control import client, server, wire
 from strandline.control.client import call, find_driver, find_drivers
 from strandline.control.commands import CHECKPOINT, COMMANDS, PING, Command, Nothing, TakeCheckpoint
-from strandline.control.wire import Progress
+from strandline.control.wire import ProgressMessage
 from strandline.core.errors import (
     ConfigurationError,
     StrandlineError,
@@ -153,9 +153,9 @@ def test_a_slow_reader_hears_the_newest_progress_and_no_heap_of_it(
     monkeypatch.setattr(server, "_HEARTBEAT_S", 0.001)
     finish = threading.Event()
 
-    def work(run: object, arguments: Nothing, report: Callable[[Progress], None]) -> str:
+    def work(run: object, arguments: Nothing, report: Callable[[ProgressMessage], None]) -> str:
         while not finish.wait(0.001):
-            report(Progress("x" * 50_000))
+            report(ProgressMessage("x" * 50_000))
         return "done"
 
     slow = Command("slow", Nothing, str, work)

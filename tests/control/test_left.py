@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from strandline.control import driverlog, journal
+from strandline.control.announcements import listening, tell
 from strandline.control.driverlog import DriverLog
-from strandline.control.telling import listening, tell
 from strandline.keeper.paths import Places
 
 
-def record(places: Places, **given: object) -> journal.Record:
-    return journal.Record(**{  # type: ignore[arg-type]
+def record(places: Places, **given: object) -> journal.JournalEntry:
+    return journal.JournalEntry(**{  # type: ignore[arg-type]
         "job": places.job, "directory": places.store_url, "pid": os.getpid(), "born": journal.born(os.getpid()),
         "since_ms": 1, "state": "running", "at_ms": 2, **given,
     })  # fmt: skip
@@ -152,7 +152,7 @@ def test_what_everybody_is_to_know_is_said_once(tmp_path: Path, before: str, sho
 import logging
 from pathlib import Path
 from strandline.control.driverlog import DriverLog
-from strandline.control.telling import listening, tell, tell_everybody
+from strandline.control.announcements import listening, tell, tell_everybody
 {before}
 for name in "ab":
     DriverLog(Path({str(tmp_path)!r}, name)).open()

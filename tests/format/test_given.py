@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.core.errors import ConfigurationError
 from strandline.testing import Harness, events
 from strandline.types.datatypes import parse_type
-from strandline.types.given import schema_given, type_given, type_text
+from strandline.types.spark_schema import schema_given, type_given, type_text
 from tests.format import strategies
 
 

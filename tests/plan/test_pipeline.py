@@ -13,7 +13,7 @@ from strandline.format.manifest import OperatorInfo
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, UnionNode, WatermarkNode
 from strandline.plan.operators import branches_above
-from strandline.plan.parallelism import Parallelism, Told, check_wanted, most_on_one
+from strandline.plan.parallelism import Parallelism, ParallelismOverride, check_wanted, most_on_one
 from strandline.plan.pipeline import Pipeline
 from strandline.plan.unions import union
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec, find_stored
@@ -260,8 +260,8 @@ def test_of_one_with_few_partitions_more_are_not_too_many_later() -> None:
 
 
 def test_what_a_running_job_is_told_adds_up() -> None:
-    told = Told().and_then({"a": 2, "b": 1}).and_then(7).and_then({"a": 3})
-    assert told == Told(7, {"a": 3, "b": 1})
+    told = ParallelismOverride().and_then({"a": 2, "b": 1}).and_then(7).and_then({"a": 3})
+    assert told == ParallelismOverride(7, {"a": 3, "b": 1})
     for wanted, said in (
         ({"c": 1}, "the job has no operator 'c', it has a, b"),
         ({"a": 0}, "the parallelism of operator 'a' is 0"),

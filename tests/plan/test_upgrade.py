@@ -17,8 +17,8 @@ from strandline.plan.changes import Change
 from strandline.plan.graph import OperatorNode, above
 from strandline.plan.upgrade import Migration, Upgrade, plan_upgrade
 from strandline.plan.windows import fold, operator_of
+from strandline.runtime.builtin import Aggregated, BuiltinOperator
 from strandline.runtime.operators.windows.operator import Rules
-from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import state_infos
 from strandline.spark.streams.stream import Aggregates
 from strandline.testing import events
@@ -48,7 +48,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.declared, self.states = declared_states(self.process), state_infos(self.process)
-        self.aggregated = self.process.own_aggregated if isinstance(self.process, OwnOperator) else None
+        self.aggregated = self.process.own_aggregated if isinstance(self.process, BuiltinOperator) else None
 
     def stored(self, **schemas: Schemas) -> OperatorInfo:
         states = Migration(schemas=schemas).infos(self.states)

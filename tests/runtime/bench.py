@@ -20,7 +20,7 @@ from strandline.core.ids import Epoch, Partition
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos
 from strandline.runtime.rowlayout import RowLayout
-from strandline.runtime.state.moving import move_states
+from strandline.runtime.state.migration import move_states
 from strandline.runtime.state.store import Frozen
 from strandline.runtime.task.task import EpochTimes, Task
 from strandline.types.columns import arrow_schema, from_python

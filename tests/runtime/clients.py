@@ -24,15 +24,15 @@ from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, OperatorInfo
 from strandline.format.values import ValueCodec
 from strandline.keeper import protocol as p
-from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup, Report
+from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, LookupAnswer, Report
 from strandline.keeper.rowproof import RowCounter
+from strandline.keeper.spawning import NURSERY
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.state.lookups import Answered, Asked
+from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.state.store import Store
-from strandline.runtime.state.turns import Turns
 from strandline.runtime.task.task import Task
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import LongType, StringType, parse_schema
@@ -98,10 +98,10 @@ class Counter(KeyedProcess):
     def disturb(self, a: int) -> None:
         """Have look-ups find that the state has changed, wherever it can."""
 
-        def read(turns: Turns, of: Callable[[], Any]) -> Any:
+        def read(turns: SequenceLock, of: Callable[[], Any]) -> Any:
             return of() if threading.current_thread() is threading.main_thread() else None
 
-        Turns.read = read  # type: ignore[method-assign]
+        SequenceLock.read = read  # type: ignore[method-assign]
 
     def hurry(self, a: int) -> None:
         socket.setdefaulttimeout(a / 1000)
@@ -272,7 +272,7 @@ class Keeper:
         with self.connect() as talk:
             talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, asked=asked))
             _, payload = talk.connection.expect(p.FOUND)
-        return msgspec.msgpack.decode(payload, type=Found).answered
+        return msgspec.msgpack.decode(payload, type=LookupAnswer).answered
 
     def seen(self, *keys: str) -> tuple[int, list[int | None]]:
         """Look up how often keys were counted; return the epoch that this is of, too."""

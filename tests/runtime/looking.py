@@ -6,7 +6,7 @@ from typing import Any
 
 from strandline.core.ids import Partition
 from strandline.format.manifest import OperatorInfo
-from strandline.keeper.lookups import Found, look_up, table_of
+from strandline.keeper.lookups import LookupResult, look_up, table_of
 from strandline.runtime.program import state_infos
 from tests.runtime.bench import MAX_PARALLELISM, Bench
 
@@ -18,7 +18,7 @@ def operator_of(bench: Bench, key_schema: str = "`k` string") -> OperatorInfo:
     )  # fmt: skip
 
 
-def find(bench: Bench, state: str, key: Any, now_us: int = 0, key_schema: str = "`k` string") -> Found:
+def find(bench: Bench, state: str, key: Any, now_us: int = 0, key_schema: str = "`k` string") -> LookupResult:
     def ask(uid: str, asked: Any) -> Any:
         answered = bench.partition.look_up(asked[Partition(0)])
         assert answered is not None

@@ -56,7 +56,7 @@ class Job:
         self.epoch = 0
         self.generation = 0
         self.restore: Restore | None = None
-        self.opened: list[opening.Opened] = []
+        self.opened: list[opening.OpenPartition] = []
 
     def program(self, **run: Any) -> Program:
         """Return what partitions are told; `run` is what differs from start to start."""
@@ -100,7 +100,7 @@ class Job:
             (report,) = eventually(opened.snapshots.reports, "a report")
             assert report.info is not None, report.failure
             parts.append(report.info)
-            opened.snapshots.heed(CheckpointId(self.generation), None)
+            opened.snapshots.apply_driver_state(CheckpointId(self.generation), None)
         stored = replace(self.info(), partitions=parts)
         self.restore = Restore(checkpoint=CheckpointId(self.generation), epoch=Epoch(self.epoch), stored=stored)
 

@@ -19,8 +19,8 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.schemas import codec_of
 from strandline.plan.upgrade import Upgrade, plan_upgrade
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.operators.joins import LEFT, RIGHT
-from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process, pickle_process, state_infos
 from tests.runtime.bench import BUDGET, Bench, batch_of
 from tests.runtime.conftest import Make
@@ -94,7 +94,7 @@ class Op:
 
     def __init__(self, process: Process) -> None:
         self.declared, self.states = declared_states(process), state_infos(process)
-        self.aggregated = process.own_aggregated if isinstance(process, OwnOperator) else None
+        self.aggregated = process.own_aggregated if isinstance(process, BuiltinOperator) else None
 
 
 def manifest(states: Sequence[StateInfo]) -> OperatorInfo:

@@ -22,12 +22,12 @@ from strandline.api.windows import Sliding
 from strandline.core.errors import ConfigurationError, KeeperError, NotFoundError, StateTypeError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.keeper import protocol as p
-from strandline.keeper.hurry import Hurry
+from strandline.keeper.gil_interval import Hurry
 from strandline.keeper.lookups import MOST_KEYS, table_of
 from strandline.keeper.protocol import Lookup
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.runtime.state.lookups import Asked
-from strandline.runtime.state.turns import Turns
+from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.task.task import EpochTimes
 from tests.runtime import test_broadcast, test_evolution
 from tests.runtime.aggregating import COUNTS, Aggregating
@@ -296,12 +296,12 @@ def test_a_name_that_may_be_two_tables_is_written_with_quotes(tmp_path: Path) ->
 
 
 def test_a_reader_tries_again_until_nothing_changes_and_gives_up_where_something_always_does() -> None:
-    turns, found = Turns(), iter(range(100))
+    turns, found = SequenceLock(), iter(range(100))
 
     def changing(times: int) -> int:
         number = next(found)
         if number < times:
-            with turns.turning():
+            with turns.writing():
                 pass
             if number % 2:
                 raise RuntimeError("dictionary changed size during iteration")
@@ -311,7 +311,7 @@ def test_a_reader_tries_again_until_nothing_changes_and_gives_up_where_something
     assert turns.read(lambda: changing(100)) is None
     with pytest.raises(KeyError):
         turns.read(lambda: {}["an error of its own"])
-    with turns.turning():
+    with turns.writing():
         assert turns.read(lambda: 1) is None
 
 

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from strandline.core.ids import Epoch, Generation
-from strandline.keeper import birth
 from strandline.keeper import protocol as p
-from strandline.keeper.birth import Nursery
+from strandline.keeper import spawning as birth
 from strandline.keeper.protocol import Ack, Connection, Instructions
+from strandline.keeper.spawning import Nursery
 from strandline.keeper.watchdog import process_start
 from tests.runtime.clients import eventually
 
@@ -181,7 +181,7 @@ def test_it_ends_with_its_driver_however_that_ends(births: Births) -> None:
     program = """
         import os, sys, time
         from pathlib import Path
-        from strandline.keeper.birth import NURSERY
+        from strandline.keeper.spawning import NURSERY
         pid = NURSERY.start(sys.argv[2:], Path(sys.argv[1]), dict(os.environ))
         if os.fork():
             print(pid, flush=True)
@@ -249,7 +249,7 @@ BECOMING = """
     import os, sys
     from pathlib import Path
     from strandline.keeper import nursery
-    from strandline.keeper.birth import Birth
+    from strandline.keeper.spawning import Birth
 
     def serve(arguments):
         os.write(out, f"{sys.path[0]} {oct(os.umask(0))}".encode())

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import pytest
 
 from strandline.snapshot import taking
-from strandline.snapshot.export import Files, Part, export
+from strandline.snapshot.export import ExportPart, Files, export
 from strandline.snapshot.exporters import Exporters
 
 
 class _Here(Exporters):
-    def export(self, part: Part, wrote: Callable[[int], None]) -> Files:
+    def export(self, part: ExportPart, wrote: Callable[[int], None]) -> Files:
         return export(part, wrote)
 
 

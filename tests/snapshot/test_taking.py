@@ -23,8 +23,8 @@ from strandline.core.errors import CheckpointError, ConflictError, CorruptionErr
 from strandline.core.scratch import LOCK, remove_abandoned
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.snapshot import exporters, taking
-from strandline.snapshot.export import Part
-from strandline.snapshot.progress import Progress
+from strandline.snapshot.export import ExportPart
+from strandline.snapshot.progress import SavepointProgress
 from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.local import LocalStore
 from strandline.storage.place import Place
@@ -80,7 +80,7 @@ def test_equal_state_has_equal_files_whatever_its_job_was(tmp_path: Path) -> Non
     }.items():  # fmt: skip
         (tmp_path / name).mkdir()
         job, _ = lived(tmp_path / name, lives)
-        heard: list[Progress] = []
+        heard: list[SavepointProgress] = []
         # The last one by processes.
         with nullcontext() if name == "many" else exporting_here():
             manifest = take(job, "savepoint", report=heard.append)
@@ -250,7 +250,7 @@ def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
 
 def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Job, tmp_path: Path) -> None:
     stuck = "import time; from strandline.snapshot import export; export.export = lambda *_: time.sleep(60)"
-    part = Part(
+    part = ExportPart(
         source=place(tmp_path / "storage", "job"), target=place(tmp_path, "savepoint"), operator=job.stored, scratch="",
         now_us=0,
     )  # fmt: skip

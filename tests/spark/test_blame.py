@@ -13,8 +13,8 @@ from pyspark.sql import Row
 import strandline as sl
 from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
-from strandline.spark.base.marks import SEAL
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
+from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks.blame import ForEach, named
 
 
@@ -50,7 +50,7 @@ def each(function: Any) -> BaseException:
     """Return what becomes of an error of a function for each row."""
     with pytest.raises(RuntimeError) as caught:
         ForEach(SEAL, "out", function)([Row(n=1)])
-    return find_error(caught.value)
+    return unwrap_error(caught.value)
 
 
 def test_what_a_function_gives_and_nobody_runs_is_refused() -> None:

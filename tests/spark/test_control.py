@@ -18,9 +18,9 @@ from strandline.core.failure import to_failure
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Connection, Found, Instructions
+from strandline.keeper.protocol import Ack, Connection, Instructions, LookupAnswer
 from strandline.runtime.state.lookups import Answered
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
@@ -63,7 +63,7 @@ def ask(keeper: KeeperRef) -> list[bytes]:
 def marked(keeper: KeeperRef) -> StrandlineError:
     with pytest.raises(RuntimeError) as caught:
         ask(keeper)
-    error = find_error(caught.value)
+    error = unwrap_error(caught.value)
     assert isinstance(error, StrandlineError)
     return error
 
@@ -211,7 +211,7 @@ def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, at_once: bool) -
 
 def test_a_keeper_that_was_replaced_and_lives_on_is_not_believed(fleet: Fleet) -> None:
     answered = Answered(epoch=Epoch(2), found=[])
-    replies = {part: msgspec.msgpack.encode(Found(keeper=f"k{part}", answered=answered)) for part in (0, 1, 2)}
+    replies = {part: msgspec.msgpack.encode(LookupAnswer(keeper=f"k{part}", answered=answered)) for part in (0, 1, 2)}
     for partition, keeper in ((0, "k0"), (1, "another")):
         fleet.last["op", Partition(partition)] = Ack(
             uid="op", partition=partition, epoch=2, pid=1, host="h", keeper=keeper

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.spark.base.quiet import spark_log
-from strandline.spark.base.said import find_error, frames_of, reason_of
+from strandline.spark.base.spark_errors import frames_of, reason_of, unwrap_error
 from tests.soak import soaking
 from tests.spark import functions, small
 from tests.spark.harness import Case, eventually, settle
@@ -246,4 +246,4 @@ def test_what_spark_says_in_a_line() -> None:
     assert reason_of(raised) == "KeyError: 5"
     assert reason_of("") == "it gave no reason"
     other = ValueError("nobody's but the program's")
-    assert find_error(other) is other
+    assert unwrap_error(other) is other

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from strandline.core.ids import Epoch, Generation
-from strandline.keeper import birth
 from strandline.keeper import protocol as p
+from strandline.keeper import spawning as birth
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Instructions
 from strandline.keeper.watchdog import process_start

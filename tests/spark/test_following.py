@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.clock import SystemClock
-from strandline.plan.parallelism import Told
+from strandline.plan.parallelism import ParallelismOverride
 from strandline.spark.job import following
 from strandline.spark.job.following import Follower, first_told
 from tests.spark.harness import eventually
@@ -69,7 +69,7 @@ def test_who_is_to_follow_with_executors_that_come_when_tasks_wait_is_warned(
     follows = sl.Settings(parallelism=sl.FollowExecutors(min=3))
     for settings, warned in ((sl.Settings(parallelism=2), False), (follows, True)):
         told = first_told(settings, session, wait=True)
-        assert told == (Told(3, is_room=True) if warned else Told())
+        assert told == (ParallelismOverride(3, is_room=True) if warned else ParallelismOverride())
         assert ("spark.dynamicAllocation.enabled is true" in caplog.text) is warned
 
 

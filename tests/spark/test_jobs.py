@@ -21,7 +21,7 @@ import strandline as sl
 from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, Looked, LookUp
 from strandline.core import failpoints
-from strandline.keeper.lookups import Found
+from strandline.keeper.lookups import LookupResult
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import LookupWorker
 from strandline.types.datatypes import parse_type
@@ -292,9 +292,9 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
     with run:
         small.write_rows(directory, 0, [("ann", "x", 1), ("bob", "x", 1), ("ann", "x", 2)])
         run.process_all_available(60)
-        wanted = Found("count.seen", run.status().epoch, [2, 1, None])
+        wanted = LookupResult("count.seen", run.status().epoch, [2, 1, None])
         assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
-        assert run.lookup("count.seen", "bob") == Found("count.seen", wanted.epoch, 1)
+        assert run.lookup("count.seen", "bob") == LookupResult("count.seen", wanted.epoch, 1)
         with monkeypatch.context() as as_on_a_cluster:
             as_on_a_cluster.setattr(run._attempt._fleet, "_only_executor", None)
             # Keepers of other machines are not found from here; tasks of Spark's have the real one.

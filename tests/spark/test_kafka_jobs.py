@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core import failpoints
+from strandline.ends.kafka.target import KafkaConnection, KafkaTarget
+from strandline.ends.target import Writer
 from strandline.spark.sinks import transactional
-from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget
-from strandline.spark.sinks.target import Writer
 from tests import kafkaserver
 from tests.kafkaserver import Kafka
 from tests.pages import run_page

@@ -23,14 +23,14 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.files import left_by
 from strandline.spark.sinks.objects import ObjectFormat
-from strandline.spark.sinks.trial import Crash
 from strandline.storage.place import Place
 from strandline.storage.retrying import RetryingStore
+from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.testing.sinks.trial import Crash
+from tests.ends import inprocess
 from tests.soak import soaking
-from tests.spark import inprocess
 from tests.storage.test_remote import SECRET, MeetingWrites
 
 SESSION: Any = inprocess.Session()

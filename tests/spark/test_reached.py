@@ -17,7 +17,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control.client import call, find_driver, find_drivers
 from strandline.control.commands import CHECKPOINT, STATUS, STOP, Nothing, Stop, TakeCheckpoint
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.spark.job.waiting import _tell
+from strandline.spark.job.requests import _tell
 from tests.spark import small
 from tests.spark.harness import Case
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 def test_who_waits_for_a_checkpoint_hears_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only of one that is under way, whatever came before it; and no longer than he has time."""
-    monkeypatch.setattr("strandline.spark.job.waiting._TELL_S", 0.005)
+    monkeypatch.setattr("strandline.spark.job.requests._TELL_S", 0.005)
     asked: Future[CheckpointId] = Future()
     old = CheckpointStats(CheckpointId(1), "full", Epoch(1), "completed", 0, 2)
     new = replace(old, checkpoint=CheckpointId(2), status="in_progress")

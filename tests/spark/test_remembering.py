@@ -9,7 +9,7 @@ import pytest
 from py4j.java_gateway import JavaClass, JVMView
 from py4j.protocol import Py4JError
 
-from strandline.spark.base.remembering import RememberingView, remember_classes
+from strandline.spark.base.jvm_cache import RememberingView, remember_classes
 
 CLASS, METHOD, PACKAGE, NOTHING = "ycorg.Known", "ym", "yp", "x"
 

@@ -16,7 +16,7 @@ from pyspark.logger import PySparkLogger
 
 from strandline.spark.base import quiet
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.keepers.quietly import end_quietly
+from strandline.spark.keepers.quiet_worker import end_quietly
 
 
 def test_only_what_is_reported_is_not_logged(caplog: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.spark.sinks import transactional
-from strandline.spark.sinks.conformance import (
+from strandline.testing.sinks.conformance import (
     Check,
     Promise,
     Trial,
@@ -21,10 +21,10 @@ from strandline.spark.sinks.conformance import (
     it_runs_and_closes,
     name_of,
 )
+from tests.ends import filesinks, inprocess
+from tests.ends.filesinks import NEED_SPARK, frame
 from tests.pages import run_page
 from tests.soak import soaking
-from tests.spark import filesinks, inprocess
-from tests.spark.filesinks import NEED_SPARK, frame
 
 EXACT = (Promise.EXACTLY_ONCE, Promise.TAKES_BACK)
 

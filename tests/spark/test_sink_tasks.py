@@ -19,12 +19,13 @@ import strandline as sl
 from strandline.checkpoint import coordinator
 from strandline.core import failpoints
 from strandline.format.manifest import MANIFEST, Manifest, SinkInfo
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks, transactional
 from strandline.spark.sinks.base import committables_of
+from tests.ends import inprocess
 from tests.pages import run_page
-from tests.spark import inprocess, small
+from tests.spark import small
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, settle
 
@@ -76,7 +77,7 @@ def test_what_a_task_raises_is_found_behind_sparks_words(spark: Any) -> None:
 
     with pytest.raises(Exception, match="STRANDLINE-ERROR") as caught:
         sl.sinks.write_tasks(spark.range(1), refuse)
-    assert str(find_error(caught.value)) == "the table is gone"
+    assert str(unwrap_error(caught.value)) == "the table is gone"
 
 
 @pytest.mark.parametrize("given", [b"bytes", ["one", "two"], 7])
@@ -84,7 +85,7 @@ def test_what_is_no_committable_is_refused(given: Any) -> None:
     rows: Any = inprocess.Session().range(0, 1, 1, 1)
     with pytest.raises(Exception, match="STRANDLINE-ERROR") as caught:
         sl.sinks.write_tasks(rows, lambda batches, attempt: given)
-    found = find_error(caught.value)
+    found = unwrap_error(caught.value)
     assert isinstance(found, sl.errors.ConfigurationError)
     assert found.message == f"write_tasks: write gave {given!r}, expected a string or None"
 

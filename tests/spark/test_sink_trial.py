@@ -13,7 +13,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.ids import unique_name
-from strandline.spark.sinks.conformance import (
+from strandline.testing.sinks.conformance import (
     Check,
     Promise,
     Trial,
@@ -21,8 +21,8 @@ from strandline.spark.sinks.conformance import (
     name_of,
     rows_are_read_once_and_to_their_end,
 )
-from strandline.spark.sinks.trial import Crash, Steps
-from tests.spark.filesinks import NEED_SPARK, frame
+from strandline.testing.sinks.trial import Crash, Steps
+from tests.ends.filesinks import NEED_SPARK, frame
 
 Staged = tuple[str, int, int, list[int]]
 """Whose, of which generation and epoch, and the rows."""

@@ -22,12 +22,12 @@ from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import FileSystem, HadoopFiles, LocalFiles
-from strandline.spark.sinks import place
+from strandline.spark.sinks import output_directory as place
 from strandline.spark.sinks.base import SinkContext
+from tests.ends.filesinks import Crash, shown_files, stage, started, visible
 from tests.pages import run_page
 from tests.soak import soaking
 from tests.spark import pipeline, small
-from tests.spark.filesinks import Crash, shown_files, stage, started, visible
 from tests.spark.functions import Count
 from tests.spark.harness import Case, Reader, eventually, settle
 

@@ -22,7 +22,7 @@ from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
-from strandline.spark.job.progress import Progress
+from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.run import Run
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.supervision import Desired
@@ -196,7 +196,7 @@ class Reading:
         driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
         driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
-        driver.failed, driver.progress = threading.Event(), Progress(Epoch(0))
+        driver.failed, driver.progress = threading.Event(), JobProgress(Epoch(0))
         driver.is_draining = driver.drained = False
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
         driver._trigger = lambda epoch: None
@@ -301,7 +301,7 @@ def test_no_tick_comes_after_a_last_checkpoint() -> None:
     driver: Any = object.__new__(EpochDriver)
     driver._lock, driver.paused, driver.failed = threading.Lock(), threading.Event(), threading.Event()
     driver.sealed, driver.is_draining, driver.drained = threading.Event(), False, False
-    driver.progress, driver._nothing = Progress(Epoch(7)), object()
+    driver.progress, driver._nothing = JobProgress(Epoch(7)), object()
     driver.has_due = lambda by_us: True
     ran: list[Epoch] = []
     driver._run = lambda df, epoch: ran.append(epoch)
@@ -437,7 +437,7 @@ def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> No
 
 def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:
     made = attempt(active=False, idle_s=0.0)
-    made.driver.drained, made.driver.progress = True, Progress(Epoch(7))
+    made.driver.drained, made.driver.progress = True, JobProgress(Epoch(7))
     made.restored, made._unshown_since = SimpleNamespace(epoch=7), 0.0
     made.coordinator.shows_all = False
     assert not made._is_drained()
@@ -452,7 +452,7 @@ class Beating:
         self.failed, self.paused, self.sealed = threading.Event(), threading.Event(), threading.Event()
         self.drained = self.is_running = self.epoch_carries_trigger = False
         self.watermarks: Any = SimpleNamespace(advance=lambda looked_us: None, reached_us=None)
-        self.progress = Progress(Epoch(0))
+        self.progress = JobProgress(Epoch(0))
         self._looked_us, self._passed_us, self._due_us = 0, 0, 1000
 
     @property
@@ -498,21 +498,21 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     """Only before any epoch since a restore: after one, it would not be at the state that is expected."""
     retaken: list[Any] = []
     driver: Any = object.__new__(EpochDriver)
-    driver.progress = Progress(Epoch(0))
+    driver.progress = JobProgress(Epoch(0))
     driver._coordinator = SimpleNamespace(retake=lambda uid, partition: retaken.append((uid, partition)))
     driver._fleet = SimpleNamespace(death_of=lambda ack: None)
 
-    def heed(keepers: str, trigger: Any = None) -> list[Any]:
+    def heard(keepers: str, trigger: Any = None) -> list[Any]:
         known = enumerate(keepers)
         acks = {("op", at): Ack(uid="op", partition=at, epoch=0, pid=1, host="h", keeper=name) for at, name in known}
-        driver._heed(acks, trigger)
+        driver._apply_acks(acks, trigger)
         return retaken
 
-    assert heed("ab") == []
-    assert heed("ab") == []
-    assert heed("cb", 1) == [], "the new one has been told"
-    assert heed("cd") == [("op", 1)]
-    assert heed("cd") == [("op", 1)]
+    assert heard("ab") == []
+    assert heard("ab") == []
+    assert heard("cb", 1) == [], "the new one has been told"
+    assert heard("cd") == [("op", 1)]
+    assert heard("cd") == [("op", 1)]
 
 
 def rescalable() -> Any:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from strandline.control.telling import listening
+from strandline.control.announcements import listening
 from strandline.core.times import END_US
 from strandline.spark.job.timewatch import TimeWatch
 

@@ -21,10 +21,10 @@ from strandline.core.settings import Settings
 from strandline.keeper.paths import Places
 from strandline.keeper.pieces import in_pieces
 from strandline.runtime.task.usererrors import user_error as user_error_of
-from strandline.spark.base import marks
-from strandline.spark.base.marks import SEAL, Seal, marking
-from strandline.spark.job.failing import Telling
-from strandline.spark.keepers.deaths import death_of, is_dead
+from strandline.spark.base import task_errors as marks
+from strandline.spark.base.task_errors import SEAL, Seal, marking
+from strandline.spark.job.failure_reporter import FailureReporter
+from strandline.spark.keepers.death_report import death_of, is_dead
 from tests.spark import functions
 
 SECRET = "ann@example.org"
@@ -131,8 +131,8 @@ def test_what_a_function_raised_says_what_to_do(error: Exception, hint: str) -> 
 
 
 def test_a_session_that_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.spark.job.failing._AWAIT_END_S", 0.1)
-    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), session(stopped=True))
+    monkeypatch.setattr("strandline.spark.job.failure_reporter._AWAIT_END_S", 0.1)
+    telling = FailureReporter(Settings(), Places(tmp_path, "file:///x", "job"), session(stopped=True))
     found = telling.complete(errors.SparkError("Spark failed: SparkContext was shut down"))
     assert "Spark's session has been stopped" in str(found)
     interrupted = KeyboardInterrupt()
@@ -155,7 +155,7 @@ def test_what_is_discreet() -> None:
 def test_where_values_are_shown(tmp_path: Path, shown: Any, program: bool, logs: bool) -> None:
     alive = session()
     places = Places(tmp_path, "file:///x", "job")
-    telling = Telling(Settings(show_values=shown), places, alive)
+    telling = FailureReporter(Settings(show_values=shown), places, alive)
     error = user_error()
     assert (SECRET in str(telling.to_program(error))) is program
     assert type(telling.to_program(error)) is errors.UserCodeError
@@ -172,9 +172,9 @@ def test_where_values_are_shown(tmp_path: Path, shown: Any, program: bool, logs:
 
 
 def test_what_spark_said_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.spark.job.failing._MOST_BYTES", 1000)
+    monkeypatch.setattr("strandline.spark.job.failure_reporter._MOST_BYTES", 1000)
     alive = session()
-    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), alive)
+    telling = FailureReporter(Settings(), Places(tmp_path, "file:///x", "job"), alive)
     for _ in range(100):
         failed = errors.SparkError("Spark failed")
         vars(failed)["whole"] = "\tat x.y(Z.java:1)\n" * 10
@@ -189,7 +189,7 @@ def test_what_spark_said_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pyt
 def test_a_jvm_that_has_ended(tmp_path: Path, code: int, said: str) -> None:
     codes = iter([None, None])
     process = SimpleNamespace(poll=lambda: next(codes, code), pid=77)
-    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), session(process, stopped=True))
+    telling = FailureReporter(Settings(), Places(tmp_path, "file:///x", "job"), session(process, stopped=True))
     found = telling.complete(errors.SparkError("Spark failed: Answer from Java side is empty"))
     assert type(found) is errors.SparkError
     assert "Spark's JVM, process 77, has ended" in str(found)

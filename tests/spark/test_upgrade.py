@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli.upgrades import as_data, check_all, look_into
-from strandline.control.telling import listening
+from strandline.control.announcements import listening
 from strandline.format.manifest import OlderSchema
 from strandline.spark.job.checking import Check, Looker
 from tests.snapshot.helpers import tree

@@ -18,7 +18,7 @@ from strandline.control.status import State
 from strandline.core.errors import CheckpointError, ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.times import END_US
-from strandline.plan.parallelism import Told
+from strandline.plan.parallelism import ParallelismOverride
 from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import run as running
 from strandline.spark.job import supervision
@@ -335,10 +335,10 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
     run._thread = attempts._thread = threading.Thread(target=attempts._supervise, daemon=True)
     asking = threading.Thread(target=lambda: run.rollback(2, timeout=20.0), daemon=True)
 
-    def first_told(*_: object, wait: bool) -> Told:
+    def first_told(*_: object, wait: bool) -> ParallelismOverride:
         asking.start()
         asking.join(0.2)
-        return Told()
+        return ParallelismOverride()
 
     monkeypatch.setattr(running, "sweep", noop)
     monkeypatch.setattr(running, "remove_abandoned", noop)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.runtime.given import frozen, taker
+from strandline.runtime.output_rows import frozen, taker
 from strandline.runtime.task.outputs import OutputBuilder
 from strandline.testing import Harness, events
 from strandline.types.datatypes import parse_schema

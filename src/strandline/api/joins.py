@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from strandline.api.process import Context, KeyedProcess
 from strandline.api.states import Before, Declaration, MapState
-from strandline.types.given import SparkType
+from strandline.types.spark_schema import SparkType
 
 
 class KeyedCoProcess(KeyedProcess):

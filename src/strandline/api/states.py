@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
-from strandline.types.given import SparkType, type_text
 from strandline.types.hints import Hints
+from strandline.types.spark_schema import SparkType, type_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,7 +30,7 @@ from strandline.cli.stores import (
     job_directories,
     job_directory,
 )
-from strandline.cli.verified import Reports
+from strandline.cli.verification import Reports
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId

@@ -117,7 +117,7 @@ def _ordered_outcome(
     """Run the program; its jobs begin with what was ordered. A job that never started is an error."""
     if not (restore or drop or reopen):
         return outcome(program)
-    from strandline.spark.job.watched import Orders, watching
+    from strandline.spark.job.program_jobs import Orders, watching
 
     orders = Orders(restore, drop, claim=claim, again=again, reopen=reopen)
     with watching(orders):

@@ -23,7 +23,7 @@ from strandline.cli.output import (
     with_times,
 )
 from strandline.cli.progress import progress_bar
-from strandline.cli.statusview import ended_as_data, ended_text, parallelism_text, print_status, state_text
+from strandline.cli.status_view import ended_as_data, ended_text, parallelism_text, print_status, state_text
 from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.control.client import Driver, as_url, call, find_driver, find_drivers
 from strandline.control.commands import (
@@ -39,7 +39,7 @@ from strandline.control.commands import (
     TakeCheckpoint,
     TakeSavepoint,
 )
-from strandline.control.journal import Record, records
+from strandline.control.journal import JournalEntry, records
 from strandline.control.status import Status
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.settings import parse_duration_ms
@@ -290,13 +290,13 @@ def _identity(driver: Driver) -> dict[str, Any]:
     }
 
 
-def _is_over(record: Record, drivers: Sequence[Driver]) -> bool:
+def _is_over(record: JournalEntry, drivers: Sequence[Driver]) -> bool:
     """Whether nobody answers for the job any more, and nobody will."""
     answered = any((driver.job, driver.directory) == (record.job, record.directory) for driver in drivers)
     return bool(record.fate) and not answered
 
 
-def _last_record(root: Path, job: str, directory: str | None) -> Record | None:
+def _last_record(root: Path, job: str, directory: str | None) -> JournalEntry | None:
     url = None if directory is None else as_url(directory)
     return next((r for r in records(root, job) if r.fate and url in (None, r.directory)), None)
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from strandline.cli.output import age_text, console, rate_text
-from strandline.control.telling import listening
+from strandline.control.announcements import listening
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -13,7 +13,7 @@ from strandline.checkpoint.folder import folder_at
 from strandline.cli.output import add_row, console, print_json, size_text, table
 from strandline.cli.progress import progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
-from strandline.control.wire import Progress
+from strandline.control.wire import ProgressMessage
 from strandline.core.errors import ConfigurationError
 
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
@@ -90,7 +90,7 @@ def patch(
 
             def tell_states(at: PatchProgress) -> None:
                 said = f"{at.step}, {at.rows} rows" if at.rows else at.step
-                tell(Progress(said, at.done, at.states, "states"))
+                tell(ProgressMessage(said, at.done, at.states, "states"))
 
             made = make_patched(found.manifest, found.folder.place(options), target, wanted, report=tell_states)
     data = _as_data(folder_at(target).url, made, plan)

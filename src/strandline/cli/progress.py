@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from strandline.cli.output import console, size_text
-from strandline.control.wire import Progress
+from strandline.control.wire import ProgressMessage
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[Progress], object]]:
+def progress_bar() -> Iterator[Callable[[ProgressMessage], object]]:
     """Give what is told how far something is: on a terminal it is shown, on standard error."""
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -45,7 +45,7 @@ def progress_bar() -> Iterator[Callable[[Progress], object]]:
 class BytesTold:
     """Adds up bytes that several threads read or write, and tells the sum."""
 
-    def __init__(self, tell: Callable[[Progress], object], total: int) -> None:
+    def __init__(self, tell: Callable[[ProgressMessage], object], total: int) -> None:
         self.step = ""
         """What is being done."""
         self._tell, self._total = tell, total
@@ -56,10 +56,10 @@ class BytesTold:
         """Tell that so many more are done."""
         with self._lock:
             self._done += size_bytes
-            self._tell(Progress(self.step, self._done, self._total, "bytes"))
+            self._tell(ProgressMessage(self.step, self._done, self._total, "bytes"))
 
 
-def _said(heard: Progress) -> str:
+def _said(heard: ProgressMessage) -> str:
     if not heard.total:
         return ""
     if heard.unit == "bytes":

@@ -13,8 +13,8 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text, with_times
 from strandline.cli.progress import BytesTold, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
-from strandline.cli.verified import Reports
-from strandline.control.wire import Progress
+from strandline.cli.verification import Reports
+from strandline.control.wire import ProgressMessage
 from strandline.core.errors import ConfigurationError
 from strandline.snapshot.opened import (
     Snapshot,
@@ -29,7 +29,7 @@ from strandline.storage.place import Place
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
 if TYPE_CHECKING:
     from strandline.snapshot.copying import Copied
-    from strandline.snapshot.progress import Progress as Taken
+    from strandline.snapshot.progress import SavepointProgress
     from strandline.snapshot.taking import Form
 
 app = typer.Typer(
@@ -123,7 +123,7 @@ def verify(
     reports = Reports("snapshot", json=json)
     with progress_bar() as tell:
         for number, url in enumerate(snapshots):
-            tell(Progress(f"reading {url}", number, len(snapshots), "snapshots"))
+            tell(ProgressMessage(f"reading {url}", number, len(snapshots), "snapshots"))
             reports.add({"url": url}, verify_snapshot(url, options))
     reports.end("bring these files back from a copy, or use another snapshot that is intact")
 
@@ -199,7 +199,7 @@ def diff(
     ):  # fmt: skip
 
         def tell_groups(done: int, total: int) -> None:
-            tell(Progress("comparing", done, total, "key groups"))
+            tell(ProgressMessage("comparing", done, total, "key groups"))
 
         found = diff_snapshots(one, other, sample=part, shown=keys, progress=tell_groups)
     if json:
@@ -275,8 +275,8 @@ def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) 
 
     with progress_bar() as tell:
 
-        def tell_rows(taken: Taken) -> None:
-            tell(Progress(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
+        def tell_rows(taken: SavepointProgress) -> None:
+            tell(ProgressMessage(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
 
         made = take_savepoint(found.manifest, found.folder.place(options), target, form, report=tell_rows)
     files = made.stored()

@@ -68,7 +68,7 @@ def check_upgrade(
 
 def look_into(program: Path, looker: Looker) -> int:
     """Run a program as far as it needs no run of a job; return its exit code if it ended before."""
-    from strandline.spark.job.watched import watching
+    from strandline.spark.job.program_jobs import watching
 
     with watching(looker):
         try:
@@ -88,7 +88,7 @@ def check_all(
     """Return what each job that is to restore something would make of it."""
     from strandline.spark.job.attempt import Wanted
     from strandline.spark.job.checking import check_upgrade as check_job
-    from strandline.spark.job.watched import ONLY, check_named
+    from strandline.spark.job.program_jobs import ONLY, check_named
 
     names = sorted(looker.jobs)
     check_named({*restore, *drop}, set(names))

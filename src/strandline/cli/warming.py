@@ -34,7 +34,7 @@ def warm_up() -> None:
     Once for each Java and each Spark, and user; in an image, as a step of its making. Elsewhere, the first driver has
     it made when it has ended.
     """
-    from strandline.spark.base.classes import archive_of, failure_of
+    from strandline.spark.base.class_archive import archive_of, failure_of
     from strandline.spark.base.session import check_java
 
     archive = archive_of(check_java())
@@ -62,7 +62,7 @@ def warm_up() -> None:
 
 def main() -> None:
     """Make the archive behind a driver, unless somebody makes it already; why there is none is in a file beside it."""
-    from strandline.spark.base.classes import archive_of, failure_of
+    from strandline.spark.base.class_archive import archive_of, failure_of
     from strandline.spark.base.session import check_java
 
     # A process that was ended in words removes what it has begun.

@@ -21,7 +21,7 @@ from strandline.control.wire import (
     MOST_REQUEST_BYTES,
     Answer,
     Hello,
-    Progress,
+    ProgressMessage,
     Refused,
     Request,
     Result,
@@ -110,7 +110,7 @@ def call(
     command: Command[A, R],
     arguments: A,
     *,
-    on_progress: Callable[[Progress], object] = lambda _: None,
+    on_progress: Callable[[ProgressMessage], object] = lambda _: None,
     patience_s: float = PATIENCE_S,
     timeout_s: float = float("inf"),
 ) -> R:

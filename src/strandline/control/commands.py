@@ -11,17 +11,17 @@ import msgspec
 
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.status import Savepoint, State, Status
-from strandline.control.wire import Progress
+from strandline.control.wire import ProgressMessage
 from strandline.core.decoding import decodable
 from strandline.core.errors import UnavailableError
-from strandline.snapshot.progress import Progress as TakingProgress
+from strandline.snapshot.progress import SavepointProgress
 
 if TYPE_CHECKING:
-    from strandline.keeper.lookups import Found, Table
+    from strandline.keeper.lookups import LookupResult, LookupTable
 
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
-Report = Callable[[Progress], None]
+Report = Callable[[ProgressMessage], None]
 
 
 class RunningJob(Protocol):
@@ -39,16 +39,16 @@ class RunningJob(Protocol):
         *,
         format: str = "canonical",
         timeout: float | None = None,
-        progress: Callable[[TakingProgress], object] | None = None,
+        progress: Callable[[SavepointProgress], object] | None = None,
     ) -> Savepoint: ...
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None: ...
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None: ...
 
-    def lookup(self, table: str, key: Any) -> Found: ...
+    def lookup(self, table: str, key: Any) -> LookupResult: ...
 
-    def lookup_table(self, table: str) -> Table: ...
+    def lookup_table(self, table: str) -> LookupTable: ...
 
     def stop(
         self,
@@ -58,7 +58,7 @@ class RunningJob(Protocol):
         drain: bool = False,
         format: str = "canonical",
         timeout: float = 60.0,
-        progress: Callable[[TakingProgress], object] | None = None,
+        progress: Callable[[SavepointProgress], object] | None = None,
     ) -> None: ...
 
 
@@ -155,31 +155,33 @@ def _status(run: RunningJob, _: Nothing, report: Report) -> Status:
 
 def _checkpoint(run: RunningJob, asked: TakeCheckpoint, report: Report) -> CheckpointStats:
     def tell(stats: CheckpointStats) -> None:
-        report(Progress(f"checkpoint {stats.checkpoint}", stats.acknowledged, stats.total_partitions, "partitions"))
+        report(
+            ProgressMessage(f"checkpoint {stats.checkpoint}", stats.acknowledged, stats.total_partitions, "partitions")
+        )
 
     return run.checkpoint(asked.timeout_s, progress=tell)
 
 
 def _savepoint(run: RunningJob, asked: TakeSavepoint, report: Report) -> Savepoint:
-    report(Progress("taking a checkpoint"))
+    report(ProgressMessage("taking a checkpoint"))
     return run.savepoint(asked.url, format=asked.form, timeout=asked.timeout_s, progress=_teller(report))
 
 
-def _teller(report: Report) -> Callable[[TakingProgress], object]:
-    def tell(taking: TakingProgress) -> None:
-        report(Progress(f"{taking.rows:,} rows of state", taking.done, taking.partitions, "partitions"))
+def _teller(report: Report) -> Callable[[SavepointProgress], object]:
+    def tell(taking: SavepointProgress) -> None:
+        report(ProgressMessage(f"{taking.rows:,} rows of state", taking.done, taking.partitions, "partitions"))
 
     return tell
 
 
 def _rescale(run: RunningJob, asked: Rescale, report: Report) -> Status:
-    report(Progress("taking a checkpoint, and restoring it"))
+    report(ProgressMessage("taking a checkpoint, and restoring it"))
     run.rescale(asked.parallelism, timeout=asked.timeout_s)
     return run.status()
 
 
 def _rollback(run: RunningJob, asked: Rollback, report: Report) -> Status:
-    report(Progress(f"going back to checkpoint {asked.checkpoint}"))
+    report(ProgressMessage(f"going back to checkpoint {asked.checkpoint}"))
     run.rollback(asked.checkpoint, timeout=asked.timeout_s)
     return run.status()
 
@@ -192,7 +194,7 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
             hint="ask again once it runs, or end its program with SIGTERM or Ctrl-C",
         )
     what = "taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"
-    report(Progress("draining" if asked.drain else what))
+    report(ProgressMessage("draining" if asked.drain else what))
     run.stop(
         checkpoint=asked.checkpoint, savepoint=asked.savepoint, drain=asked.drain, format=asked.form,
         timeout=asked.timeout_s, progress=_teller(report),

@@ -9,7 +9,7 @@ import threading
 from datetime import datetime
 from pathlib import Path
 
-from strandline.control.telling import is_logged, listening
+from strandline.control.announcements import is_logged, listening
 
 MOST_BYTES = 8 << 20
 """How long it gets before it is put aside; one older file is kept."""

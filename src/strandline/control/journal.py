@@ -18,7 +18,7 @@ from strandline.keeper.paths import Places, driver_records
 ENDED: frozenset[State] = frozenset({"finished", "stopped", "failed"})
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The newest that the newest driver of a job has said of it."""
 
     job: str
@@ -45,7 +45,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.born and born(self.pid) == self.born else "killed"
 
 
-def write(places: Places, record: Record) -> None:
+def write(places: Places, record: JournalEntry) -> None:
     """Keep a record, in place of the one before. What a full disk keeps from it is nobody's trouble."""
     path = places.driver_record
     hidden = path.with_suffix(f".{os.getpid()}.tmp")
@@ -58,13 +58,13 @@ def write(places: Places, record: Record) -> None:
             hidden.unlink(missing_ok=True)
 
 
-def records(local_dir: Path, job: str | None = None) -> list[Record]:
+def records(local_dir: Path, job: str | None = None) -> list[JournalEntry]:
     """Return what is known of the jobs with this local_dir, the newest first."""
     found = []
     for path in driver_records(local_dir):
         # It may be another version's, or broken: nothing depends on it.
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            record = msgspec.json.decode(path.read_bytes(), type=Record)
+            record = msgspec.json.decode(path.read_bytes(), type=JournalEntry)
             if job in (None, record.job):
                 found.append(record)
     return sorted(found, key=lambda record: -record.at_ms)

@@ -20,7 +20,7 @@ from strandline.control.commands import COMMANDS, Command, RunningJob
 from strandline.control.wire import (
     MOST_REQUEST_BYTES,
     Hello,
-    Progress,
+    ProgressMessage,
     Refused,
     Request,
     Result,
@@ -251,14 +251,14 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.is_at_work = False
-        self._progress = Progress()
+        self._progress = ProgressMessage()
 
     def speak_to(self, writer: asyncio.StreamWriter) -> None:
         """Begin. What is drained has then reached the system."""
         self._writer = writer
         writer.transport.set_write_buffer_limits(high=0)
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: ProgressMessage) -> None:
         """Say how far it is, from any thread; he hears the newest when he listens."""
         self._progress = progress
 

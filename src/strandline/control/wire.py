@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @decodable
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class ProgressMessage(msgspec.Struct, frozen=True, tag="progress"):
     """How far a request is. Without a total, that is not known."""
 
     step: str = ""
@@ -70,7 +70,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     failure: Failure
 
 
-Answer = Progress | Result | Refused
+Answer = ProgressMessage | Result | Refused
 
 
 def line(message: msgspec.Struct) -> bytes:

@@ -26,7 +26,7 @@ _EVERYWHERE = Partition(0)
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupResult:
     """What a running job had of the keys that were looked up."""
 
     table: str
@@ -37,7 +37,7 @@ class Found:
     dict from the ends of panes to their accumulators. Of a list of keys: a list of these, in the same order."""
 
 
-class Table:
+class LookupTable:
     """One state of a keyed operator of a running job: where its keys are, and what their bytes mean."""
 
     def __init__(self, operator: OperatorInfo, state: StateInfo) -> None:
@@ -129,7 +129,7 @@ def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
     return TIME.unpack(entry[0])[0], entry[1]
 
 
-def table_of(operators: Sequence[OperatorInfo], name: str) -> Table:
+def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
     """Return the table that a name, `uid.state`, is of. Raises NotFoundError, with what there is."""
     there = {Named(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN}
     found = meant(name, [*there])
@@ -139,12 +139,15 @@ def table_of(operators: Sequence[OperatorInfo], name: str) -> Table:
             f"there is no table '{name}' in this job" if not found else f"'{name}' may be each of {known}",
             hint=f"a table is an operator's uid and a state's name: {known or 'the job has none'}",
         )
-    return Table(*there[found[0]])
+    return LookupTable(*there[found[0]])
 
 
 def look_up(
-    table: Table, key: Any, now_us: int, ask: Callable[[str, Mapping[Partition, Asked]], Mapping[Partition, Answered]]
-) -> Found:
+    table: LookupTable,
+    key: Any,
+    now_us: int,
+    ask: Callable[[str, Mapping[Partition, Asked]], Mapping[Partition, Answered]],
+) -> LookupResult:
     """Look up a key, or a list of keys; `ask` has the keepers of an operator answer.
 
     Raises ConfigurationError for more keys than that is meant for.
@@ -158,4 +161,4 @@ def look_up(
     asked = table.ask(keys, now_us)
     answers = ask(table.uid, {partition: each for partition, (_, each) in asked.items()})
     epoch, values = table.read(asked, answers)
-    return Found(table.name, epoch, values if isinstance(key, list) else values[0])
+    return LookupResult(table.name, epoch, values if isinstance(key, list) else values[0])

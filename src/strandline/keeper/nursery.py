@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from strandline.keeper import process
-from strandline.keeper.birth import MESSAGE_BYTES, Birth
 from strandline.keeper.lean import ready_to_fork, renew_randomness
+from strandline.keeper.spawning import MESSAGE_BYTES, Birth
 
 _IDLE_S = 60.0
 _REAP_S = 1.0

@@ -22,7 +22,7 @@ from strandline.keeper.restoring import Restoring
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
-from strandline.runtime.state.moving import move_states
+from strandline.runtime.state.migration import move_states
 from strandline.runtime.task.task import Task
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
@@ -37,7 +37,7 @@ _WRITE_BEHIND = 0.15
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenPartition:
     """A partition that is ready for epochs."""
 
     program: Program
@@ -45,7 +45,7 @@ class Opened:
     snapshots: Snapshots
 
 
-def open_partition(program: Program, partition: Partition, directory: Path) -> Opened:
+def open_partition(program: Program, partition: Partition, directory: Path) -> OpenPartition:
     """Bring the partition's state to the version the run starts from, and bind the user's function to it."""
     store = open_store(program.store_url, program.store_options, fsync=program.fsync)
     jobdir = JobDirectory(RetryingStore(store), program.job)
@@ -89,7 +89,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         program, partition, task.store, backend, jobdir, directory, restoring.referable if restoring else {},
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
-    return Opened(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
+    return OpenPartition(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
 
 
 def open_task(

@@ -33,7 +33,7 @@ from strandline.core.failure import shortened, to_failure, whole
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
-from strandline.keeper.hurry import Hurry
+from strandline.keeper.gil_interval import Hurry
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup

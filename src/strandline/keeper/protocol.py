@@ -86,7 +86,7 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @decodable
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class LookupAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a keeper has of them."""
 
     keeper: str

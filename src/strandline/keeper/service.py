@@ -20,9 +20,9 @@ from strandline.core.failure import whole
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.memory import resident_bytes
-from strandline.keeper.opening import Opened, open_partition
+from strandline.keeper.opening import OpenPartition, open_partition
 from strandline.keeper.pieces import in_pieces
-from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup
+from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, LookupAnswer
 from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
@@ -41,7 +41,7 @@ class PartitionService:
         self._directory = directory
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._name = unique_name()
-        self._opened: Opened | None = None
+        self._opened: OpenPartition | None = None
         self._kept: KeptOutput | None = None
         self._ack: Ack | None = None
         self._brought: dict[str, Any] = {}
@@ -108,12 +108,12 @@ class PartitionService:
                 f"{self.version}, and epoch {epoch} was to be processed: it restarted, or missed an epoch",
                 operator=opened.program.uid,
             )
-        opened.snapshots.heed(instructions.confirmed, instructions.pending)
+        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
         opened.snapshots.raise_error()
         connection.send(p.READY)
         self._process(connection, opened, begin, epoch)
 
-    def _open(self, connection: Connection, instructions: Instructions, expected: Epoch) -> Opened:
+    def _open(self, connection: Connection, instructions: Instructions, expected: Epoch) -> OpenPartition:
         """Return the partition; in the first conversation of this process, learn what to run, and open it.
 
         A keeper that could only be at another epoch than expected refuses before it restores: that may take long.
@@ -140,7 +140,7 @@ class PartitionService:
             )
         return self._opened
 
-    def _process(self, connection: Connection, opened: Opened, begin: Begin, epoch: Epoch) -> None:
+    def _process(self, connection: Connection, opened: OpenPartition, begin: Begin, epoch: Epoch) -> None:
         started = time.perf_counter()
         told, partition = begin.instructions, opened.partition
         times = EpochTimes(told.watermark_us, told.now_us, told.fired_us)
@@ -238,7 +238,7 @@ class PartitionService:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
         self._at_work = ""
         opened = self._open(connection, instructions, instructions.epoch)
-        opened.snapshots.heed(instructions.confirmed, instructions.pending)
+        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
         opened.snapshots.raise_error()
         if instructions.epoch != self.version:
             raise VersionMismatchError(
@@ -250,7 +250,7 @@ class PartitionService:
         # What the epoch brought, too: its own ack may have been lost.
         connection.send(p.ACK, self._make_ack(opened, **self._brought))
 
-    def look_up(self, lookup: Lookup) -> Found | None:
+    def look_up(self, lookup: Lookup) -> LookupAnswer | None:
         """Return what the last applied epoch left of some keys. In any thread, whatever the main thread is doing.
 
         None if the state changes too often for that; in the main thread it never is. Raises UnavailableError while the
@@ -263,9 +263,9 @@ class PartitionService:
                 hint="the job is restarting: ask again once it runs",
             )
         answered = opened.partition.look_up(lookup.asked)
-        return None if answered is None else Found(keeper=self._name, answered=answered)
+        return None if answered is None else LookupAnswer(keeper=self._name, answered=answered)
 
-    def _make_ack(self, opened: Opened, **figures: Any) -> Ack:
+    def _make_ack(self, opened: OpenPartition, **figures: Any) -> Ack:
         task = opened.partition.task
         if time.monotonic() - self._measured > _METRICS_S:
             # Asking RocksDB for its figures costs more than a small epoch: they may be a moment old.

@@ -59,7 +59,7 @@ class Snapshots:
         self._reports: dict[CheckpointId, Report] = {}
         self._error: StrandlineError | None = None
 
-    def heed(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
+    def apply_driver_state(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
         """Take in what the driver says: the newest published checkpoint, and the one being taken."""
         with self._lock:
             self._pending = pending

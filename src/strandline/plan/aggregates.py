@@ -54,7 +54,7 @@ TypeOf = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AccumulatorColumn:
     """One column of an accumulator."""
 
     type: DataType
@@ -76,7 +76,7 @@ class Part:
 class Declared:
     """The accumulator of some aggregates, and their results."""
 
-    parts: dict[str, Part]
+    parts: dict[str, AccumulatorColumn]
     results: list[ResultSpec]
 
     @property
@@ -91,8 +91,8 @@ def declare(columns: Columns, given: Mapping[str, Aggregate], uid: str, type_of:
     The order in which they are given makes no difference to state. Nor would half of the columns be shared: an
     aggregate that is added later begins empty, with all that it is computed of.
     """
-    names: dict[tuple[Part, ...], tuple[str, ...]] = {}
-    found: dict[str, Part] = {}
+    names: dict[tuple[AccumulatorColumn, ...], tuple[str, ...]] = {}
+    found: dict[str, AccumulatorColumn] = {}
     specs: dict[str, ResultSpec] = {}
     for result, aggregate in sorted(given.items()):
         kind, listed = _planned(columns, result, aggregate, uid, type_of)
@@ -116,10 +116,10 @@ def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
 
 def _planned(
     columns: Columns, result: str, aggregate: Aggregate, uid: str, type_of: TypeOf
-) -> tuple[DataType, list[Part]]:
+) -> tuple[DataType, list[AccumulatorColumn]]:
     """Return the type of an aggregate's result, and its accumulator's columns."""
     if aggregate.column is None:
-        return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones, 0)]
+        return LongType(), [AccumulatorColumn(LongType(), "sum", "count(1)", "1L", _ones, 0)]
     what = f"operator '{uid}': the aggregate '{result}'"
     # These are of whatever type: also of one that only Spark knows.
     any_type = aggregate.kind in ("count", "approx_count_distinct")
@@ -131,11 +131,11 @@ def _planned(
     check_type(aggregate, by_kind, uid)
     # Where there is nothing to compare, the value does not count.
     return kind, [
-        Part(
+        AccumulatorColumn(
             kind, how, f"{how}({c}, {by})", f"if({by} is null, null, {c})",
             lambda of, n: pc.if_else(pc.is_valid(of[by_name]), of[name], _null_of(kind)),
         ),
-        Part(by_kind, how, f"{how[:3]}({by})", by, lambda of, n: of[by_name]),
+        AccumulatorColumn(by_kind, how, f"{how[:3]}({by})", by, lambda of, n: of[by_name]),
     ]  # fmt: skip
 
 
@@ -162,9 +162,9 @@ def _column(
         ) from None
 
 
-def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple[DataType, list[Part]]:
+def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple[DataType, list[AccumulatorColumn]]:
     how, array = aggregate.kind, ArrayType(kind)
-    counted = Part(
+    counted = AccumulatorColumn(
         LongType(), "sum", f"count({c})", f"if({c} is null, 0L, 1L)",
         lambda of, n: pc.is_valid(of[name]).cast(pa.int64()), 0,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         total = _sum_type(kind, exact=how == "sum")
         many = f"sum(cast({c} as double))" if how == "avg" and not isinstance(kind, DecimalType) else f"sum({c})"
         exactly = c if isinstance(total, LongType | DecimalType) else ""
-        summed = Part(
+        summed = AccumulatorColumn(
             total, "sum", many, c, lambda of, n: of[name].cast(to_arrow_type(total)), added_up=exactly
         )  # fmt: skip
         return (total, [summed]) if how == "sum" else (_mean_type(kind), [summed, counted])
@@ -182,22 +182,26 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         number = f"cast({c} as double)"
         squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
         return DoubleType(), [
-            Part(LongType(), "moments", counted.many, counted.one, counted.make, 0),
-            Part(DoubleType(), "moments", f"avg({number})", number, lambda of, n: of[name].cast(pa.float64()), 0.0),
-            Part(DoubleType(), "moments", squares, "0D", lambda of, n: pa.array(np.zeros(n)), 0.0),
+            AccumulatorColumn(LongType(), "moments", counted.many, counted.one, counted.make, 0),
+            AccumulatorColumn(
+                DoubleType(), "moments", f"avg({number})", number, lambda of, n: of[name].cast(pa.float64()), 0.0
+            ),
+            AccumulatorColumn(DoubleType(), "moments", squares, "0D", lambda of, n: pa.array(np.zeros(n)), 0.0),
         ]
     if how in ("first", "last"):
         nulls = str(aggregate.ignore_nulls).lower()
         merge = f"{how}_valid" if aggregate.ignore_nulls else how
-        value = Part(kind, merge, f"{how}({c}, {nulls})", c, lambda of, n: of[name])
+        value = AccumulatorColumn(kind, merge, f"{how}({c}, {nulls})", c, lambda of, n: of[name])
         # Of no rows and of one that is null, the value is the same.
-        there = Part(BooleanType(), merge, "true", "true", lambda of, n: pa.array(np.ones(n, bool)), False)
+        there = AccumulatorColumn(BooleanType(), merge, "true", "true", lambda of, n: pa.array(np.ones(n, bool)), False)
         return kind, [value] if aggregate.ignore_nulls else [value, there]
     elements = f"filter(array({c}), x -> x is not null)"
     if how == "collect_list":
-        return array, [Part(array, "joined", f"collect_list({c})", elements, lambda of, n: _elements(of[name]), [])]
+        return array, [
+            AccumulatorColumn(array, "joined", f"collect_list({c})", elements, lambda of, n: _elements(of[name]), [])
+        ]
     if how in ("collect_set", "count_distinct"):
-        part = Part(array, "united", f"collect_set({c})", elements, lambda of, n: _elements(of[name]), [])
+        part = AccumulatorColumn(array, "united", f"collect_set({c})", elements, lambda of, n: _elements(of[name]), [])
         return LongType() if how == "count_distinct" else array, [part]
     if how == "approx_count_distinct":
         # Of the hash, since Spark's sketches take few types themselves.
@@ -208,10 +212,10 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         parts = _sketched(sketches.QUANTILES, aggregate, number, lambda of, n: _doubles(of[name]))
         of = DoubleType() if isinstance(kind, StringType) else kind
         return ArrayType(of) if isinstance(aggregate.percentage, tuple) else of, parts
-    return kind, [Part(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
+    return kind, [AccumulatorColumn(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
 
 
-def _sketched(how: str, aggregate: Aggregate, value: str, values: Make) -> list[Part]:
+def _sketched(how: str, aggregate: Aggregate, value: str, values: Make) -> list[AccumulatorColumn]:
     """Return the list of values and the sketch: of one row there is a value, of many a sketch."""
     size = sketches.size_of(how, aggregate.error)
     merge, element = f"{how}_{size}", LongType() if how == sketches.DISTINCT else DoubleType()
@@ -220,8 +224,10 @@ def _sketched(how: str, aggregate: Aggregate, value: str, values: Make) -> list[
     listed = f"filter(array({value}), x -> x is not null)"
     sketch = f"if(count({value}) = 0, null, {function}({value}, {size}))"
     return [
-        Part(list_type, merge, f"cast(null as {list_type.ddl})", listed, lambda of, n: _elements(values(of, n)), []),
-        Part(BinaryType(), merge, sketch, "cast(null as binary)", lambda of, n: pa.nulls(n, pa.binary())),
+        AccumulatorColumn(
+            list_type, merge, f"cast(null as {list_type.ddl})", listed, lambda of, n: _elements(values(of, n)), []
+        ),
+        AccumulatorColumn(BinaryType(), merge, sketch, "cast(null as binary)", lambda of, n: pa.nulls(n, pa.binary())),
     ]
 
 

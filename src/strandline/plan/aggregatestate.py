@@ -15,7 +15,7 @@ from typing import Any
 
 from strandline.format.manifest import AggregateInfo, StateInfo
 from strandline.plan.changes import Action, Change
-from strandline.runtime.own import Aggregated
+from strandline.runtime.builtin import Aggregated
 from strandline.types.datatypes import ArrayType, DataType, StructType, parse_type, quoted
 from strandline.types.hints import Hints
 

@@ -14,7 +14,7 @@ from strandline.plan.graph import MapNode, Node
 from strandline.plan.maps import map_on
 from strandline.runtime.task.asyncfunction import Calls, Fallback
 from strandline.runtime.task.outputs import OutputBuilder
-from strandline.types.given import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, schema_given
 
 _MOST = 10_000
 

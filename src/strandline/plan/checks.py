@@ -13,7 +13,7 @@ from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import MAX_MAX_PARALLELISM, check_parallelism
 from strandline.plan.callables import check_function
-from strandline.runtime.own import OwnOperator
+from strandline.runtime.builtin import BuiltinOperator
 
 
 def check_uid(what: str, uid: Any) -> None:
@@ -54,7 +54,7 @@ def check_process(process: Any, uid: str) -> None:
         raise ConfigurationError(
             f"operator '{uid}': {type(process).__name__} does not define {method}", hint=_nearest(process, method)
         )
-    if not isinstance(process, OwnOperator):
+    if not isinstance(process, BuiltinOperator):
         _check_methods(process, uid)
     if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
         raise ConfigurationError(
@@ -123,7 +123,7 @@ def check_on_error(process: Any, uid: str, given: Any, sides: Mapping[str, Any])
     """Return what becomes of events that a function fails for; refuse what cannot be done."""
     found = on_error_of(f"operator '{uid}'", given)
     # Of operators of ours, which are columnar, rows without a key can be told apart.
-    if not found.fails and isinstance(process, KeyedBatchProcess) and not isinstance(process, OwnOperator):
+    if not found.fails and isinstance(process, KeyedBatchProcess) and not isinstance(process, BuiltinOperator):
         raise ConfigurationError(
             f"operator '{uid}': on_error is '{found.then}', and {type(process).__name__} is a KeyedBatchProcess, which "
             "fails for a whole batch, not for an event",

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.program import line_of_program
-from strandline.plan.aggregates import Part
+from strandline.plan.aggregates import AccumulatorColumn
 from strandline.plan.columns import Columns
 from strandline.runtime.rowlayout import TIME, RowLayout
 from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
@@ -217,7 +217,7 @@ class PartialNode(Node):
 
     keys: tuple[str, ...] = ()
     cut: Cut = field(default_factory=Cut)
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, AccumulatorColumn] = field(default_factory=dict)
     """The accumulator's columns."""
     more: tuple[str, ...] = ()
     """Columns that keepers get beside the key's and the accumulator's."""

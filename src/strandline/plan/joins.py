@@ -53,8 +53,8 @@ Late = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What is said of every join by time."""
+class JoinOptions:
+    """The options that all joins have in common."""
 
     what: str
     """The method that was called."""
@@ -67,7 +67,9 @@ class Said:
     on_error: OnError | str = "fail"
 
 
-def interval_join(left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, said: Said) -> OperatorNode:
+def interval_join(
+    left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, options: JoinOptions
+) -> OperatorNode:
     """Join two keyed streams by how far their times are apart."""
     if not isinstance(within, tuple | list) or len(within) != 2:
         raise ConfigurationError(
@@ -90,12 +92,12 @@ def interval_join(left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bo
             f"join: within is {tuple(within)!r} with bounds={bounds!r}, and no two rows are that near",
             hint="leave bounds out: with '[]', rows are joined that are exactly that far apart",
         )
-    pairs, layout, output = _joined(left, right, said, HOWS)
-    join = IntervalJoin(layout, lower, upper, said.how, bounds, said.late)
-    return _operator(pairs, join, layout, output, said)
+    pairs, layout, output = _joined(left, right, options, HOWS)
+    join = IntervalJoin(layout, lower, upper, options.how, bounds, options.late)
+    return _operator(pairs, join, layout, output, options)
 
 
-def window_join(left: Keyed, right: Keyed, kind: WindowKind, said: Said) -> OperatorNode:
+def window_join(left: Keyed, right: Keyed, kind: WindowKind, options: JoinOptions) -> OperatorNode:
     """Join two keyed streams by windows."""
     if not isinstance(kind, Tumbling | Sliding | Session):
         raise ConfigurationError(
@@ -105,22 +107,24 @@ def window_join(left: Keyed, right: Keyed, kind: WindowKind, said: Said) -> Oper
     if isinstance(kind, Session) and callable(kind.gap):
         check_function("window_join: the function of the sessions' gap", kind.gap, ["row"])
         check_shippable("window_join: the function of the sessions' gap", kind.gap)
-    pairs, layout, output = _joined(left, right, said, HOWS, *bounds_of(kind))
+    pairs, layout, output = _joined(left, right, options, HOWS, *bounds_of(kind))
     join: KeyedProcess
     if isinstance(kind, Session):
-        join = SessionJoin(layout, kind, said.how, said.late)
+        join = SessionJoin(layout, kind, options.how, options.late)
     else:
-        join = WindowJoin(layout, kind, said.how, said.late)
-    return _operator(pairs, join, layout, output, said)
+        join = WindowJoin(layout, kind, options.how, options.late)
+    return _operator(pairs, join, layout, output, options)
 
 
-def as_of_join(left: Keyed, versions: Keyed, max_age: str | None, deleted: str | None, said: Said) -> OperatorNode:
+def as_of_join(
+    left: Keyed, versions: Keyed, max_age: str | None, deleted: str | None, options: JoinOptions
+) -> OperatorNode:
     """Join each row with the version that was valid at its time."""
     max_age_us = None if max_age is None else parse_duration_ms(max_age, "as_of_join: max_age") * 1000
     if deleted is not None:
         _check_deleted(versions, deleted)
-    pairs, layout, output = _joined(left, versions, said, AS_OF_HOWS, without=() if deleted is None else (deleted,))
-    return _operator(pairs, AsOfJoin(layout, said.how, max_age_us, said.late, deleted), layout, output, said)
+    pairs, layout, output = _joined(left, versions, options, AS_OF_HOWS, without=() if deleted is None else (deleted,))
+    return _operator(pairs, AsOfJoin(layout, options.how, max_age_us, options.late, deleted), layout, output, options)
 
 
 def _check_deleted(versions: Keyed, column: Any) -> None:
@@ -137,22 +141,22 @@ def _check_deleted(versions: Keyed, column: Any) -> None:
     )
 
 
-def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, said: Said) -> OperatorNode:
-    late = zip(said.late, (layout.left.ddl, layout.right.ddl), strict=True)
+def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, options: JoinOptions) -> OperatorNode:
+    late = zip(options.late, (layout.left.ddl, layout.right.ddl), strict=True)
     sides = {name: parse_schema(ddl).ddl for name, ddl in late if name is not None}
-    bears = check_on_error(join, said.uid, said.on_error, sides)
+    bears = check_on_error(join, options.uid, options.on_error, sides)
     return make_operator(
         pairs.node,
-        said.uid,
+        options.uid,
         parse_schema(output).ddl,
         process=join,
-        name=said.what,
+        name=options.what,
         keys=pairs.keys,
         order_by=pairs.order_by,
         sides=with_dead_letters(sides, bears),
         on_error=bears,
-        parallelism=said.parallelism,
-        max_parallelism=said.max_parallelism,
+        parallelism=options.parallelism,
+        max_parallelism=options.max_parallelism,
     )
 
 
@@ -210,14 +214,14 @@ def _said(names: Sequence[str], types: Sequence[str]) -> str:
 
 
 def _joined(
-    left: Keyed, right: Keyed, said: Said, hows: Sequence[str], *bounds: str, without: Sequence[str] = ()
+    left: Keyed, right: Keyed, options: JoinOptions, hows: Sequence[str], *bounds: str, without: Sequence[str] = ()
 ) -> tuple[Keyed, Layout, str]:
     """Return the pairs, how two rows become one, and the DDL of the result; `bounds` are a window's columns."""
-    what, prefixes = said.what, said.prefixes
-    check_uid(f"{what}()", said.uid)
+    what, prefixes = options.what, options.prefixes
+    check_uid(f"{what}()", options.uid)
     pairs = connect(left, right, what)
-    if said.how not in hows:
-        raise ConfigurationError(f"{what}: how={said.how!r}, expected one of {', '.join(hows)}")
+    if options.how not in hows:
+        raise ConfigurationError(f"{what}: how={options.how!r}, expected one of {', '.join(hows)}")
     if not left.columns.is_timed:
         raise ConfigurationError(
             f"{what}: the streams have no event time, and the join is by time",
@@ -225,9 +229,13 @@ def _joined(
         )
     if not _is_pair(prefixes) or None in prefixes:
         raise ConfigurationError(f"{what}: prefixes={prefixes!r}, expected a pair of texts, as in ('', 'right_')")
-    if not _is_pair(said.late) or "" in said.late or (said.late[0] == said.late[1] and said.late[0] is not None):
+    if (
+        not _is_pair(options.late)
+        or "" in options.late
+        or (options.late[0] == options.late[1] and options.late[0] is not None)
+    ):
         raise ConfigurationError(
-            f"{what}: late={said.late!r}, expected the names of two side outputs",
+            f"{what}: late={options.late!r}, expected the names of two side outputs",
             hint="name that of this stream's late rows, and that of the other's, or None: late=('late_orders', None)",
         )
     shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]

@@ -16,7 +16,7 @@ from strandline.runtime.rowlayout import ORIGIN
 from strandline.runtime.task.asyncfunction import Calls
 from strandline.runtime.task.rowfunction import OneRow
 from strandline.types.datatypes import DataType
-from strandline.types.given import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, schema_given
 
 
 def mapped(node: Node, step: str, function: Any, output: str | SparkType, on_error: OnError | str) -> MapNode:

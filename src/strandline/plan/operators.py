@@ -31,8 +31,8 @@ from strandline.runtime.program import check_ttl, pickle_process, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import Field, StructType, parse_schema
-from strandline.types.given import SparkType, schema_given
 from strandline.types.ordering import check_order
+from strandline.types.spark_schema import SparkType, schema_given
 
 
 def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str | None) -> WatermarkNode:

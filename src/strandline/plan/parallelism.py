@@ -43,7 +43,7 @@ class Parallelism:
 
 
 @dataclass(frozen=True)
-class Told:
+class ParallelismOverride:
     """What a running job was told of its parallelism; it outlives restarts, until the job is started again."""
 
     job: int | None = None
@@ -51,11 +51,11 @@ class Told:
     is_room: bool = False
     """Whether `job` follows the room that there is; not any more once somebody gives a number."""
 
-    def and_then(self, wanted: int | Mapping[str, int]) -> Told:
+    def and_then(self, wanted: int | Mapping[str, int]) -> ParallelismOverride:
         """Return what it was told when it is told something more."""
         if isinstance(wanted, Mapping):
             return replace(self, operators={**self.operators, **wanted})
-        return Told(wanted, self.operators)
+        return ParallelismOverride(wanted, self.operators)
 
 
 def most_on_one(parallelisms: Iterable[int], machines: int) -> int:

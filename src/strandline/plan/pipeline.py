@@ -29,7 +29,7 @@ from strandline.plan.graph import (
 from strandline.plan.operators import branches_above, movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
-from strandline.runtime.own import Aggregated, OwnOperator
+from strandline.runtime.builtin import Aggregated, BuiltinOperator
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
@@ -71,7 +71,7 @@ class Operator:
     def aggregated(self) -> Aggregated | None:
         """Its aggregates, if it is made of such."""
         process = self.node.process
-        return process.own_aggregated if isinstance(process, OwnOperator) else None
+        return process.own_aggregated if isinstance(process, BuiltinOperator) else None
 
     @property
     def key_schema(self) -> str:

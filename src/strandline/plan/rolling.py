@@ -16,7 +16,7 @@ from strandline.plan.graph import Keyed, OperatorNode
 from strandline.plan.operators import process_on
 from strandline.runtime.operators.rolling import Rolling
 from strandline.runtime.operators.windows.contents import Folding, first_or
-from strandline.types.given import SparkType
+from strandline.types.spark_schema import SparkType
 
 
 def reduce_on(

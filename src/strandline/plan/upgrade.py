@@ -16,7 +16,7 @@ from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
-from strandline.runtime.own import Aggregated
+from strandline.runtime.builtin import Aggregated
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type, quoted
 from strandline.types.evolution import Gone, Refusal, checked, evolve, fields_of

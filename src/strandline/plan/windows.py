@@ -26,8 +26,8 @@ from strandline.runtime.operators.windows.contents import (
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
 from strandline.runtime.operators.windows.sessions import SessionWindows
 from strandline.types.datatypes import Field, StructType, TimestampType
-from strandline.types.given import SparkType, schema_given, type_given
 from strandline.types.plain import same
+from strandline.types.spark_schema import SparkType, schema_given, type_given
 
 Time = Literal["event", "processing"]
 

@@ -43,14 +43,14 @@ class OperatorPartition:
 
     def commit(self) -> None:
         """Keep the epoch that has run."""
-        with self.task.store.turns.turning():
+        with self.task.store.turns.writing():
             self.task.commit()
             self.version = self._running
         self.task.store.tidy()
 
     def abort(self) -> None:
         """Forget the epoch that runs, or has run: the state is that of `version`."""
-        with self.task.store.turns.turning():
+        with self.task.store.turns.writing():
             self.task.abort()
 
     def look_up(self, asked: Asked) -> Answered | None:

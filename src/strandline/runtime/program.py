@@ -27,7 +27,7 @@ from strandline.format.manifest import (
 )
 from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
-from strandline.runtime.own import OwnOperator
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.rowlayout import RowLayout
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema, parse_type
@@ -164,7 +164,7 @@ def pickle_process(process: Process, uid: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(process))
     except Exception as error:
-        what = "its function" if isinstance(process, OwnOperator) else type(process).__name__
+        what = "its function" if isinstance(process, BuiltinOperator) else type(process).__name__
         why = str(error).strip() or type(error).__name__
         raise ConfigurationError(
             # Spark says pages.
@@ -188,7 +188,7 @@ def state_infos(process: Process) -> list[StateInfo]:
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     if has_ttl(process):
         found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
-    if isinstance(process, OwnOperator):
+    if isinstance(process, BuiltinOperator):
         found += process.own_tables
         windows = msgspec.UNSET if process.own_windows is None else process.own_windows
         found[0] = msgspec.structs.replace(found[0], windows=windows)

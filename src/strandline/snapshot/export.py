@@ -2,9 +2,9 @@
 
     python -m strandline.snapshot.export
 
-It reads a `Part` from its standard input and answers on its standard output, a line of JSON each: how many rows it has
-written, and at last which files came of it, or what went wrong; then the next. An empty line ends it, and so does the
-end of its input: that of whoever began it.
+It reads an `ExportPart` from its standard input and answers on its standard output, a line of JSON each: how many rows
+it has written, and at last which files it wrote or what failed; then it reads the next one. An empty line or the end of
+its input ends it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SESSION_NICE = Path("/proc/self/autogroup")
 
 
 @decodable
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ExportPart(msgspec.Struct, frozen=True, kw_only=True):
     """What to export: one partition of one operator."""
 
     source: Place
@@ -68,7 +68,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
 
 
 @decodable
-class Rows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
+class RowsWritten(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
     """How many rows have been written so far."""
 
     rows: int
@@ -81,10 +81,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     failure: Failure
 
 
-Answer = Files | Rows | Failed
+Answer = Files | RowsWritten | Failed
 
 
-def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> Files:
+def export(part: ExportPart, wrote: Callable[[int], None] = lambda rows: None) -> Files:
     """Fetch a part's files, write its rows, and upload them. `wrote` hears of the rows now and then.
 
     Raises as `fetch`, `RowCodec.decode` and storage do; what was uploaded then is the savepoint's to discard.
@@ -112,7 +112,7 @@ def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> File
     return Files(files=files, pieces=pieces)
 
 
-def _groups_of(part: Part, state: StateInfo) -> range:
+def _groups_of(part: ExportPart, state: StateInfo) -> range:
     """Return the key groups of a state that are this part's to write: of what all partitions have, the first one's."""
     (info,) = part.operator.partitions
     if state.kind == "broadcast":
@@ -139,7 +139,7 @@ def main() -> None:
 
     try:
         while line := asked.lines.get():
-            say(_answer(line, lambda rows: say(Rows(rows=rows))))
+            say(_answer(line, lambda rows: say(RowsWritten(rows=rows))))
             gc.collect()
     except BrokenPipeError:
         # Nobody listens any more.
@@ -159,7 +159,7 @@ def _stop(*_: object) -> None:
     sys.exit(1)
 
 
-def _export(part: Part, wrote: Callable[[int], None]) -> Files:
+def _export(part: ExportPart, wrote: Callable[[int], None]) -> Files:
     try:
         return export(part, wrote)
     except Exception as error:
@@ -169,7 +169,7 @@ def _export(part: Part, wrote: Callable[[int], None]) -> Files:
 
 def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
     try:
-        return _export(msgspec.json.decode(line, type=Part), wrote)
+        return _export(msgspec.json.decode(line, type=ExportPart), wrote)
     except StrandlineError as error:
         return Failed(failure=to_failure(error))
     except Exception as error:
@@ -194,7 +194,7 @@ class _Asked(threading.Thread):
                     return
         # Nobody else takes it away any more.
         with contextlib.suppress(msgspec.MsgspecError, OSError):
-            scratch = Path(msgspec.json.decode(line, type=Part).scratch)
+            scratch = Path(msgspec.json.decode(line, type=ExportPart).scratch)
             shutil.rmtree(scratch, ignore_errors=True)
             remove_if_abandoned(scratch.parent)
         os._exit(1)

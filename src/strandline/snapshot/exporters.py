@@ -18,7 +18,7 @@ import msgspec
 from strandline.checkpoint.folder import folder_at
 from strandline.core.errors import StrandlineError
 from strandline.core.failure import from_failure
-from strandline.snapshot.export import NO_MORE, Answer, Failed, Files, Part
+from strandline.snapshot.export import NO_MORE, Answer, ExportPart, Failed, Files
 
 _LOG_CHARS = 2000
 _PATIENCE_S = 10.0
@@ -34,7 +34,7 @@ class Exporters:
         self._idle: deque[_Exporter] = deque()
         self._stopped = False
 
-    def export(self, part: Part, wrote: Callable[[int], None]) -> Files:
+    def export(self, part: ExportPart, wrote: Callable[[int], None]) -> Files:
         """Have one part exported; `wrote` hears how many of its rows are written by now.
 
         Raises what the process says, and StrandlineError if it ends before it has answered.
@@ -81,7 +81,7 @@ class _Exporter:
             stderr=self._log, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
 
-    def export(self, part: Part, wrote: Callable[[int], None]) -> Files:
+    def export(self, part: ExportPart, wrote: Callable[[int], None]) -> Files:
         stdin, stdout = self._pipes()
         _tell(stdin, msgspec.json.encode(part) + b"\n")
         # A line without an end is of one that was killed.

@@ -23,7 +23,7 @@ from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.snapshot.building import SavepointBuilder, checked, find_state
 from strandline.snapshot.opened import METADATA
 from strandline.snapshot.panemarks import Marks
-from strandline.snapshot.progress import PatchProgress, Progress
+from strandline.snapshot.progress import PatchProgress, SavepointProgress
 from strandline.snapshot.reading import StateReader
 from strandline.snapshot.regrouping import regrouped
 from strandline.snapshot.rows import has_rows, rows_of
@@ -269,7 +269,7 @@ class _Making:
             rows = marks.kept(_edited(self._plan.name(named), self._plan.edits[named], marks.noted(rows)))
         self._write(named, operator, info, rows, check=is_edited)
 
-    def tell_brought(self, progress: Progress) -> None:
+    def tell_brought(self, progress: SavepointProgress) -> None:
         """Tell how far it is with tables of what is stored otherwise."""
         self._tell("reading what is there", progress.rows)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SavepointProgress:
     """How far a savepoint is."""
 
     rows: int

@@ -26,9 +26,9 @@ from strandline.core.ids import Partition
 from strandline.core.scratch import Scratch
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, size_of, stored_once
-from strandline.snapshot.export import Files, Part
+from strandline.snapshot.export import ExportPart, Files
 from strandline.snapshot.exporters import Exporters
-from strandline.snapshot.progress import Progress
+from strandline.snapshot.progress import SavepointProgress
 from strandline.snapshot.rows import times_of
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
 from strandline.storage.place import Place
@@ -44,7 +44,7 @@ _SHARE_BYTES = 8 << 20
 """How much a process has to write at least: to start one takes as long as to write that."""
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[SavepointProgress], None]
 
 
 def _never() -> bool:
@@ -247,11 +247,11 @@ class _Canonical:
         shares = 1 + size_of(self._manifest.files()) // _SHARE_BYTES
         return max(1, min(parts, shares, os.cpu_count() or 1))
 
-    def _parts(self, operator: OperatorInfo) -> Iterator[Part]:
+    def _parts(self, operator: OperatorInfo) -> Iterator[ExportPart]:
         now_us, watermark_us = times_of(self._manifest)
         for info in operator.partitions:
             copy = self._local_copy(operator.uid, info.index)
-            yield Part(
+            yield ExportPart(
                 source=self._source, target=self._target,
                 operator=msgspec.structs.replace(operator, partitions=[info]), local_copy=str(copy) if copy else "",
                 now_us=now_us, watermark_us=watermark_us,
@@ -268,7 +268,7 @@ class _Canonical:
                 tables[state.name] = made
         return msgspec.structs.replace(operator, partitions=[], tables=tables)
 
-    def _run(self, exporters: Exporters, number: int, part: Part, parts: int) -> Files:
+    def _run(self, exporters: Exporters, number: int, part: ExportPart, parts: int) -> Files:
         """Have one part exported by a process; hear how far it is."""
 
         def wrote(rows: int) -> None:
@@ -282,7 +282,7 @@ class _Canonical:
         return found
 
     def _say(self, parts: int) -> None:
-        self._report(Progress(sum(self._rows.values()), self._done, parts))
+        self._report(SavepointProgress(sum(self._rows.values()), self._done, parts))
 
 
 def _go_on_unless(cancelled: Callable[[], bool], target: Folder) -> None:
@@ -290,5 +290,5 @@ def _go_on_unless(cancelled: Callable[[], bool], target: Folder) -> None:
         raise CheckpointError(f"{target.url}: the savepoint was cancelled")
 
 
-def _is_of(part: Part, operator: OperatorInfo) -> bool:
+def _is_of(part: ExportPart, operator: OperatorInfo) -> bool:
     return part.operator.uid == operator.uid

@@ -15,7 +15,7 @@ from strandline.spark.sources.checks import check_source_name
 from strandline.spark.streams.stream import Stream
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import build
-from strandline.types.given import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, schema_given
 
 AT = "__strandline_at"
 """Of rows in a harness: their order, among those of all streams."""

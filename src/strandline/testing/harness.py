@@ -20,9 +20,9 @@ from strandline.spark.streams.stream import Stream, listed
 from strandline.testing.events import Events, Right
 from strandline.testing.nodes import Rows
 from strandline.testing.run import Output, PipelineRun
-from strandline.testing.streams import Told, check_function, streams_of
+from strandline.testing.streams import StreamOptions, check_function, streams_of
 from strandline.testing.times import Times
-from strandline.types.given import SparkType
+from strandline.types.spark_schema import SparkType
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class Harness:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         if not isinstance(parallelism, int):
             raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a number")
-        lefts = Told(schema, key, event_time, watermark)
-        rights = Told(right, right_key, right_event_time, right_watermark)
+        lefts = StreamOptions(schema, key, event_time, watermark)
+        rights = StreamOptions(right, right_key, right_event_time, right_watermark)
         if isinstance(process, Stream):
-            nothing = Told(), Told(), "operator", None, None, None, None, "fail"
+            nothing = StreamOptions(), StreamOptions(), "operator", None, None, None, None, "fail"
             if (lefts, rights, uid, output, sides, order_by, max_parallelism, on_error) != nothing:
                 raise ConfigurationError(
                     "Harness: only backend and parallelism can be said of a stream: it has said all else already",

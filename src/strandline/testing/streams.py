@@ -12,11 +12,11 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.checks import check_process
 from strandline.spark.streams.stream import Processed, Stream, listed
 from strandline.testing.events import events
-from strandline.types.given import SparkType
+from strandline.types.spark_schema import SparkType
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamOptions:
     """One stream, in the user's words."""
 
     schema: str | SparkType | None = None
@@ -35,12 +35,14 @@ def check_function(process: Any) -> None:
         )
 
 
-def streams_of(process: Any, uid: str, left: Told, right: Told, order_by: Sequence[str] | str | None) -> Processed[Any]:
+def streams_of(
+    process: Any, uid: str, left: StreamOptions, right: StreamOptions, order_by: Sequence[str] | str | None
+) -> Processed[Any]:
     """Return what a function is given: its stream, or its two brought together."""
     order = () if order_by is None else listed(order_by)
     check_process(process, uid)
     if not isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
-        if right != Told():
+        if right != StreamOptions():
             raise ConfigurationError(
                 f"Harness: {type(process).__name__} is a function of one stream, and something was said of a right one",
                 hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave all of right… out",
@@ -64,7 +66,7 @@ def streams_of(process: Any, uid: str, left: Told, right: Told, order_by: Sequen
     return keyed.connect(other.key_by(*listed(right.key)))
 
 
-def _timed(told: Told, name: str | None = None) -> Stream:
+def _timed(told: StreamOptions, name: str | None = None) -> Stream:
     """Return a stream with event time, if it has some."""
     stream, which = events(told.schema or "", name), "right_" if name == "right" else ""
     if told.event_time is not None:
@@ -77,7 +79,7 @@ def _timed(told: Told, name: str | None = None) -> Stream:
     return stream
 
 
-def _completed(right: Told, left: Told, is_broadcast: bool) -> Told:
+def _completed(right: StreamOptions, left: StreamOptions, is_broadcast: bool) -> StreamOptions:
     """Return the right stream with what is as on the left, as it was not said."""
     if is_broadcast and right.key is not None:
         raise ConfigurationError(

@@ -20,7 +20,7 @@ from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import UserCodeError
 from strandline.core.times import as_datetime, within
 from strandline.format.manifest import Interval
-from strandline.runtime.own import OwnOperator, windows_info
+from strandline.runtime.builtin import BuiltinOperator, windows_info
 from strandline.runtime.state.maps import MapTable
 from strandline.types.datatypes import StructType
 from strandline.types.records import record_type
@@ -106,7 +106,7 @@ class Layout:
         return tuple([plain[at] for at in self._kept])
 
 
-class TimedJoin(OwnOperator, KeyedCoProcess):
+class TimedJoin(BuiltinOperator, KeyedCoProcess):
     """What joins by time share. They set `ctx.time_us` to a result's time before they give it."""
 
     def __init__(self, layout: Layout, how: How, late: LateSides = (None, None)) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import TTL, Value
+from strandline.runtime.builtin import BuiltinOperator, explained_value
 from strandline.runtime.operators.windows.contents import Folding, Row
-from strandline.runtime.own import OwnOperator, explained_value
 
 
-class Rolling(OwnOperator, KeyedProcess):
+class Rolling(BuiltinOperator, KeyedProcess):
     """What it gives of an event is the new value, with the key's columns where they belong."""
 
     value: Any

@@ -18,7 +18,7 @@ from strandline.core.errors import OutputError, UserCodeError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
-from strandline.runtime.given import rows_of
+from strandline.runtime.output_rows import rows_of
 from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.handles import MapHandle
 from strandline.runtime.state.journal import Journal

@@ -16,7 +16,7 @@ from strandline.core.errors import ConfigurationError, OutputError, StateTypeErr
 from strandline.format.keys import KeyCodec
 from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
-from strandline.runtime.own import OwnOperator
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
@@ -186,7 +186,7 @@ class VectorValueHandle(Handle):
 
 
 @dataclass(frozen=True)
-class Rows:
+class InputRows:
     """A batch of an operator's input."""
 
     keys: BatchKeys
@@ -194,7 +194,7 @@ class Rows:
     columns: list[pa.Array]
 
 
-class ColumnarProcess(OwnOperator, KeyedBatchProcess):
+class ColumnarProcess(BuiltinOperator, KeyedBatchProcess):
     """An operator on Arrow columns.
 
     In each epoch: on_watermark if it has moved, on_clock, on_rows for each batch, on_end; then commit or forget. Where
@@ -229,7 +229,7 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
         """Give what is kept of some keys as results, for tests to look at."""
         raise NotImplementedError
 
-    def on_rows(self, rows: Rows, scope: Scope) -> None:
+    def on_rows(self, rows: InputRows, scope: Scope) -> None:
         """Take rows in."""
         raise NotImplementedError
 

@@ -1,8 +1,8 @@
 """What an operator partition answers when somebody looks up keys of a running job: as of the last epoch that it kept.
 
-A table's `kept` gives what it holds of a key, in another thread than that of the epochs; turns.py makes that be of one
-epoch. Here it becomes entries of the state's declared type, whatever schema they were stored with, without what has
-expired. keeper/lookups.py reads them in the driver.
+A table's `kept` gives what it holds of a key, in another thread than that of the epochs; sequence_lock.py makes all
+of it be of one epoch. Here it becomes entries of the state's declared type, whatever schema they were stored with,
+without what has expired. keeper/lookups.py reads them in the driver.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Lookups:
         }
 
     def find(self, asked: Asked, reached_us: int | None) -> list[Entries]:
-        """Return what there is of keys; `reached_us` is the watermark. May be of no epoch: see turns.py."""
+        """Return what there is of keys; `reached_us` is the watermark. May be of no epoch: see sequence_lock.py."""
         form = self._forms[asked.state]
         over_us = reached_us if form.ttl_time == "event" else asked.now_us
         return [form.entries(kept, over_us) for kept in self._store.kept(asked.state, asked.keys)]

@@ -17,7 +17,7 @@ from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
 from strandline.core.times import as_datetime
 from strandline.format.keys import KeyCodec
-from strandline.runtime.own import OwnOperator
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
 from strandline.runtime.state.binding import Binder
 from strandline.runtime.state.broadcast import Broadcasts, BroadcastTable
@@ -26,10 +26,10 @@ from strandline.runtime.state.handles import named
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope, Timers
+from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys, StateTable
 from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.runtime.state.ttl.cleaning import Expiry
-from strandline.runtime.state.turns import Turns
 from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -117,7 +117,7 @@ class Store:
         self._process = process
         self._backend = backend
         self._vectorised = isinstance(process, KeyedBatchProcess)
-        self.turns = Turns()
+        self.turns = SequenceLock()
         """Changes of what `kept` reads."""
         schema = parse_schema(program.input_schema)
         self.journal = None if program.on_error.fails or self._vectorised else Journal()
@@ -221,7 +221,7 @@ class Store:
 
     def freeze(self) -> Frozen:
         """Take the committed state for a snapshot, at once; writing it is the background's work."""
-        with self.turns.turning():
+        with self.turns.writing():
             states = {table.name: table.freeze() for table in self._tables}
         return Frozen(self._scope.uid, states, self._release)
 
@@ -269,7 +269,7 @@ class Store:
             "cached_bytes": sum(table.cached_bytes for table in self._tables),
             "cache_hits": sum(table.hits for table in self._tables),
             "cache_misses": sum(table.misses for table in self._tables),
-            **(self._process.own_metrics if isinstance(self._process, OwnOperator) else {}),
+            **(self._process.own_metrics if isinstance(self._process, BuiltinOperator) else {}),
             **self._backend.metrics(),
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
-from strandline.runtime.given import rows_in, rows_of
+from strandline.runtime.output_rows import rows_in, rows_of
 from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.outputs import RawOutput

@@ -17,9 +17,9 @@ from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
 from strandline.core.errors import OutputError, StrandlineError, UserCodeError
-from strandline.runtime.given import rows_of
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.operators.joins import called
-from strandline.runtime.own import OwnOperator
+from strandline.runtime.output_rows import rows_of
 from strandline.runtime.program import Process
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.scope import Scope, Timer
@@ -81,7 +81,7 @@ class Failures:
             return
         trace = user_error(scope.uid, process, error, step, key, event).fields["traceback"] or None
         step, event = called(process, step, event)
-        if isinstance(process, OwnOperator):
+        if isinstance(process, BuiltinOperator):
             step, error = process.own_step, process.explained(error)
         self._give(step, reason_of(error), key, event, time_us, trace)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.core.failure import shortened
-from strandline.runtime.given import names_of, taker
+from strandline.runtime.output_rows import names_of, taker
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import arrow_schema, conform, from_python

@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
 from strandline.core.errors import NullKeyError, UserCodeError
 from strandline.core.failure import shortened
-from strandline.runtime.given import rows_of
+from strandline.runtime.output_rows import rows_of
 from strandline.runtime.task.badrows import bad_rows, values_at, without
 from strandline.runtime.task.deadletters import is_the_events, kind_and_place, letter, reason_of
 from strandline.runtime.task.outputs import RawOutput

@@ -17,11 +17,11 @@ from strandline.core.errors import StateTypeError, UserCodeError
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.core.times import END_US
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.operators.joins import given_event
-from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process, Program
 from strandline.runtime.rowlayout import ROWS
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
 from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
@@ -99,7 +99,7 @@ class Task:
         self._gathered_rows = self._gathered_bytes = 0
         self._fired: list[pa.RecordBatch] = []
         """What timers gave further up, gathered for a vectorised function."""
-        self.unsaved = None if isinstance(process, OwnOperator) else UnsavedState(process, program.uid)
+        self.unsaved = None if isinstance(process, BuiltinOperator) else UnsavedState(process, program.uid)
         """Looks for what the function keeps outside of its states; None: not any more."""
         self.findings: list[Finding] = []
         """What was found in this epoch."""
@@ -413,7 +413,7 @@ class Task:
 
     def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
         columns = self._layout.columns(batch)
-        rows = Rows(self._keys_of(batch, columns), self._layout.times(batch), columns)
+        rows = InputRows(self._keys_of(batch, columns), self._layout.times(batch), columns)
         with self._naming_operator():
             columnar.on_rows(rows, self.scope)
 
@@ -479,7 +479,7 @@ class Task:
         if not bad:
             return
         # Operators of ours get more than users know of.
-        is_ours = isinstance(self._process, OwnOperator) and self._process.own_hides_events
+        is_ours = isinstance(self._process, BuiltinOperator) and self._process.own_hides_events
         known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
         names = [self._schema.names[at] for at in known]
         values = values_at(columns, self._schema, bad[0].at)

@@ -11,8 +11,8 @@ from typing import Any
 import strandline.backends
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.core.failure import shortened
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.operators.joins import called
-from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process
 from strandline.runtime.state.misuse import no_attribute
 
@@ -36,18 +36,18 @@ def user_error(
     """
     _let_through(error)
     method, event = called(process, method, event)
-    if isinstance(process, OwnOperator) and process.own_hides_events and method != "on_timer":
+    if isinstance(process, BuiltinOperator) and process.own_hides_events and method != "on_timer":
         event = None
     what = "for the timer" if method == "on_timer" else "in the event"
     shown_key, shown_event = shortened(repr(key)), shortened(repr(event))
-    is_own = isinstance(process, OwnOperator) and process.own_hides_events
+    is_own = isinstance(process, BuiltinOperator) and process.own_hides_events
     where = f" for key {shown_key}, {what} {shown_event}" if event is not None else ""
     if is_own and event is None and key is not None:
         where = f" for key {shown_key}"
     trace = error.__traceback__
-    if isinstance(process, OwnOperator) and process.own_function:
+    if isinstance(process, BuiltinOperator) and process.own_function:
         whose, error = f"{process.own_function} raised", process.explained(error)
-    elif isinstance(process, OwnOperator) and process.own_step:
+    elif isinstance(process, BuiltinOperator) and process.own_step:
         whose = f"{process.own_step}() failed"
     else:
         whose = f"{method} of {type(process).__name__} raised"

@@ -17,13 +17,13 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from strandline.control.telling import tell
+from strandline.control.announcements import tell
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
-from strandline.spark.base import behind
-from strandline.spark.base.classes import class_options, may_be_archived
+from strandline.spark.base import auto_warmup as behind
+from strandline.spark.base.class_archive import class_options, may_be_archived
+from strandline.spark.base.jvm_cache import remember_classes
 from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
-from strandline.spark.base.remembering import remember_classes
 
 log = logging.getLogger(__name__)
 

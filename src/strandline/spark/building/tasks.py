@@ -17,7 +17,7 @@ from strandline.snapshot.building import groups_of, write_rows
 from strandline.snapshot.export import Files
 from strandline.snapshot.parquet import key_groups
 from strandline.snapshot.rows import rows_of
-from strandline.spark.base.marks import SEAL, marking
+from strandline.spark.base.task_errors import SEAL, marking
 from strandline.storage.place import Place
 
 RESULT = "files"

@@ -32,7 +32,7 @@ from strandline.snapshot.tablecolumns import KEY_GROUP, key_fields
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.building.tasks import RESULT, TableTask
 from strandline.spark.job.job import Job
 from strandline.spark.job.saving import told
@@ -138,7 +138,7 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
             # As rows of the action's last stage: of these Spark takes one attempt's of each task.
             found = [row[0] for row in map_batches(routed, task, f"{RESULT} string").collect()]
     except Exception as error:
-        raise find_error(error) from None
+        raise unwrap_error(error) from None
     written = [msgspec.json.decode(answer, type=Files) for answer in found]
     _check_apart(written, operator, state)
     return [(files.files[state.name], files.pieces[state.name]) for files in written]

@@ -19,21 +19,21 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
+from strandline.control.announcements import tell
 from strandline.control.status import SinkStatus, SourceStatus
-from strandline.control.telling import tell
 from strandline.core.clock import Clock
 from strandline.core.errors import SparkError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest, OperatorInfo
-from strandline.keeper.lookups import Found, Table, look_up, table_of
+from strandline.keeper.lookups import LookupResult, LookupTable, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.claimed import release
-from strandline.spark.base import behind
+from strandline.spark.base import auto_warmup as behind
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
-from strandline.spark.job.failing import is_alive
+from strandline.spark.job.failure_reporter import is_alive
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.timewatch import TimeWatch
 from strandline.spark.keepers.fleet import Fleet
@@ -210,7 +210,7 @@ class Attempt:
         """Return what waits in sinks that write to other systems."""
         return [said for _, sink, _ in self._b.plan.sinks if (said := sink.status()) is not None]
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> LookupTable:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
         return table_of(self._operators, name)
 
@@ -218,7 +218,7 @@ class Attempt:
     def _operators(self) -> list[OperatorInfo]:
         return [operator.info(self._b.settings.backend) for operator in self.driver.operators]
 
-    def look_up(self, table: Table, key: Any) -> Found:
+    def look_up(self, table: LookupTable, key: Any) -> LookupResult:
         """Look up keys of a table with the keepers, in any thread."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 

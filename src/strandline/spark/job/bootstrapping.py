@@ -44,12 +44,12 @@ from strandline.snapshot.savepoint import check_empty, discard_own
 from strandline.snapshot.taking import Form, bring_source, take_savepoint
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver
-from strandline.spark.job.failing import Telling
+from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.history import History, Spool, describe, spool_root
-from strandline.spark.job.progress import Progress
+from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.saving import told
 from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging
@@ -175,7 +175,7 @@ def _spooled(spool: Spool, wish: Wish) -> list[Slice]:
     try:
         return spool.write(wish.history, wish.rows_per_epoch, wish.time_per_epoch_us)
     except Exception as error:
-        found = find_error(error)
+        found = unwrap_error(error)
         if found is error:
             raise
         raise found from None
@@ -197,7 +197,7 @@ def _replayed(replays: list[Replay], restart: Restart, again: Callable[[], Repla
             return replay.run()
         except BaseException as error:
             telling = replay.telling
-            found = telling.complete(find_error(error))
+            found = telling.complete(unwrap_error(error))
             in_a_row = 1 if replay.has_advanced else in_a_row + 1
             if isinstance(found, _FINAL) or not isinstance(found, Exception) or in_a_row > restart.attempts:
                 found = telling.to_program(found)
@@ -240,9 +240,9 @@ class Replay(Starting):
         return self._coordinator is not None and self._coordinator.counts.completed > 0
 
     @property
-    def telling(self) -> Telling:
+    def telling(self) -> FailureReporter:
         """How its failures are told."""
-        return Telling(self._b.settings, self._b.places, self._b.spark)
+        return FailureReporter(self._b.settings, self._b.places, self._b.spark)
 
     def is_owner(self) -> bool:
         """Whether no other driver bootstraps the job, from another machine."""
@@ -286,8 +286,8 @@ class Replay(Starting):
         driver = self._driver = EpochDriver(
             b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
-            Progress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
-            b.places.failures(found.claim.generation), b.settings.max_row_bytes,
+            JobProgress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock,
+            self.wish.history.is_timed, b.places.failures(found.claim.generation), b.settings.max_row_bytes,
         )  # fmt: skip
         driver.progress.acks.update(found.acks)
         return driver, coordinator

@@ -15,9 +15,9 @@ from strandline.spark.job.attempt import Wanted
 from strandline.spark.job.compat import differences, to_regroup, watermark_changes
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.job import Job
+from strandline.spark.job.program_jobs import Named
 from strandline.spark.job.run import Run
 from strandline.spark.job.starting import Starting
-from strandline.spark.job.watched import Named
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 

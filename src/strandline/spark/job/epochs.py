@@ -27,10 +27,10 @@ from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import LONGEST_CHAIN
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.marks import FIRST_FAILURE
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.said import find_error
-from strandline.spark.job.progress import Progress, Work
+from strandline.spark.base.spark_errors import unwrap_error
+from strandline.spark.base.task_errors import FIRST_FAILURE
+from strandline.spark.job.progress import JobProgress, Work
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session, session_like
 from strandline.spark.keepers.fleet import Fleet
@@ -69,7 +69,7 @@ class EpochDriver:
     _sources: Progressing
     _staging: Staging
     _generation: Generation
-    progress: Progress
+    progress: JobProgress
     _batch: int
     watermarks: Watermarks
     _clock: Clock
@@ -139,7 +139,7 @@ class EpochDriver:
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
                 self._done = batch
             except BaseException as error:
-                self.error = find_error(error)
+                self.error = unwrap_error(error)
                 self.failed.set()
                 raise self.error from error
             finally:
@@ -221,7 +221,7 @@ class EpochDriver:
             self.drained = self.drained or ends
         except BaseException as error:
             # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
-            self.error = find_error(error)
+            self.error = unwrap_error(error)
             self.failed.set()
             raise self.error from error
         finally:
@@ -274,9 +274,9 @@ class EpochDriver:
             missing = self._fleet.slots - acks.keys()
             if missing:
                 raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
-            self._heed(acks, trigger)
+            self._apply_acks(acks, trigger)
         except Exception as error:
-            raise find_error(error) from error
+            raise unwrap_error(error) from error
         finally:
             self.last_contact = time.monotonic()
             self._lock.release()
@@ -317,7 +317,7 @@ class EpochDriver:
         if trigger is not None:
             self._add_sinks(trigger)
             self.epoch_carries_trigger = False
-        self._heed(acks, trigger)
+        self._apply_acks(acks, trigger)
         failpoints.hit("epoch.done")
 
     @contextmanager
@@ -394,7 +394,7 @@ class EpochDriver:
             now_us=self.now_us,
         )
 
-    def _heed(self, acks: dict[Slot, Ack], trigger: CheckpointId | None) -> None:
+    def _apply_acks(self, acks: dict[Slot, Ack], trigger: CheckpointId | None) -> None:
         """Take in what keepers say, who have just been told of the trigger, if there is one."""
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)

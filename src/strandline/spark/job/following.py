@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from strandline.core.clock import Clock
 from strandline.core.settings import FollowExecutors, Settings
 from strandline.plan.following import Following
-from strandline.plan.parallelism import Parallelism, Told
+from strandline.plan.parallelism import Parallelism, ParallelismOverride
 from strandline.spark.base.session import await_executors, core_setting, room_of
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _LOOKS = 10
 _LONGEST_PAUSE_S = 3600.0
 
 
-def parallelism_of(settings: Settings, spark: SparkSession, told: Told | None = None) -> Parallelism:
+def parallelism_of(settings: Settings, spark: SparkSession, told: ParallelismOverride | None = None) -> Parallelism:
     """Return what is said of a job's parallelism, beside what the program says of its operators."""
     told = told or first_told(settings, spark)
     return Parallelism(
@@ -33,10 +33,10 @@ def parallelism_of(settings: Settings, spark: SparkSession, told: Told | None = 
     )
 
 
-def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -> Told:
+def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -> ParallelismOverride:
     """Return what a run is told to begin with: the room that there is, if it is to follow; else nothing."""
     if settings.follows is None:
-        return Told()
+        return ParallelismOverride()
     if wait:
         if core_setting(spark, "spark.dynamicAllocation.enabled").lower() == "true":
             log.warning(
@@ -44,7 +44,7 @@ def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -
                 "when tasks wait, and of a job that follows none does. Give a number as the parallelism"
             )
         await_executors(spark)
-    return Told(settings.follows.within(room_of(spark)), is_room=True)
+    return ParallelismOverride(settings.follows.within(room_of(spark)), is_room=True)
 
 
 class Followed(Protocol):

@@ -24,7 +24,7 @@ from strandline.snapshot.opened import check_checkpoints_place, open_snapshot, p
 from strandline.snapshot.taking import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
-from strandline.spark.job import watched
+from strandline.spark.job import program_jobs as watched
 from strandline.spark.job.attempt import Blueprint, Check, Wanted
 from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources

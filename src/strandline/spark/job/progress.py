@@ -25,7 +25,7 @@ class Work:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """What has been done, for people to look at."""
 
     epoch: Epoch
@@ -42,7 +42,7 @@ class Progress:
     rate: Rate = field(default_factory=Rate)
 
     @classmethod
-    def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> Progress:
+    def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> JobProgress:
         """Return what there is to go on from: a checkpoint's epoch and totals."""
         counted = totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0)
         return cls(epoch, *counted, failed_events=totals.get(_FAILED_EVENTS, 0))

@@ -17,28 +17,28 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.announcements import tell
 from strandline.control.server import ControlServer
 from strandline.control.status import Savepoint, Status
-from strandline.control.telling import tell
 from strandline.core.errors import CheckpointError, ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.scratch import remove_abandoned
-from strandline.keeper.lookups import Found, Table
+from strandline.keeper.lookups import LookupResult, LookupTable
 from strandline.keeper.paths import sweep
-from strandline.plan.parallelism import Told, check_wanted
+from strandline.plan.parallelism import ParallelismOverride, check_wanted
 from strandline.snapshot.origin import verify_own
-from strandline.snapshot.progress import Progress as TakingProgress
+from strandline.snapshot.progress import SavepointProgress
 from strandline.spark.base.quiet import hide_errors_of
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
+from strandline.spark.job.requests import ON_THE_WAY, Waiting
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Desired, Rollback
-from strandline.spark.job.waiting import ON_THE_WAY, Waiting
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _adding = threading.Lock()
@@ -164,7 +164,7 @@ class Run(Waiting):
                 if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
                     raise
 
-    def lookup(self, table: str, key: Any) -> Found:
+    def lookup(self, table: str, key: Any) -> LookupResult:
         """Return what the running job has of a key, or of each key of a list, as of the last epoch.
 
         `table` is an operator's uid and the name of one of its states: "detect.seen". A key is a value; of several
@@ -177,12 +177,12 @@ class Run(Waiting):
             return attempt.look_up(attempt.table(table), key)
         except Exception as error:
             # What broke in a task of Spark's says what it was.
-            found = find_error(error)
+            found = unwrap_error(error)
             if found is error:
                 raise
             raise found from None
 
-    def lookup_table(self, table: str) -> Table:
+    def lookup_table(self, table: str) -> LookupTable:
         """Return what a table that can be looked into is keyed by."""
         return self._looked_into().table(table)
 
@@ -242,7 +242,7 @@ class Run(Waiting):
         drain: bool = False,
         format: str = "canonical",
         timeout: float = 60.0,
-        progress: Callable[[TakingProgress], object] | None = None,
+        progress: Callable[[SavepointProgress], object] | None = None,
     ) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
 
@@ -299,7 +299,7 @@ class Run(Waiting):
         deadline: float,
         savepoint: str | Path | None,
         format: str,
-        progress: Callable[[TakingProgress], object] | None,
+        progress: Callable[[SavepointProgress], object] | None,
     ) -> None:
         """Have whatever attempt is at work drain the job, and wait for its end."""
         draining = self._b.draining
@@ -328,7 +328,7 @@ class Run(Waiting):
         deadline: float,
         savepoint: str | Path,
         format: str,
-        progress: Callable[[TakingProgress], object] | None,
+        progress: Callable[[SavepointProgress], object] | None,
     ) -> None:
         """Make a savepoint of the drained job. If that fails, the job is drained all the same."""
         while (attempt := self._await_drained(deadline)) is not None:
@@ -395,7 +395,7 @@ class Run(Waiting):
         finally:
             self._changing.release()
 
-    def _go_on_with(self, told: Told, what: str, deadline: float) -> None:
+    def _go_on_with(self, told: ParallelismOverride, what: str, deadline: float) -> None:
         """Take a checkpoint, and have an attempt restore it that has been told something else."""
         if (attempt := self._await_attempt(deadline)) is None:
             raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
@@ -412,7 +412,7 @@ class Run(Waiting):
         *,
         format: str = "canonical",
         timeout: float | None = None,
-        progress: Callable[[TakingProgress], object] | None = None,
+        progress: Callable[[SavepointProgress], object] | None = None,
     ) -> Savepoint:
         """Take a checkpoint and make it a savepoint: a folder, not there yet, that belongs to nobody and stays.
 
@@ -433,7 +433,7 @@ class Run(Waiting):
         take_checkpoint: Callable[[], CheckpointStats],
         url: str | Path,
         format: str,
-        progress: Callable[[TakingProgress], object] | None,
+        progress: Callable[[SavepointProgress], object] | None,
     ) -> Savepoint:
         report: Any = progress or (lambda _: None)
         form: Any = format

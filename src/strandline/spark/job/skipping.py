@@ -21,7 +21,7 @@ from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import SourceInfo
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.lower.query import Sources
 from strandline.spark.sources.checks import leaves_of, relations_of
 from strandline.spark.sources.log import UnreadableLogError, logged_times, only_files
@@ -79,7 +79,7 @@ def place_behind(
         try:
             writer.option("checkpointLocation", f"file://{directory}").start().awaitTermination()
         except Exception as error:
-            raise find_error(error) from None
+            raise unwrap_error(error) from None
         batch = max((int(path.name) for path in (directory / "commits").glob("[0-9]*")), default=-1)
         captured = capture(directory, batch) if batch >= 0 else capture_start(directory)
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.core.errors import SparkError
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 
 _PATIENCE_S = 1.0
 _NOTICE_S = 0.05
@@ -64,7 +64,7 @@ class SourceWatch:
             return False
         error = self.query.exception()
         if error is not None:
-            raise find_error(error)
+            raise unwrap_error(error)
         if self._ends and has_read_all(self.query):
             return True
         raise SparkError(

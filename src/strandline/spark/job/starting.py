@@ -23,13 +23,13 @@ from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.restore import Choice
 from strandline.checkpoint.start import Start, load_start
 from strandline.control import journal
-from strandline.control.telling import tell, tell_everybody
+from strandline.control.announcements import tell, tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
-from strandline.plan.parallelism import Told, most_on_one
+from strandline.plan.parallelism import ParallelismOverride, most_on_one
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
@@ -41,7 +41,7 @@ from strandline.spark.job.attempt import Attempt, Blueprint, Check, end
 from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
-from strandline.spark.job.progress import Progress
+from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.rewinding import SourcePlace, find_place
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Opened:
+class PreparedRun:
     """What there is of a run before its sources."""
 
     claim: Claim
@@ -91,7 +91,7 @@ class Starting:
     _least_id: CheckpointId
     claim: Claim | None
     """The newest claim that this job's driver has made."""
-    _told: Told | None = None
+    _told: ParallelismOverride | None = None
     """The parallelism that the run was told to have, whatever else says so; None: nobody could tell it anything."""
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _open(self, *, reads_sources: bool = True) -> Opened:
+    def _open(self, *, reads_sources: bool = True) -> PreparedRun:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
@@ -171,7 +171,7 @@ class Starting:
         with fleet.breakable():
             opened = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
-        return Opened(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
+        return PreparedRun(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
 
     def _start(self) -> Attempt:
         b, found = self._b, self._open()
@@ -215,7 +215,7 @@ class Starting:
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
-            sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
+            sources, staging, owned.generation, JobProgress.after(epoch, totals), batch, self._watermarks(manifest),
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
             paused=b.paused,
         )  # fmt: skip

@@ -13,10 +13,10 @@ from typing import IO, Any
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
 from strandline.control import journal
+from strandline.control.announcements import tell
 from strandline.control.driverlog import DriverLog
 from strandline.control.server import ControlServer
 from strandline.control.status import State
-from strandline.control.telling import tell
 from strandline.core.errors import (
     AccessError,
     ConfigurationError,
@@ -29,11 +29,11 @@ from strandline.core.errors import (
     discreet,
 )
 from strandline.core.ids import CheckpointId
-from strandline.plan.parallelism import Told
+from strandline.plan.parallelism import ParallelismOverride
 from strandline.snapshot.origin import go_back
-from strandline.spark.base.said import find_error
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
-from strandline.spark.job.failing import Telling
+from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.starting import Starting, warn_of_sinks
 from strandline.spark.job.status import NOTHING, status_after
 
@@ -60,7 +60,7 @@ class Desired:
     or after a command was carried out, loses nothing of it.
     """
 
-    parallelism: Told = field(default_factory=Told)
+    parallelism: ParallelismOverride = field(default_factory=ParallelismOverride)
     """What `rescale` was told; where nothing, what the program, the settings or the checkpoint say counts."""
     rollback: Rollback | None = None
     """The last one, whether it was carried out or not."""
@@ -91,7 +91,7 @@ class Supervised:
         self._in_a_row = 0
         self._failed_at = 0.0
         """When it failed, while it does not go on again."""
-        self._telling = Telling(blueprint.settings, blueprint.places, blueprint.spark)
+        self._telling = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
         self._excluded: frozenset[CheckpointId] = frozenset()
         self._least_id = CheckpointId(1)
         self._claim: Claim | None = None
@@ -105,7 +105,7 @@ class Supervised:
             try:
                 self._begin()
             except BaseException as error:
-                found = find_error(error)
+                found = unwrap_error(error)
                 if self._pass_over(found):
                     continue
                 found = self._telling.to_program(self._telling.complete(found))
@@ -157,7 +157,7 @@ class Supervised:
                     self._begin_again()
             except BaseException as error:
                 if not self._stopping.is_set():
-                    self._recover(find_error(error))
+                    self._recover(unwrap_error(error))
         return False
 
     def _is_over(self) -> bool:
@@ -235,7 +235,7 @@ class Supervised:
         """Be in a state, and leave word of it for those who ask when nobody answers."""
         self._state = state
         b, pid = self._b, os.getpid()
-        journal.write(b.places, journal.Record(
+        journal.write(b.places, journal.JournalEntry(
             job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.born(pid), since_ms=self._since_ms,
             state=state, at_ms=b.clock.now_ms(), failure=self._last_failure, failure_ms=self._last_failure_ms,
         ))  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from strandline.control.telling import tell
+from strandline.control.announcements import tell
 from strandline.core.times import END_US, as_datetime
 
 log = logging.getLogger(__name__)

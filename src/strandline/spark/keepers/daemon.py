@@ -12,7 +12,7 @@ import os
 import sys
 from functools import partial
 
-from strandline.spark.keepers.zipped import without_zips
+from strandline.spark.keepers.pyspark_path import without_zips
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
 
     import strandline.spark.keepers.worker  # noqa: F401
     from strandline.keeper.lean import ready_to_fork
-    from strandline.spark.keepers.quietly import serve
+    from strandline.spark.keepers.quiet_worker import serve
 
     os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
     ready_to_fork()

@@ -20,16 +20,16 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
-from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Found, Instructions
+from strandline.keeper.protocol import Ack, Instructions, LookupAnswer
+from strandline.keeper.spawning import NURSERY
 from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL
 from strandline.spark.base.session import has_one_process, is_this_python
-from strandline.spark.keepers.deaths import death_of, is_dead
+from strandline.spark.base.task_errors import SEAL
+from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
 from strandline.spark.keepers.watch import ExecutorWatch, KeeperWatch, Slot
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
@@ -215,7 +215,7 @@ class Fleet:
         """Return what keepers answered, but for those that were replaced and live on."""
         found = {}
         for partition, data in replies.items():
-            reply, last = msgspec.msgpack.decode(data, type=Found), self.last.get((uid, partition))
+            reply, last = msgspec.msgpack.decode(data, type=LookupAnswer), self.last.get((uid, partition))
             if last is None or last.keeper == reply.keeper:
                 found[partition] = reply.answered
         return found

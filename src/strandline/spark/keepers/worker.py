@@ -24,17 +24,17 @@ import pyarrow as pa
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
-from strandline.keeper.birth import NURSERY, start_program
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
+from strandline.keeper.spawning import NURSERY, start_program
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
 from strandline.runtime.state.lookups import Asked
-from strandline.spark.base.marks import SEAL, Seal, marking
-from strandline.spark.keepers.deaths import death_of, is_dead
+from strandline.spark.base.task_errors import SEAL, Seal, marking
+from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
-from strandline.spark.keepers.quietly import end_quietly
+from strandline.spark.keepers.quiet_worker import end_quietly
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
 from strandline.plan.graph import OperatorNode
-from strandline.spark.base.said import too_large
+from strandline.spark.base.spark_errors import too_large
 from strandline.types.datatypes import StructType, parse_type
 
 _KEY_CHARACTERS = 100

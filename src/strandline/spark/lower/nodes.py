@@ -7,7 +7,7 @@ from functools import partial, reduce
 
 from pyspark.sql import DataFrame
 
-from strandline.plan.aggregates import Part
+from strandline.plan.aggregates import AccumulatorColumn
 from strandline.plan.aggregation import FIRST, LAST, PANE
 from strandline.plan.columns import quoted
 from strandline.plan.graph import (
@@ -28,8 +28,8 @@ from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.expressions import aggregate_sql, select_sql
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL
-from strandline.spark.base.said import overflow
+from strandline.spark.base.spark_errors import overflow
+from strandline.spark.base.task_errors import SEAL
 from strandline.spark.lower.failedrows import CountFailed
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
@@ -175,7 +175,7 @@ def _same(names: Iterable[str]) -> dict[str, str]:
     return {name: quoted(name) for name in names}
 
 
-def _checked(part: Part) -> str:
+def _checked(part: AccumulatorColumn) -> str:
     """Return the SQL of many rows that fails where Spark, told to be lenient, makes another number or null of a sum."""
     c, kind = part.added_up, part.type
     if not c:

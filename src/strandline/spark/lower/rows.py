@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from strandline.runtime.task.rowfunction import RowFunction
-from strandline.spark.base.marks import Seal, marking
+from strandline.spark.base.task_errors import Seal, marking
 
 
 def run_rows(seal: Seal, function: RowFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,22 +3,22 @@
 `files`, `memory`, and `postgres` and `sqlite` for tables of databases, show results exactly once, with the checkpoint
 that holds them. All others, and `files` with `visibility="epoch"`, show them at least once, because epochs after the
 last checkpoint are repeated after a failure. Your own derive from `Sink`, may write on the executors with
-`write_tasks`, and are put on trial by `strandline.spark.sinks.conformance`.
+`write_tasks`, and are put on trial by `strandline.testing.sinks.conformance`.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from strandline.ends.committables import TaskAttempt
+from strandline.ends.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
-from strandline.spark.sinks.databases.postgres import postgres
-from strandline.spark.sinks.databases.sqlite import sqlite
+from strandline.spark.sinks.databases import postgres, sqlite
 from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.kafkasink import kafka
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from strandline.spark.sinks.tables.delta import DeltaSink
 from strandline.spark.sinks.tables.iceberg import IcebergSink
-from strandline.spark.sinks.target import Connection, Rows, Target, Writer
-from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.tasks import write_tasks
 from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink

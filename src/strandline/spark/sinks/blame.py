@@ -17,8 +17,8 @@ from strandline.core.errors import ConfigurationError, SinkError, SparkError, St
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch
 from strandline.plan.callables import call, name_of
-from strandline.spark.base.marks import Seal, marking
-from strandline.spark.base.said import find_error, whole_of
+from strandline.spark.base.spark_errors import unwrap_error, whole_of
+from strandline.spark.base.task_errors import Seal, marking
 
 _OURS = (str(Path(__file__).parents[2]), str(Path(pyspark.__file__).parent), "pyspark.zip", "py4j")
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -32,7 +32,7 @@ def named(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseExcept
 
     What came of the rows on their way is left as it is: the sink was only the first to ask for them.
     """
-    found = find_error(error)
+    found = unwrap_error(error)
     if isinstance(found, StrandlineError) and type(found) not in (SparkError, ConfigurationError):
         return found
     where = f"sink '{sink}'" + ("" if epoch is None else f", epoch {epoch}")

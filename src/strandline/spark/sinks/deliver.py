@@ -15,9 +15,9 @@ from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, FencedError
 from strandline.core.settings import parse_duration_ms
+from strandline.ends.target import Connection, Rows, Target, Writer
 from strandline.plan.callables import call, check_function, check_shippable, name_of
 from strandline.spark.sinks.blame import raised, users_lines
-from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.transactional import Transactional
 
 _LONGEST_PAUSE_S = 10.0

@@ -2,8 +2,8 @@
 
 Staged files lie in `{path}/_strandline/{identity}/g{generation}/epoch-{n}`, which readers pass over because of the
 underscore. A committed file's name begins with its epoch and the sink's identity, so that a restore to an older
-checkpoint can take back what came later. What was shown is on record beside the staged files (`shown.py`): a consumer
-may take visible files at any moment.
+checkpoint can take back what came later. What was shown is on record beside the staged files (`visibility_log.py`): a
+consumer may take visible files at any moment.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pyspark.sql.types import (
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.ends.committables import decode_committables
 from strandline.spark.base.filesystem import FileSystem, absolute, open_filesystem
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.listed import read_listed
+from strandline.spark.sinks.foreign_outputs import check_not_sparks, check_others
 from strandline.spark.sinks.objects import ObjectFormat, stage
-from strandline.spark.sinks.others import check_not_sparks, check_others
-from strandline.spark.sinks.place import Place
-from strandline.spark.sinks.shown import LISTED, Committable
+from strandline.spark.sinks.output_directory import OutputDirectory
+from strandline.spark.sinks.visibility_log import LISTED, Committable
 
 _WRITE_ALL = ("json", "parquet", "orc")
 """Formats that write columns of every type which programs have with them, whatever their rows."""
@@ -112,7 +112,7 @@ class FileSink(Sink):
         self.format = format
         self.options = options
         self._storage = dict(storage_options or {})
-        self._opened: Place | None = None
+        self._opened: OutputDirectory | None = None
         self._hadoop: dict[str, str] = {}
 
     def try_out(self, empty: DataFrame) -> None:
@@ -141,7 +141,7 @@ class FileSink(Sink):
             check_others(files, self.path, context)
 
     def open(self, context: SinkContext) -> None:
-        place = Place(context, self.path, self._storage)
+        place = OutputDirectory(context, self.path, self._storage)
         place.files.mkdirs("")
         self._opened = place
         self._hadoop = {**_NOTHING_BESIDE, **(_NO_CHECKSUMS if place.files.local("") else {})}
@@ -168,7 +168,7 @@ class FileSink(Sink):
     def commit(self, pending: Sequence[str]) -> None:
         places = {self.path: self._place}
         found: dict[str, list[Committable]] = {}
-        for staged in read_listed(pending, LISTED, f"sink {self.path}"):
+        for staged in decode_committables(pending, LISTED, f"sink {self.path}"):
             found.setdefault(self._find(staged, places), []).append(staged)
         for root, epochs in found.items():
             places[root].show(epochs)
@@ -210,18 +210,18 @@ class FileSink(Sink):
         self._place.forget_gone(epoch)
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> OutputDirectory:
         assert self._opened is not None
         return self._opened
 
-    def _find(self, staged: Committable, places: dict[str, Place]) -> str:
+    def _find(self, staged: Committable, places: dict[str, OutputDirectory]) -> str:
         """Return the root below which an epoch is; staged files and records move along with their directory."""
         place = self._place
         if place.knows(staged):
             return self.path
         # Another path was given, and the old directory left where it was.
         if staged.root not in places:
-            places[staged.root] = Place(place.run, staged.root, self._storage)
+            places[staged.root] = OutputDirectory(place.run, staged.root, self._storage)
         if places[staged.root].knows(staged):
             return staged.root
         place.records.check_alone()

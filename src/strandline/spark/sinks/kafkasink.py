@@ -27,13 +27,14 @@ from pyspark.sql.types import (
 from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.base.said import find_error
+from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.committables import TaskAttempt
+from strandline.ends.kafka.client import ClientErrors, Cluster, answer, check_installed, in_words, made, topic_setting
+from strandline.ends.kafka.producer import TOPIC, Sent, drain, produce, producer_settings
+from strandline.ends.kafka.target import KafkaTarget, idle
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.given import check_column, columns_of
-from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made, topic_setting
-from strandline.spark.sinks.kafkarows import TOPIC, Sent, drain, produce, producer_settings
-from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
-from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.tasks import write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
 _HEADERS = "array<struct<key:string,value:binary>>"
@@ -53,7 +54,7 @@ class Layout:
     timestamp: str | None
 
     def messages(self, df: DataFrame) -> DataFrame:
-        """Return the messages: with the columns that `kafkatarget.produce` knows, as far as they are wanted."""
+        """Return the messages: with the columns that `ends.kafka.producer.produce` knows, as far as they are wanted."""
         found: dict[str, Column] = {}
         if self.topic_column is not None:
             found["topic"] = _column(df, "topic_column", self.topic_column, StringType)
@@ -122,7 +123,7 @@ class _Topics:
         from confluent_kafka.admin import AdminClient
 
         self.layout.messages(empty)
-        said, cluster, topic = Said(), self.target.cluster, self.layout.topic
+        said, cluster, topic = ClientErrors(), self.target.cluster, self.layout.topic
         label = f"sinks.kafka(topic='{topic}')" if topic else "sinks.kafka()"
         admin = made(AdminClient, cluster, cluster.settings(said))
         try:
@@ -181,7 +182,7 @@ class KafkaSinkAtOnce(_Topics, Sink):
         try:
             write_tasks(self.layout.messages(df), _Produce(self.target, self._label))
         except Exception as error:
-            found = find_error(error)
+            found = unwrap_error(error)
             if isinstance(found, UnavailableError):
                 # A task's process ends with what it raises, and has learned that for nobody.
                 self.target.limit = found.fields.get("at_once", self.target.limit)
@@ -210,14 +211,14 @@ class _Produce:
         cluster = self.target.cluster
         return cluster.servers, self.target.limit, *sorted(cluster.options.items())
 
-    def _made(self) -> tuple[Said, Sent, Any]:
+    def _made(self) -> tuple[ClientErrors, Sent, Any]:
         from confluent_kafka import Producer
 
-        said, sent = Said(), Sent()
+        said, sent = ClientErrors(), Sent()
         return said, sent, made(Producer, self.target.cluster, producer_settings(self.target, said, sent))
 
 
-_producers: dict[tuple[Any, ...], tuple[Said, Sent, Any]] = {}
+_producers: dict[tuple[Any, ...], tuple[ClientErrors, Sent, Any]] = {}
 
 
 def kafka(

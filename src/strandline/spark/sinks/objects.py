@@ -19,11 +19,12 @@ from pyspark.sql import functions as F
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
+from strandline.ends.committables import TaskAttempt
+from strandline.ends.tables.columns import plain
+from strandline.ends.tables.datafiles import ParquetFile, fitted
 from strandline.plan.columns import quoted
 from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.sinks.tables.columns import plain
-from strandline.spark.sinks.tables.datafiles import ParquetFile, fitted
-from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
 FORMATS = ("parquet", "json", "csv", "orc", "text")

@@ -12,7 +12,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, unique_name
 from strandline.plan.callables import call, check_function, check_shippable
-from strandline.spark.base.marks import SEAL
+from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.blame import ForEach
 

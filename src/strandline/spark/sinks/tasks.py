@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -13,20 +12,11 @@ from pyspark.sql import DataFrame
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
+from strandline.ends.committables import TaskAttempt
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL, marking
+from strandline.spark.base.task_errors import SEAL, marking
 
 _COLUMN = "committable"
-
-
-@dataclass(frozen=True)
-class TaskAttempt:
-    """One attempt of a task to write its partition's rows of an epoch."""
-
-    partition: int
-    """The partition's index: those that make the same one write the same rows, perhaps at the same time."""
-    name: str
-    """What this attempt stages must bear it: no other attempt, of this or any other run, has the same."""
 
 
 WriteTask = Callable[[Iterator[pa.RecordBatch], TaskAttempt], str | None]

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from strandline.api.badrecords import Then
@@ -24,27 +26,25 @@ from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch, Generation
-from strandline.plan.callables import check_shippable
-from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.marks import SEAL
-from strandline.spark.base.said import find_error
-from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.delivery import (
-    DELIVERED,
+from strandline.ends.arguments import options_of, place_of
+from strandline.ends.committables import decode_committables
+from strandline.ends.delivery import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
     Delivered,
-    DeliverLanes,
     Delivery,
     reason_of,
 )
-from strandline.spark.sinks.given import options_of, place_of
-from strandline.spark.sinks.listed import read_listed
-from strandline.spark.sinks.refused import Refusals
-from strandline.spark.sinks.target import Target, Writer
+from strandline.ends.rejected import RejectedRows
+from strandline.ends.staged import LISTED, Reached, StagedFile, StagedTask, StageRows, generation_in, waiting_in
+from strandline.ends.target import Target, Writer
+from strandline.plan.callables import check_shippable
+from strandline.spark.base.ddl import arrow_schema
+from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.spark_errors import unwrap_error
+from strandline.spark.base.task_errors import SEAL, Seal, marking
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.tasks import write_tasks
-from strandline.spark.sinks.waiting import LISTED, Reached, Staged, StageRows, Waiting, generation_in, waiting_in
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 """Up to so much the driver writes itself: a Spark job takes longer to begin."""
 _THREADS = 8
+_DELIVERED = "lane int, rows bigint, refused bigint, mark string, failure string"
 
 
 class TransactionalOptions(TypedDict, total=False):
@@ -143,7 +144,7 @@ class Transactional(Sink):
         aside = None if self._dead_letters is None else Place(
             url=self._dead_letters, options=self._options, fsync=context.fsync
         )  # fmt: skip
-        self._refusals = Refusals(self.on_error, aside)
+        self._refusals = RejectedRows(self.on_error, aside)
         self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
         self._reached = {}
         self._has_claimed = self._has_forgotten = False
@@ -156,7 +157,7 @@ class Transactional(Sink):
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         return self._note(*self._deliver(pending, self.patience_s))
 
-    def _note(self, left: Sequence[Staged], why: str) -> Sequence[str]:
+    def _note(self, left: Sequence[StagedTask], why: str) -> Sequence[str]:
         """Say what waits, in the log and in the status; return it."""
         now = time.monotonic()
         pieces = [piece for each in left for piece in each.pieces]
@@ -221,15 +222,17 @@ class Transactional(Sink):
             self._asked |= new
         return next(iter(failing.values()), "")
 
-    def _deliver(self, pending: Sequence[str], patience_s: float, *, begins: bool = False) -> tuple[list[Staged], str]:
+    def _deliver(
+        self, pending: Sequence[str], patience_s: float, *, begins: bool = False
+    ) -> tuple[list[StagedTask], str]:
         """Write what the target does not have; return what has to wait, and why."""
-        runs: dict[Generation, list[Staged]] = {}
-        for each in read_listed(pending, LISTED, self._writer.label):
-            if isinstance(each, Staged):
+        runs: dict[Generation, list[StagedTask]] = {}
+        for each in decode_committables(pending, LISTED, self._writer.label):
+            if isinstance(each, StagedTask):
                 runs.setdefault(each.generation, []).append(each)
             elif each.sink == self._sink:
                 self._remember(each.lanes)
-        left: list[Staged] = []
+        left: list[StagedTask] = []
         lanes = {each.lane for listed in runs.values() for each in listed}
         why = self._claim(patience_s) or self._ask(lanes, patience_s) if runs or begins else ""
         # Each run may have other lanes: a key's rows in one of them come before its rows in another.
@@ -244,12 +247,14 @@ class Transactional(Sink):
             self._forget_older()
         return left, why
 
-    def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
+    def _deliver_run(
+        self, listed: Sequence[StagedTask], patience_s: float, asked: Collection[int] = ()
+    ) -> dict[int, str]:
         """Write what one run has staged; return the lanes that have to wait, and why each does.
 
         Of lanes that are `asked`, too, it is seen that the target has what it had.
         """
-        lanes: dict[int, list[Waiting]] = {lane: [] for lane in asked}
+        lanes: dict[int, list[StagedFile]] = {lane: [] for lane in asked}
         for each in listed:
             lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():
@@ -278,7 +283,7 @@ class Transactional(Sink):
             lane: mark for lane, mark in reached.items() if mark > self._reached.get(lane, "")
         }
 
-    def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
+    def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[StagedFile]]) -> dict[int, Delivered]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
         is_small = size <= _SMALL_BYTES and (self.in_threads or len(lanes) < 2)
         if self.target.on_driver or is_small or not size:
@@ -290,9 +295,9 @@ class Transactional(Sink):
         spark, many = self._opened.spark, len(lanes)
         numbers = spark.range(0, many, 1, many)
         try:
-            rows = map_batches(numbers, DeliverLanes(SEAL, delivery, dict(lanes)), DELIVERED).collect()
+            rows = map_batches(numbers, _DeliverLanes(SEAL, delivery, dict(lanes)), _DELIVERED).collect()
         except Exception as error:
-            raise find_error(error) from error
+            raise unwrap_error(error) from error
         return {row.lane: Delivered(row.rows, row.refused, row.mark, row.failure) for row in rows}
 
     def _forget_older(self) -> None:
@@ -313,6 +318,30 @@ class Transactional(Sink):
     def _opened(self) -> SinkContext:
         assert self._context is not None, "the sink was not opened"
         return self._context
+
+
+@dataclass(frozen=True)
+class _DeliverLanes:
+    """What runs in tasks, whose rows are the lanes' numbers."""
+
+    seal: Seal
+    delivery: Delivery
+    lanes: dict[int, Sequence[StagedFile]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        order = sorted(self.lanes)
+        for batch in batches:
+            with marking(self.seal):
+                lanes = [order[at] for at in batch[0].to_pylist()]
+                done = [(lane, self.delivery.deliver(lane, self.lanes[lane])) for lane in lanes]
+            columns = [
+                pa.array([lane for lane, _ in done], pa.int32()),
+                pa.array([found.rows for _, found in done], pa.int64()),
+                pa.array([found.refused for _, found in done], pa.int64()),
+                pa.array([found.mark for _, found in done], pa.string()),
+                pa.array([found.failure for _, found in done], pa.string()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, ["lane", "rows", "refused", "mark", "failure"])
 
 
 def _checked(what: str, on_error: Any, target: Target, dead_letters: Any) -> Then:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.spark.base.said import reason_of
+from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sources.checks import KAFKA, Relation, numbered_relations, source_numbers
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line, schema_of
 from strandline.spark.base.plans import across_rows
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.said import unread
+from strandline.spark.base.spark_errors import unread
 from strandline.spark.sources.checks import brought_by, leaves_of
 from strandline.spark.sources.files import Cleaning
 

@@ -18,7 +18,7 @@ from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import spark_type
 from strandline.spark.streams.frames import FrameSource, Step, probe_of, transformed
 from strandline.spark.streams.words import Worded
-from strandline.types.given import SparkType
+from strandline.types.spark_schema import SparkType
 
 
 class Steps(Worded):

@@ -19,6 +19,7 @@ from strandline.api.states import TTL
 from strandline.api.windows import Early, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
+from strandline.ends.target import Target
 from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
 from strandline.plan.graph import Keyed, MapNode, Node, OperatorNode, sources_of
@@ -27,14 +28,13 @@ from strandline.runtime.operators.asof import AsOfHow
 from strandline.runtime.operators.joins import Bounds, How
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
-from strandline.spark.sinks.target import Target
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import FrameStep, read, readable
 from strandline.spark.streams.malformed import check_malformed, corrupt_column
 from strandline.spark.streams.steps import Steps
 from strandline.spark.streams.words import Worded
-from strandline.types.given import SparkType, check_names
+from strandline.types.spark_schema import SparkType, check_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,7 +352,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         or a time are bad: `on_error` says what becomes of them. It, `uid`, `parallelism` and `max_parallelism` are as
         in process().
         """
-        said = joins.Said("join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        said = joins.JoinOptions("join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
         return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, said))
 
     def window_join(
@@ -376,7 +376,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
         side outputs as in join().
         """
-        said = joins.Said("window_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        said = joins.JoinOptions("window_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
         return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, said))
 
     def as_of_join(
@@ -403,7 +403,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         versions older than it count from now on, and do not change what was given. With late=("a", "b"), both kinds are
         side outputs. Columns, `uid` and the others are as in join().
         """
-        said = joins.Said("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        said = joins.JoinOptions("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
         return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, deleted, said))
 
 

@@ -89,12 +89,12 @@ def lookup(
         return snapshot.lookup(table, key)
 
 
-def opened(url: str | Path, storage_options: Mapping[str, str] | None = None) -> Opened:
+def opened(url: str | Path, storage_options: Mapping[str, str] | None = None) -> SnapshotReader:
     """Open a snapshot in which one key after the other is looked up: `with sl.state.opened(url) as snapshot: …`."""
-    return Opened(str(url), storage_options)
+    return SnapshotReader(str(url), storage_options)
 
 
-class Opened:
+class SnapshotReader:
     """A snapshot that is looked into until it is closed; several threads may."""
 
     def __init__(self, url: str, storage_options: Mapping[str, str] | None) -> None:

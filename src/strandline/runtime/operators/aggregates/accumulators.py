@@ -17,9 +17,9 @@ from strandline.api.windows import WINDOW_END, WINDOW_START
 from strandline.core.errors import StateTypeError
 from strandline.core.times import within
 from strandline.format.manifest import AggregateInfo
+from strandline.runtime.builtin import Aggregated
 from strandline.runtime.operators.aggregates import grouping, sketches
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers
-from strandline.runtime.own import Aggregated
 from strandline.types.columns import conform, to_arrow_type
 from strandline.types.datatypes import parse_type
 

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.api.windows import Global
+from strandline.runtime.builtin import windows_info
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, edge, extreme, group_by, valid_rows
-from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
 from strandline.runtime.state.scope import Scope
 
 TOTALS = "totals"
@@ -46,7 +46,7 @@ class KeyedAggregation(ColumnarProcess):
     def forget(self) -> None:
         self._given = []
 
-    def _take(self, rows: Rows) -> list[pa.Array]:
+    def _take(self, rows: InputRows) -> list[pa.Array]:
         """Count the stream's rows; return the accumulators."""
         counts, *columns = rows.columns[len(self._keys) :]
         self.source_rows += pc.sum(counts).as_py()
@@ -76,7 +76,7 @@ class RunningAggregation(KeyedAggregation):
         super().__init__(keys, accumulators)
         self.own_states = {TOTALS: Value(f"struct<{accumulators.ddl}>")}
 
-    def on_rows(self, rows: Rows, scope: Scope) -> None:
+    def on_rows(self, rows: InputRows, scope: Scope) -> None:
         """Merge a batch into the state; each key's result waits for the end of the epoch."""
         keys, row_of = rows.keys.unique()
         groups = Groups(row_of, len(keys))
@@ -124,7 +124,7 @@ class CountedAggregation(KeyedAggregation):
         self.own_windows = windows_info(Global(count=count))
         self.own_states = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
 
-    def on_rows(self, rows: Rows, scope: Scope) -> None:
+    def on_rows(self, rows: InputRows, scope: Scope) -> None:
         """Cut each key's rows, behind what it has already, into windows; keep the last one if it is not full."""
         keys, row_of = rows.keys.unique()
         fresh = self._take(rows)

@@ -29,11 +29,11 @@ from strandline.backends.base import Backend
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.format.schemas import Schemas
+from strandline.runtime.builtin import windows_info
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, overlapping, valid_rows
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
-from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
 from strandline.runtime.state.panes import settle
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
@@ -119,7 +119,7 @@ class SessionAggregation(ColumnarProcess):
         self._ends, self._early = TimerTable(ENDS, backend, groups), TimerTable(EARLY, backend, groups)
         return [self._ends, self._early]
 
-    def on_rows(self, rows: Rows, scope: Scope) -> None:
+    def on_rows(self, rows: InputRows, scope: Scope) -> None:
         """Keep a batch for the end of the epoch."""
         width = len(self._keys.fields)
         counts, *more = rows.columns[width:]

@@ -17,11 +17,11 @@ from strandline.api.windows import Sliding, Tumbling
 from strandline.backends.base import Backend
 from strandline.format.manifest import StateInfo
 from strandline.format.schemas import Schemas
+from strandline.runtime.builtin import windows_info
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
-from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
 from strandline.runtime.state.panebytes import PaneCodec
 from strandline.runtime.state.panes import GROUP, Merge, PaneTable, cut, settle
 from strandline.runtime.state.scope import Scope
@@ -127,7 +127,7 @@ class WindowedAggregation(ColumnarProcess):
             self._news = News(self._early_us, self._merge)
         return [self._table]
 
-    def on_rows(self, rows: Rows, scope: Scope) -> None:
+    def on_rows(self, rows: InputRows, scope: Scope) -> None:
         """Add a batch to its panes."""
         width = len(self._keys.fields)
         columns = rows.columns[width:]

@@ -10,7 +10,7 @@ from strandline.api.windows import Window
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
-from strandline.runtime.given import frozen, rows_of
+from strandline.runtime.output_rows import frozen, rows_of
 from strandline.runtime.state.handles import coercion, none_given
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope

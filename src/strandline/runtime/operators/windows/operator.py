@@ -17,8 +17,8 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
 from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
 from strandline.core.times import within
+from strandline.runtime.builtin import BuiltinOperator, explained_value, windows_info
 from strandline.runtime.operators.windows.contents import Contents, Row
-from strandline.runtime.own import OwnOperator, explained_value, windows_info
 from strandline.types.hints import Hints
 
 
@@ -48,7 +48,7 @@ def next_multiple(now_us: int, every_us: int) -> int:
     return now_us - now_us % every_us + every_us
 
 
-class WindowOperator(OwnOperator, KeyedProcess):
+class WindowOperator(BuiltinOperator, KeyedProcess):
     """What all windows share."""
 
     windows: Any

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
+from strandline.ends.arguments import place_of
+from strandline.ends.tables.columns import check_names, fitting, plain
+from strandline.ends.tables.datafiles import DataFile, Layout
+from strandline.ends.tables.errors import in_a_line
 from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.given import place_of
-from strandline.spark.sinks.tables.columns import check_names, fitting, plain
-from strandline.spark.sinks.tables.datafiles import DataFile, Layout
-from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
+from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
-from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 
@@ -134,11 +134,11 @@ class DeltaSink(TableSink):
         url = self.url if "://" in self.url else Path(self.url).as_uri()
         return Place(url=url, options=self._options, fsync=self.fsync)
 
-    def record(self, table: Any, identity: str = "") -> Record | None:
+    def record(self, table: Any, identity: str = "") -> CommitRecord | None:
         version = table.transaction_version(f"strandline-{identity or self._opened.identity}")
-        return None if version is None else Record(version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1))
+        return None if version is None else CommitRecord(version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1))
 
-    def in_effect(self, table: Any) -> Record | None:
+    def in_effect(self, table: Any) -> CommitRecord | None:
         at, seen = int(table.version()), self._seen
         if self.record(table) is None:
             # What the table was put back to, before the sink was there, may be in no log any more.
@@ -180,7 +180,9 @@ class DeltaSink(TableSink):
     def knows(self, table: Any, context: SinkContext) -> bool:
         return table.transaction_version(_names(context)) is not None
 
-    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
+    def commit_files(
+        self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
+    ) -> None:
         seen, now_ms, split = int(table.version()), int(time.time() * 1000), list(table.metadata().partition_columns)
         actions: list[Any] = [
             self._delta.transaction.AddAction(
@@ -197,7 +199,7 @@ class DeltaSink(TableSink):
         )  # fmt: skip
         self._seen = seen
 
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
         seen = int(table.version())
         equal = " and ".join(f"target.{quoted(column)} = source.{quoted(column)}" for column in key)
         merge = table.merge(
@@ -236,7 +238,7 @@ class DeltaSink(TableSink):
     def words(self, error: Exception) -> str:
         return in_a_line(error, self._options)
 
-    def _properties(self, record: Record, gone: Collection[str] = ()) -> Any:
+    def _properties(self, record: CommitRecord, gone: Collection[str] = ()) -> Any:
         run = self._opened
         version = (record.generation << _EPOCH_BITS) | record.epoch
         said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.ends.tables.datafiles import DataFile, Layout, StagedFiles
+from strandline.ends.tables.errors import is_refused
 from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles
-from strandline.spark.sinks.tables.words import is_refused
 from strandline.storage.place import Place
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _CONFLICTS = 4
 
 
 @dataclass(frozen=True, order=True)
-class Record:
+class CommitRecord:
     """In the table: what `generation` or an older one staged up to `epoch` is in it. Newer ones have not claimed it."""
 
     generation: int
@@ -79,11 +79,11 @@ class TableFormat(Sink):
         """Return where the table's files are, or will be; None if that is known only when it is made."""
 
     @abstractmethod
-    def record(self, table: Any, identity: str = "") -> Record | None:
+    def record(self, table: Any, identity: str = "") -> CommitRecord | None:
         """Return what the table says of this sink, or of one of another life."""
 
     @abstractmethod
-    def in_effect(self, table: Any) -> Record | None:
+    def in_effect(self, table: Any) -> CommitRecord | None:
         """Return the record that goes with the table's rows: an older one, or none, if only these were put back."""
 
     @abstractmethod
@@ -91,7 +91,9 @@ class TableFormat(Sink):
         """Whether a sink of this name of a job of this name has written to the table, in any life."""
 
     @abstractmethod
-    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
+    def commit_files(
+        self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
+    ) -> None:
         """In one transaction: add the files, put the record in place of the one that was loaded.
 
         With `after`, take away what older runs of this sink have added of later epochs. It fails with a conflict if
@@ -99,7 +101,7 @@ class TableFormat(Sink):
         """
 
     @abstractmethod
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
         """In one transaction: put rows in the place of those with the same key, and the record."""
 
     @abstractmethod

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
+from strandline.ends.tables.columns import fitting, plain
+from strandline.ends.tables.datafiles import DataFile, Layout
+from strandline.ends.tables.errors import in_a_line
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.tables.columns import fitting, plain
-from strandline.spark.sinks.tables.datafiles import DataFile, Layout
-from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
+from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
-from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 
@@ -204,14 +204,14 @@ class IcebergSink(TableSink):
         options = self._options or said if remote else {}
         return Place(url=f"{table.location().rstrip('/')}/data", options=options, fsync=self.fsync)
 
-    def record(self, table: Any, identity: str = "") -> Record | None:
+    def record(self, table: Any, identity: str = "") -> CommitRecord | None:
         name = _PROPERTY + (identity or self._opened.identity)
         text = table.properties.get(name)
         if text is None:
             return None
         try:
             said = json.loads(text)
-            found, whose = Record(int(said["generation"]), int(said["epoch"])), (said["job"], said["sink"])
+            found, whose = CommitRecord(int(said["generation"]), int(said["epoch"])), (said["job"], said["sink"])
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
                 f"{self._where}: the property {name} is {text!r:.200}, and no record of the sink",
@@ -225,7 +225,7 @@ class IcebergSink(TableSink):
             )
         return found
 
-    def in_effect(self, table: Any) -> Record | None:
+    def in_effect(self, table: Any) -> CommitRecord | None:
         # Properties stay as they are when a table is rolled back.
         snapshot = table.current_snapshot()
         while snapshot is not None:
@@ -245,7 +245,9 @@ class IcebergSink(TableSink):
         said = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
         return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, said))
 
-    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
+    def commit_files(
+        self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
+    ) -> None:
         later = [] if after is None else self._later(table, after)
         transaction = self._begin(table, record, None if after is None else self._gone)
         said = self._said(record)
@@ -263,7 +265,7 @@ class IcebergSink(TableSink):
                 pass
         self._end(transaction)
 
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
         _keep_nulls()
         transaction, said = self._begin(table, record), self._said(record)
         written = [rows]
@@ -310,7 +312,7 @@ class IcebergSink(TableSink):
                 self._loaded = load_catalog(self._catalog_name, **self._properties)
             return self._loaded
 
-    def _begin(self, table: Any, record: Record, gone: Mapping[str, str] | None = None) -> Any:
+    def _begin(self, table: Any, record: CommitRecord, gone: Mapping[str, str] | None = None) -> Any:
         from pyiceberg.table import update
 
         run = self._opened
@@ -347,7 +349,7 @@ class IcebergSink(TableSink):
                         producer._clean_all_uncommitted()
             raise
 
-    def _said(self, record: Record) -> dict[str, str]:
+    def _said(self, record: CommitRecord) -> dict[str, str]:
         run = self._opened
         return {
             "strandline.job": run.job, "strandline.sink": run.sink, _IDENTITY: run.identity,
@@ -398,8 +400,8 @@ class IcebergSink(TableSink):
                 yield task.file, there.take(others.take(pc.sort_indices(others)))
 
 
-def _said(summary: Any) -> Record:
-    return Record(int(summary[_GENERATION]), int(summary[_EPOCH]))
+def _said(summary: Any) -> CommitRecord:
+    return CommitRecord(int(summary[_GENERATION]), int(summary[_EPOCH]))
 
 
 def _leave() -> None:

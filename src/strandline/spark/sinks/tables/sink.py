@@ -36,14 +36,10 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
-from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.base.filesystem import LocalFiles
-from strandline.spark.base.objectfiles import ObjectFiles
-from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.given import columns_of, options_of
-from strandline.spark.sinks.listed import read_listed
-from strandline.spark.sinks.tables.columns import check_key, check_names
-from strandline.spark.sinks.tables.datafiles import (
+from strandline.ends.arguments import columns_of, options_of
+from strandline.ends.committables import TaskAttempt, decode_committables
+from strandline.ends.tables.columns import check_key, check_names
+from strandline.ends.tables.datafiles import (
     LISTED,
     DataFile,
     Layout,
@@ -52,8 +48,12 @@ from strandline.spark.sinks.tables.datafiles import (
     WriteDataFiles,
     fitted,
 )
-from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
-from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.base.ddl import arrow_schema
+from strandline.spark.base.filesystem import LocalFiles
+from strandline.spark.base.objectfiles import ObjectFiles
+from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns, TableFormat
+from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -104,14 +104,14 @@ class TableSink(TableFormat):
         self._claim_at: Epoch | None = None
         self._begins: tuple[list[StagedFiles], Epoch, bool] | None = None
         """What the run goes on from, until it has claimed the table."""
-        self._before: list[Record | None] = []
+        self._before: list[CommitRecord | None] = []
         """What the table had on record when the run claimed it."""
         self._has_recovered = False
         """Whether the table has answered since the program started the job."""
         self._may_show = Epoch(0)
         """Up to which epoch rows that runs of this process have shown may be in the table."""
         self._prepared: tuple[str, float, Layout, Place] | None = None
-        self._reached: Record | None = None
+        self._reached: CommitRecord | None = None
         self._gone: dict[str, str] = {}
         """By identity: sinks whose rows of later epochs are taken back, too, by their names."""
         self._told: SinkStatus | None = None
@@ -231,7 +231,7 @@ class TableSink(TableFormat):
             found = self._check_reached(self.in_effect(table))
             due = [each.epoch for each in staged if found is None or not found.covers(each)]
             at = min(due) - 1 if due else epoch
-            claimed = Record(self._opened.generation, at)
+            claimed = CommitRecord(self._opened.generation, at)
             self.commit_files(table, claimed, [], epoch)
             self._reached = claimed
             failpoints.hit("sink.table_claimed")
@@ -278,7 +278,7 @@ class TableSink(TableFormat):
 
     # -- steps
 
-    def _later_record(self, table: Any, epoch: Epoch) -> Record | None:
+    def _later_record(self, table: Any, epoch: Epoch) -> CommitRecord | None:
         """Return the record of rows of later epochs, of this sink or of one that the job has not any more."""
         records = (self.record(table, identity) for identity in ("", *self._gone))
         return max((each for each in records if each and each.epoch > epoch), default=None, key=lambda each: each.epoch)
@@ -310,7 +310,7 @@ class TableSink(TableFormat):
                 self.create(columns)
                 table = self.load()
             if self._claim_at is not None:
-                record, claimed = self.record(table), Record(self._opened.generation, self._claim_at)
+                record, claimed = self.record(table), CommitRecord(self._opened.generation, self._claim_at)
                 if record is None or record.generation < self._opened.generation:
                     self.commit_files(table, claimed, [])
                     table = self.load()
@@ -390,7 +390,7 @@ class TableSink(TableFormat):
         layout = self._layout_now(table, due[0])
         again = [] if key else [each for each in due if not each.is_laid_out(layout)]
         replaced = {file.path for each in again for file in each.files}
-        reached = Record(self._opened.generation, max(each.epoch for each in due))
+        reached = CommitRecord(self._opened.generation, max(each.epoch for each in due))
         failpoints.hit("sink.table_before")
         # 4. Rows and record.
         if key:
@@ -473,7 +473,7 @@ class TableSink(TableFormat):
         last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
         return rows.take(last.take(pc.sort_indices(last)))
 
-    def _forget(self, place: Place, before: Record | None, listed: set[str]) -> None:
+    def _forget(self, place: Place, before: CommitRecord | None, listed: set[str]) -> None:
         """Delete what the runs from the last claim on have staged, and no checkpoint lists.
 
         Of older epochs, attempts of tasks that failed may have left files: those the table's own vacuum finds. They
@@ -496,7 +496,7 @@ class TableSink(TableFormat):
                     and (root == self._merging or (int(match[1]), int(match[2])) > (first, reached))
                 ])  # fmt: skip
 
-    def _check_claim(self, record: Record | None, fresh: bool) -> None:
+    def _check_claim(self, record: CommitRecord | None, fresh: bool) -> None:
         if record is None:
             return
         if record.generation > self._opened.generation:
@@ -514,17 +514,17 @@ class TableSink(TableFormat):
                 hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
             )
 
-    def _listed(self, pending: Sequence[str]) -> tuple[list[StagedFiles], Record | None]:
+    def _listed(self, pending: Sequence[str]) -> tuple[list[StagedFiles], CommitRecord | None]:
         """Return what is staged, and what the table had on record by then."""
-        found = read_listed(pending, LISTED, self._label)
+        found = decode_committables(pending, LISTED, self._label)
         records = [
-            Record(each.generation, each.epoch)
+            CommitRecord(each.generation, each.epoch)
             for each in found
             if isinstance(each, ReachedRecord) and each.sink == self._opened.identity
         ]
         return [each for each in found if isinstance(each, StagedFiles)], max(records, default=None)
 
-    def _check_reached(self, record: Record | None) -> Record | None:
+    def _check_reached(self, record: CommitRecord | None) -> CommitRecord | None:
         """Raise CorruptionError if the table's rows are less than what it had on record once: nobody would add them."""
         if self._reached is not None and (record is None or record < self._reached):
             raise self._lost(record)
@@ -550,10 +550,10 @@ class TableSink(TableFormat):
             failure=why,
         )
 
-    def _fenced(self, record: Record) -> FencedError:
+    def _fenced(self, record: CommitRecord) -> FencedError:
         return FencedError(f"{self._label}: generation {record.generation} of the job writes to {self._where} now")
 
-    def _lost(self, record: Record | None) -> CorruptionError:
+    def _lost(self, record: CommitRecord | None) -> CorruptionError:
         had = f", and had epoch {self._reached.epoch}" if self._reached else ""
         return CorruptionError(
             f"{self._where}: the table has less of the job's rows than it had: it was put back to an older state, "

@@ -1,0 +1,1 @@
+"""Kafka as a target: transactions of librdkafka, with a compacted topic as the record."""

@@ -1,0 +1,274 @@
+"""Clients of Kafka as sinks make them: their settings, whose secrets are never shown, and their errors in words."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeoutError
+from typing import Any, TypeVar
+
+from strandline.core.errors import (
+    AccessError,
+    ConfigurationError,
+    ConflictError,
+    SinkError,
+    StrandlineError,
+    UnavailableError,
+)
+
+_OURS = {
+    "bootstrap.servers": "it is the first argument",
+    "transactional.id": "it says whose transaction it is: prefix= begins it",
+    "enable.idempotence": "without it rows would be lost, or come twice",
+    "enable.gapless.guarantee": "without it rows would change places",
+    "acks": "all replicas that are in sync must have a row",
+    "group.id": "how far the sink came is on record there: prefix= begins it",
+    "isolation.level": "records of what was not committed must not count",
+    "enable.auto.commit": "it would overwrite the record of how far the sink came",
+    "partitioner": "it is murmur2_random, as of Java's clients: a key's rows are in the partition where those look",
+}
+_JAVAS = ("sasl.jaas.config", "ssl.truststore.", "ssl.keystore.location")
+_SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
+
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """Where Kafka is, and how to reach it. It goes to executors; what it is shown as has no secrets."""
+
+    def __init__(self, servers: str, options: Mapping[str, str] | None = None) -> None:
+        if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
+            raise ConfigurationError(
+                f"sinks.kafka(): servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'"
+            )
+        self.servers = servers
+        self.options = _checked(options or {})
+        self.answer_s = 10.0
+        """For how long one answer of the brokers is waited for."""
+
+    def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a call of a client that takes a time-out as its last argument."""
+        return within(self.answer_s + 5, call, *args, self.answer_s)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.servers!r})"
+
+    def settings(self, said: ClientErrors, **more: Any) -> dict[str, Any]:
+        """Return a client's settings: with `_` for `.`."""
+        return {
+            "bootstrap.servers": self.servers,
+            "client.id": "strandline",
+            # What it says there is said by errors, too.
+            "log_level": 0,
+            "error_cb": said.hear,
+            "socket.connection.setup.timeout.ms": 5000,
+            # A client leaves the address that it was given when it has learned the broker's name.
+            "reconnect.backoff.ms": 10,
+            "reconnect.backoff.max.ms": 1000,
+            **self.options,
+            **{name.replace("_", "."): value for name, value in more.items()},
+        }
+
+
+def _checked(options: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            "sinks.kafka(): options are not a dict",
+            hint='give client settings by name: options={"security.protocol": "SASL_SSL", …}',
+        )
+    # As Spark's source has them, which gives what begins so to its client.
+    found = {str(name).removeprefix("kafka."): value for name, value in options.items()}
+    for name in found:
+        if name in _OURS:
+            raise ConfigurationError(f"sinks.kafka(): options has '{name}', which the sink sets itself: {_OURS[name]}")
+        if name.startswith(_JAVAS):
+            raise ConfigurationError(
+                f"sinks.kafka(): options has '{name}', which only Java's clients know",
+                hint="the sink's client is librdkafka: sasl.mechanism, sasl.username and sasl.password say who, "
+                "ssl.ca.location which certificates are trusted",
+            )
+    return found
+
+
+def check_installed() -> None:
+    """Raise ConfigurationError if the client is not installed."""
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise ConfigurationError(
+            "sinks.kafka needs the package confluent-kafka, which is not installed",
+            hint="pip install 'strandline[kafka]', also where executors run",
+        )
+
+
+def made(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
+    """Make a client of this kind; what it says of a setting that it refuses may hold a secret."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return kind(dict(settings))
+    except KafkaException as error:
+        text = error.args[0].str()
+        for name, value in cluster.options.items():
+            if any(word in name for word in ("password", "secret", "key", "token", "config")) and value:
+                text = text.replace(str(value), "…")
+        raise ConfigurationError(f"sinks.kafka(): the client refuses its options: {text}") from None
+
+
+def answer(future: Any, client: Any, said: ClientErrors, cluster: Cluster) -> Any:
+    """Return what brokers answer to an admin client; what it says meanwhile is heard."""
+    from confluent_kafka import KafkaException
+
+    until = time.monotonic() + cluster.answer_s + 1
+    while not future.done() and time.monotonic() < until:
+        client.poll(0.05)
+        if said.refused is not None:
+            raise KafkaException(said.refused)
+    return future.result(0.1)
+
+
+def topic_setting(name: str, topic: str, admin: Any, said: ClientErrors, cluster: Cluster) -> str | None:
+    """Return a setting of a topic; None if the user may not see it, who may write to the topic all the same."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    (config,) = admin.describe_configs([resource], request_timeout=cluster.answer_s).values()
+    try:
+        return str(answer(config, admin, said, cluster)[name].value)
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            return None
+        raise
+
+
+class ClientErrors:
+    """What a client says besides the answers to its calls, which only time out: that a password is wrong, as a rule."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self.times = 0
+        self.refused: Any = None
+        self._lock = threading.Lock()
+
+    def hear(self, error: Any) -> None:
+        with self._lock:
+            self.times += 1
+            if error.code() in _codes("_AUTHENTICATION") and "Broker transport failure" in error.str():
+                # The connection was cut while the client said who it is: nobody has refused it.
+                return
+            self._last = error
+            if error.code() in _codes("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
+                self.refused = error
+
+    def better(self, error: Any) -> Any:
+        """Return what explains an error, or itself."""
+        is_late = error.code() in _codes("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT")
+        return self.refused or self._last or error if is_late else error
+
+
+def in_words(error: Any, label: str, cluster: Cluster, said: ClientErrors | None = None) -> StrandlineError:
+    """Return an error of the client as one of ours: worth another attempt only if it is UnavailableError or a conflict.
+
+    `error` is a KafkaError, or the KafkaException that has one.
+    """
+    error = error.args[0] if isinstance(error, BaseException) and not hasattr(error, "code") else error
+    error = said.better(error) if said is not None else error
+    code, text = error.code(), error.str()
+    where = f"{label}: Kafka at {cluster.servers}"
+    if code in _codes("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"):
+        return AccessError(
+            f"{where} does not let it in: {text}",
+            hint="see to sasl.mechanism, sasl.username and sasl.password in the sink's options",
+        )
+    if code in _codes("_SSL"):
+        return ConfigurationError(
+            f"{where}: no secure connection: {text}",
+            hint="see to security.protocol and the ssl.… settings in the sink's options",
+        )
+    if name := _names(_DENIED).get(code):
+        return AccessError(f"{where} does not allow it: {text}", hint=_DENIED[name])
+    if code in _codes("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
+        return SinkError(f"{where}: a topic or partition is not there: {text}", hint="create it, and start again")
+    if code in _codes(*_FENCED) or error.fatal():
+        return ConflictError(f"{where}: another task or driver writes in its place: {text}")
+    if error.retriable() or error.txn_requires_abort() or code in _codes(*_PASSING):
+        return UnavailableError(f"{where} does not answer: {text}")
+    return SinkError(f"{where} refused: {text}", hint="the rows stay staged, and are tried again with the next start")
+
+
+_DENIED = {
+    "TOPIC_AUTHORIZATION_FAILED": "allow its user to Write and Describe the topics, and to Read and Create the sink's "
+    "own, whose name ends in -marks",
+    "GROUP_AUTHORIZATION_FAILED": "allow its user to Read groups whose names begin with the sink's prefix, "
+    "'strandline'",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "allow its user to Write and Describe transactional ids that begin with "
+    "the sink's prefix, 'strandline'",
+    "CLUSTER_AUTHORIZATION_FAILED": "allow its user IdempotentWrite on the cluster",
+}
+_FENCED = (
+    "_FENCED", "_STATE", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING", "INVALID_TXN_STATE",
+    "CONCURRENT_TRANSACTIONS", "UNKNOWN_PRODUCER_ID", "OUT_OF_ORDER_SEQUENCE_NUMBER", "PRODUCER_FENCED",
+)  # fmt: skip
+_PASSING = (
+    "_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "_PURGE_QUEUE",
+    "_PURGE_INFLIGHT", "_DESTROY", "_QUEUE_FULL", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION",
+    "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "LISTENER_NOT_FOUND",
+    "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "KAFKA_STORAGE_ERROR", "UNSTABLE_OFFSET_COMMIT", "NOT_CONTROLLER",
+    "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID", "TRANSACTION_ABORTABLE",
+    "REASSIGNMENT_IN_PROGRESS", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE",
+    "REBALANCE_IN_PROGRESS", "STALE_BROKER_EPOCH", "STALE_CTRL_EPOCH", "REBOOTSTRAP_REQUIRED", "UNKNOWN",
+    "FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH", "_DESTROY_BROKER", "_FAIL", "_UNKNOWN_BROKER",
+    "_WAIT_CACHE", "_ISR_INSUFF", "_RETRY", "_INTR", "_IN_PROGRESS", "_PREV_IN_PROGRESS", "_OUTDATED", "_NODE_UPDATE",
+)  # fmt: skip
+
+
+def _names(names: Mapping[str, Any] | tuple[str, ...]) -> dict[int, str]:
+    from confluent_kafka import KafkaError
+
+    # Some have come with later versions of it.
+    return {getattr(KafkaError, name): name for name in names if hasattr(KafkaError, name)}
+
+
+def _codes(*names: str) -> set[int]:
+    return set(_names(names))
+
+
+def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """Make a call of the client that may never return, whatever time it is given: seen when a broker was back.
+
+    Then the client is given up, and its thread with it. What it does later has no effect: its lane is taken by another.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call(*args))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="strandline-kafka", daemon=True).start()
+    try:
+        return found.result(seconds)
+    except FuturesTimeoutError:
+        if found.done():
+            raise
+        raise UnavailableError(f"Kafka's client does not return from {call.__name__}") from None
+
+
+class Stall:
+    """Tells when something that should grow less does not any more."""
+
+    def __init__(self, left: int, seconds: float) -> None:
+        self._left, self._seconds = left, seconds
+        self._since = time.monotonic()
+
+    def is_seen(self, left: int) -> bool:
+        if left < self._left:
+            self._left, self._since = left, time.monotonic()
+        return time.monotonic() - self._since > self._seconds

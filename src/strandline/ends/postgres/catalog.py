@@ -1,0 +1,288 @@
+"""What a table of PostgreSQL is, by the server's catalog, and whether a sink's rows fit into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError
+from strandline.ends.postgres.shape import Shape, quoted
+from strandline.types.columns import from_arrow_type
+
+# Of a partitioned table, its partitions are what holds rows.
+_TABLE = """
+with recursive part (oid) as (select %s::oid union all select h.inhrelid from pg_inherits h join part on h.inhparent =
+  part.oid join pg_class on pg_class.oid = h.inhrelid where relispartition)
+select n.nspname, c.relname, c.relkind::text,
+  exists (select from part join pg_class l using (oid) where l.relpersistence = 'u'),
+  exists (select from part join pg_class l using (oid) where l.relkind = 'f'), row_security_active(c.oid),
+  has_table_privilege(c.oid, 'insert'), has_table_privilege(c.oid, 'update'), has_table_privilege(c.oid, 'delete'),
+  has_table_privilege(c.oid, 'select'), has_database_privilege(current_database(), 'temporary'), current_user::text
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
+"""
+# A domain is what it is based on; one of a domain stays one, and reads what it is given from text.
+_COLUMNS = """
+select a.attname, coalesce(b.typname, t.typname), format_type(a.atttypid, a.atttypmod),
+  coalesce(b.typcategory, t.typcategory)::text,
+  case when b.oid is null then a.atttypmod else t.typtypmod end, a.attnotnull, a.atthasdef or a.attidentity <> '',
+  a.attidentity::text, a.attgenerated::text, coalesce(c.collisdeterministic, true)
+from pg_attribute a join pg_type t on t.oid = a.atttypid
+left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
+left join pg_collation c on c.oid = a.attcollation
+where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+_UNIQUE = """
+select array(select a.attname::text from pg_attribute a
+  where a.attrelid = i.indrelid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1)
+from pg_index i where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate
+  and i.indpred is null and i.indexprs is null
+"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    kind: str
+    """Its type's name in the catalog, or of what its domain is based on: int8, numeric, _text."""
+    said: str
+    """As people write it: bigint, numeric(10,2), text[]."""
+    category: str
+    modifier: int
+    is_required: bool
+    has_default: bool
+    identity: str
+    generated: str
+    is_exact: bool
+    """Whether values are equal only if they are the same: not so where a collation says otherwise."""
+
+
+@dataclass(frozen=True)
+class CatalogTable:
+    """A table, as it was when somebody looked."""
+
+    schema: str
+    name: str
+    kind: str
+    is_unlogged: bool
+    """Whether a crash of the server empties it, or a partition of it."""
+    is_foreign: bool
+    """Whether rows of it are elsewhere."""
+    hides_rows: bool
+    """Whether row-level security holds for the user."""
+    may: dict[str, bool]
+    user: str
+    columns: dict[str, Column]
+    unique: list[list[str]]
+
+    @property
+    def quoted(self) -> str:
+        return f"{quoted(self.schema)}.{quoted(self.name)}"
+
+
+def table_at(db: Any, table: str) -> CatalogTable | None:
+    """Look a table up; None if there is none of that name."""
+    (oid,) = db.execute("select to_regclass(%s)::oid", [table]).fetchone()
+    if oid is None:
+        return None
+    schema, name, kind, is_unlogged, is_foreign, hides_rows, *may, user = db.execute(_TABLE, [oid, oid]).fetchone()
+    columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
+    unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
+    allowed = dict(zip(("insert", "update", "delete", "select", "temporary"), may, strict=True))
+    return CatalogTable(schema, name, kind, is_unlogged, is_foreign, hides_rows, allowed, user, columns, unique)
+
+
+def identifier(db: Any, name: str) -> str:
+    """Return a name that a program writes as SQL has it, `bank."Accounts"`, as no more than that in a statement."""
+    (parts,) = db.execute("select parse_ident(%s)", [name]).fetchone()
+    return ".".join(map(quoted, parts))
+
+
+def check_table(found: CatalogTable | None, shape: Shape, rows: pa.Schema) -> None:
+    """Raise ConfigurationError unless rows of these columns can be written, with what to do about it."""
+    what, columns = f"table {shape.table}", shape.written(rows)
+    if found is None:
+        raise ConfigurationError(
+            f"{what} does not exist",
+            hint=f"make it, or have the sink make it with create=True:\n    {creating(shape.table, shape, columns)}",
+        )
+    if found.kind not in "rp" or found.is_foreign:
+        kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index",
+                 "p": "a table with foreign partitions"}  # fmt: skip
+        raise ConfigurationError(f"{what} is {kinds.get(found.kind, 'no table')}, and rows go into tables only")
+    if found.is_unlogged:
+        part = " has unlogged partitions" if found.kind == "p" else " is unlogged"
+        raise ConfigurationError(
+            f"{what}{part}: a crash of the server empties it, and its rows would not come again",
+            hint=f"alter table {shape.table if found.kind == 'r' else '…'} set logged",
+        )
+    if found.hides_rows and (shape.delete or not shape.key):
+        raise ConfigurationError(
+            f"{what} has row-level security that holds for user {found.user}: rows that it hides would not be deleted, "
+            "and none can be copied into it",
+            hint=f"alter role {quoted(found.user)} bypassrls; or have the table's owner write",
+        )
+    _check_privileges(found, shape)
+    for field in columns:
+        column = found.columns.get(field.name)
+        if column is None:
+            near = [name for name in found.columns if name.lower() == field.name.lower()]
+            raise ConfigurationError(
+                f"{what} has no column {field.name}" + (f"; it has {near[0]}, and case matters" if near else ""),
+                hint=f"alter table {shape.table} add column {quoted(field.name)} {type_for(field.type)}; or leave "
+                "it out of the rows, with .select(…)",
+            )
+        if reason := _misfit(field.type, column):
+            raise ConfigurationError(
+                f"{what}: column {field.name} is {column.said}, and the rows have {_spark_name(field.type)}: {reason}"
+            )
+    for column in found.columns.values():
+        if column.is_required and not column.has_default and column.name not in columns.names:
+            raise ConfigurationError(
+                f"{what}: column {column.name} is not null and has no default, and the rows do not have it",
+                hint=f"give the rows such a column, or: alter table {shape.table} alter {quoted(column.name)} "
+                "drop not null",
+            )
+    if shape.key and sorted(shape.key) not in found.unique:
+        has = "; it has " + ", ".join(f"({', '.join(names)})" for names in found.unique) if found.unique else ""
+        key = ", ".join(map(quoted, shape.key))
+        raise ConfigurationError(
+            f"{what} has no unique constraint on ({', '.join(shape.key)}), which is the sink's key{has}",
+            hint=f"alter table {shape.table} add unique ({key}); it may not be deferrable or partial",
+        )
+
+
+def _check_privileges(found: CatalogTable, shape: Shape) -> None:
+    needed = ["insert"]
+    if shape.key:
+        needed += ["update", "select", "temporary"] + (["delete"] if shape.delete else [])
+    missing = [name for name in needed if not found.may[name]]
+    if "temporary" in missing:
+        raise ConfigurationError(
+            f"user {found.user} may not make temporary tables, which a sink with a key needs",
+            hint=f"grant temporary on database … to {quoted(found.user)}",
+        )
+    if missing:
+        raise ConfigurationError(
+            f"user {found.user} may not {' and '.join(missing)} in table {shape.table}",
+            hint=f"grant {', '.join(missing)} on {found.quoted} to {quoted(found.user)}",
+        )
+
+
+def is_exact(found: CatalogTable, shape: Shape, rows: pa.Schema) -> bool:
+    """Whether values of the key that differ here also differ to the server: it may round them, or compare otherwise."""
+    plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
+    for name in shape.key:
+        column = found.columns[name]
+        # varchar(n) drops the spaces behind its n-th character.
+        rounds = column.modifier != -1 and not pa.types.is_decimal(rows.field(name).type)
+        if column.kind not in (*plain, "varchar") or not column.is_exact or rounds:
+            return False
+    return True
+
+
+def creating(table: str, shape: Shape, columns: pa.Schema) -> str:
+    """Return the statement that makes a table for rows of these columns."""
+    parts = [
+        f"{quoted(field.name)} {type_for(field.type)}" + (" not null" if field.name in shape.key else "")
+        for field in columns
+    ]
+    if shape.key:
+        parts.append(f"primary key ({', '.join(map(quoted, shape.key))})")
+    return f"create table if not exists {table} ({', '.join(parts)})"
+
+
+def type_for(kind: pa.DataType) -> str:
+    """Return the type of PostgreSQL that values of one of Arrow's are for."""
+    if pa.types.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamptz" if kind.tz else "timestamp"
+    if pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type):
+        return f"{type_for(kind.value_type)}[]"
+    if pa.types.is_nested(kind):
+        return "jsonb"
+    found = next((name for is_kind, name, _ in _KINDS if is_kind(kind)), None)
+    if found is None:
+        raise ConfigurationError(
+            f"PostgreSQL has no type for {_spark_name(kind)}", hint="cast it to another, as string"
+        )
+    return found
+
+
+_KINDS: Sequence[tuple[Any, str, tuple[str, ...]]] = (
+    (pa.types.is_boolean, "boolean", ("bool",)),
+    (pa.types.is_int8, "smallint", ("int2", "int4", "int8", "numeric", "float4", "float8")),
+    (pa.types.is_int16, "smallint", ("int2", "int4", "int8", "numeric", "float4", "float8")),
+    (pa.types.is_int32, "integer", ("int4", "int8", "numeric", "float8")),
+    (pa.types.is_int64, "bigint", ("int8", "numeric")),
+    (pa.types.is_float32, "real", ("float4", "float8")),
+    (pa.types.is_float64, "double precision", ("float8",)),
+    (pa.types.is_date, "date", ("date",)),
+    (pa.types.is_binary, "bytea", ("bytea",)),
+    (pa.types.is_large_binary, "bytea", ("bytea",)),
+    (pa.types.is_string, "text", ("text", "varchar", "bpchar", "name")),
+    (pa.types.is_large_string, "text", ("text", "varchar", "bpchar", "name")),
+    (pa.types.is_duration, "interval", ("interval",)),
+)
+"""Arrow's types, what is made for them, and what takes each of their values."""
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+
+
+def _misfit(kind: pa.DataType, column: Column) -> str | None:
+    """Return why values of a type do not go into a column, and what to do."""
+    if column.generated:
+        return "the table computes it: leave it out of the rows"
+    if column.identity == "a":
+        return "the table numbers its rows itself (generated always): leave it out of the rows"
+    if column.kind in ("json", "jsonb") and (pa.types.is_nested(kind) or pa.types.is_string(kind)):
+        return None
+    if pa.types.is_list(kind) and column.category == "A":
+        if pa.types.is_nested(kind.value_type):
+            return "lists in lists go into a column of jsonb"
+        element = Column(
+            column.name, column.kind.removeprefix("_"), column.said, "", column.modifier, False, False, "", "", True
+        )
+        return _misfit(kind.value_type, element)
+    return next(_misfits(kind, column), None)
+
+
+def _misfits(kind: pa.DataType, column: Column) -> Iterator[str]:
+    wanted = type_for(kind)
+    if pa.types.is_decimal(kind) or (column.kind == "numeric" and kind in _DIGITS):
+        precision, scale = (kind.precision, kind.scale) if pa.types.is_decimal(kind) else (_DIGITS[kind], 0)
+        if column.kind != "numeric":
+            yield f"make the column {wanted}, or cast the rows'"
+        elif column.modifier >= 0:
+            has_precision, has_scale = (column.modifier - 4) >> 16 & 0xFFFF, (column.modifier - 4) & 0x7FF
+            if has_scale < scale or has_precision - has_scale < precision - scale:
+                yield f"the column is too narrow: make it {wanted}, or cast the rows'"
+        return
+    if pa.types.is_timestamp(kind):
+        if column.kind in ("timestamp", "timestamptz") and column.kind != wanted:
+            yield "which moment a time without a zone stands for would depend on the session: cast one to the other"
+        elif column.kind != wanted:
+            yield f"make the column {wanted}, or cast the rows'"
+        return
+    takes = next((kinds for is_kind, _, kinds in _KINDS if is_kind(kind)), ())
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    # What is none of the ordinary types reads itself from text: uuid, enums, inet, ranges.
+    if column.kind in takes or (is_text and column.category not in "NBDTSVA"):
+        return
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if number and column.kind in ("int2", "int4", "float4"):
+        yield f"the column is too narrow: make it {wanted}, or cast the rows'"
+    else:
+        yield f"make the column {wanted}, or cast the rows'"
+
+
+def _spark_name(kind: pa.DataType) -> str:
+    """Return a type as Spark calls it."""
+    try:
+        return from_arrow_type(kind).ddl
+    except ConfigurationError:
+        return str(kind)

@@ -1,0 +1,369 @@
+"""A table of PostgreSQL as a target: COPY, and for rows with a key a merge, in one transaction with the lane's mark."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.core import failpoints
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
+from strandline.core.failure import shortened
+from strandline.ends.postgres.catalog import CatalogTable, check_table, creating, identifier, table_at
+from strandline.ends.postgres.merge import RowWriter
+from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
+from strandline.ends.target import Connection, Writer
+
+_CLAIM = -1
+"""The lane of the row that says which generation writes."""
+_RECORD = """create table if not exists {record} (
+  sink text, lane int, generation bigint not null, mark text, writer text not null,
+  at timestamptz not null default now(), primary key (sink, lane)) with (fillfactor = 50)"""
+_COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s jobs came. Do not change it.'"
+_CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
+on conflict (sink, lane) do update set generation = excluded.generation, at = now()
+where {record}.generation <= excluded.generation and {record}.writer = excluded.writer returning generation"""
+# An older driver that was stopped in a transaction may hold the claim for as long as it likes.
+_ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
+and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
+_SETTINGS = """set local statement_timeout = {timeout}; set local idle_in_transaction_session_timeout = {timeout};
+set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
+_SPARE_S = 5.0
+_CLAIM_LOCK_MS = 2000
+_CLAIM_TRIES = 5
+_READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
+_OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
+"""Classes of errors that a row is to blame for: values that do not fit, are too large for an index, constraints, what
+triggers raise. psycopg takes some for the server's own, as if they would pass."""
+
+
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise ConfigurationError(
+            "sinks.postgres() needs psycopg, which is not installed", hint="pip install 'strandline[postgres]'"
+        ) from error
+    return psycopg
+
+
+class PostgresTarget(DatabaseTarget):
+    """A table of PostgreSQL."""
+
+    def __init__(
+        self, dsn: str | Callable[[], str], shape: Shape, *, create: bool, parallel: bool, record: str, timeout_ms: int
+    ) -> None:
+        self._dsn = dsn
+        self.shape = shape
+        self.parallel = parallel
+        self.record = record
+        self._create = create
+        self._timeout_ms = timeout_ms
+        self._columns: pa.Schema | None = None
+        self._parameters()
+        self.destination = repr(self)
+
+    def __repr__(self) -> str:
+        return f"table {self.shape.table} of {self.where}"
+
+    @property
+    def where(self) -> str:
+        """The database, for people."""
+        given = self._parameters()
+        host = given.get("host") or given.get("service") or os.environ.get("PGHOST") or "the local server"
+        port = f":{given['port']}" if "port" in given else ""
+        name = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
+        return f"PostgreSQL at {host}{port}" + (f", database {name}" if name else "")
+
+    def try_out(self, columns: pa.Schema) -> None:
+        self.shape.check(columns)
+        psycopg = _psycopg()
+        try:
+            db = self.open("strandline/try")
+        except psycopg.Error as error:
+            raise ConfigurationError(
+                f"{self.where} cannot be reached: {_first_line(error)}", hint=_how_to_reach(str(error))
+            ) from None
+        with closing(db), self.limited(db):
+            if db.info.server_version < 110000:
+                raise ConfigurationError(
+                    f"{self.where} is of version {db.info.server_version // 10000}, expected 11 or newer"
+                )
+            if db.execute("show transaction_read_only").fetchone()[0] == "on":
+                raise ConfigurationError(
+                    f"{self.where} is read-only: it may be a replica", hint="name the primary server"
+                )
+            try:
+                with db.transaction(force_rollback=True):
+                    self._make_record(db)
+                    if self._create:
+                        self._make_table(db, columns)
+                    found = table_at(db, self.shape.table)
+                    check_table(found, self.shape, columns)
+            except psycopg.Error as error:
+                raise ConfigurationError(f"{self!r}: {_first_line(error)}") from None
+        self._columns = columns
+
+    def claim(self, writer: Writer) -> None:
+        psycopg = _psycopg()
+        with closing(self.open(_application(writer, "claim"))) as db, self.limited(db):
+            with db.transaction():
+                self._make_record(db)
+                if self._create and self._columns is not None:
+                    self._make_table(db, self._columns)
+            record, settings = table_of_record(db, self.record), self.settings(db, _CLAIM_LOCK_MS)
+            for tried in range(_CLAIM_TRIES):
+                try:
+                    with db.transaction():
+                        db.execute(settings)
+                        row = db.execute(
+                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.owner]
+                        ).fetchone()
+                    break
+                except psycopg.errors.LockNotAvailable:
+                    if tried == _CLAIM_TRIES - 1:
+                        raise
+                    db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
+            if row is None:
+                found = db.execute(
+                    f"select writer from {record} where sink = %s and lane = %s", [writer.sink, _CLAIM]
+                ).fetchone()
+        if row is None:
+            if found is not None:
+                writer.check_owner(found[0], repr(self))
+            raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
+
+    def connect(self, writer: Writer, lane: int) -> PostgresLane:
+        return PostgresLane(self, writer, lane)
+
+    def may_pass(self, error: Exception) -> bool:
+        psycopg = _psycopg()
+        # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return (error.sqlstate or "")[:2] not in _OF_ROWS
+        # It became a replica, for a moment or until the other one is found; or the server's own time-outs.
+        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
+            return True
+        return super().may_pass(error)
+
+    def open(self, application: str) -> Any:
+        """Connect; the connection has no transaction."""
+        db = _psycopg().connect(
+            **{**self._parameters(), "application_name": application, "client_encoding": "utf8"},
+            autocommit=True, prepare_threshold=None,
+        )  # fmt: skip
+        db.isolation_level = _psycopg().IsolationLevel.READ_COMMITTED
+        return db
+
+    @contextmanager
+    def limited(self, db: Any) -> Iterator[None]:
+        """End the connection if this takes longer than it may: whoever waits for an answer then gets an error.
+
+        The server's own time-outs do not help if it does not answer, nor does TCP's if something between us does.
+        """
+        with closing(socket.socket(fileno=os.dup(db.pgconn.socket))) as copied:
+            timer = threading.Timer(self._timeout_ms / 1000 + _SPARE_S, _shut, [copied])
+            timer.daemon = True
+            try:
+                timer.start()
+                yield
+            finally:
+                timer.cancel()
+                # Else it might shut what has the number of a closed socket by then.
+                if timer.is_alive():
+                    timer.join()
+
+    def settings(self, db: Any, lock_ms: int | None = None) -> str:
+        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows.
+
+        Raises an error that may pass for a replica: its record may be older than that of the primary server.
+        """
+        synchronous, read_only = db.execute(
+            "select current_setting('synchronous_commit'), current_setting('transaction_read_only')"
+        ).fetchone()
+        if read_only == "on":
+            raise _psycopg().errors.ReadOnlySqlTransaction("the server is read-only: it may be a replica")
+        return _SETTINGS.format(
+            timeout=self._timeout_ms,
+            lock=lock_ms or self._timeout_ms,
+            synchronous="on" if synchronous == "off" else synchronous,
+        )
+
+    def _parameters(self) -> dict[str, Any]:
+        psycopg = _psycopg()
+        dsn = self._dsn() if callable(self._dsn) else self._dsn
+        if not isinstance(dsn, str):
+            raise ConfigurationError(
+                f"sinks.postgres(): the dsn is {'made' if callable(self._dsn) else 'given'} as {type(dsn).__name__}, "
+                "expected a text",
+                hint="write it like postgresql://user@host:5432/database, or give a function that returns it",
+            )
+        try:
+            given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
+        except psycopg.Error:
+            # What it says quotes the text, and so perhaps the password.
+            raise ConfigurationError(
+                "sinks.postgres(): the dsn cannot be read",
+                hint="write it like postgresql://user@host:5432/database, special characters as %40"
+                + (": it is libpq's, not JDBC's" if dsn.startswith("jdbc:") else ""),
+            ) from None
+        # A server that is gone without a word is given up after a minute.
+        defaults = {
+            "connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3,
+            "tcp_user_timeout": 60_000, "target_session_attrs": "any",
+        }  # fmt: skip
+        if "," in str(given.get("host", "")):
+            defaults["target_session_attrs"] = "read-write"
+        return {**defaults, **given}
+
+    def _make_record(self, db: Any) -> None:
+        if table_of_record(db, self.record) is None:
+            db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
+            record = identifier(db, self.record)
+            db.execute(_RECORD.format(record=record))
+            db.execute(_COMMENT.format(record=record))
+
+    def _make_table(self, db: Any, columns: pa.Schema) -> None:
+        if table_at(db, self.shape.table) is None:
+            db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
+            db.execute(creating(identifier(db, self.shape.table), self.shape, self.shape.written(columns)))
+
+
+class PostgresLane(Connection):
+    """A lane's connection."""
+
+    def __init__(self, target: PostgresTarget, writer: Writer, lane: int) -> None:
+        self._target, self._writer, self._lane = target, writer, lane
+        self._table: CatalogTable | None = None
+        self._db = target.open(_application(writer, str(lane)))
+        try:
+            with target.limited(self._db):
+                self._record = table_of_record(self._db, target.record) or ""
+                self._settings = target.settings(self._db)
+            if not self._record:
+                raise self._lost(f"the table {target.record} is gone")
+        except BaseException:
+            self._db.close()
+            raise
+
+    def reached(self) -> str | None:
+        with self._target.limited(self._db):
+            row = self._db.execute(
+                f"select mark from {self._record} where sink = %s and lane = %s", [self._writer.sink, self._lane]
+            ).fetchone()
+        return row[0] if row else None
+
+    def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
+        psycopg = _psycopg()
+        try:
+            with self._target.limited(self._db), self._db.transaction():
+                self._db.execute(self._settings)
+                self._check(since)
+                self._put(batches)
+                self._db.execute(
+                    f"update {self._record} set mark = %s, generation = %s, at = now() where sink = %s and lane = %s",
+                    [mark, self._writer.generation, self._writer.sink, self._lane],
+                )
+                failpoints.hit("sink.postgres.written")
+        except psycopg.Error as error:
+            if self._target.may_pass(error) or (error.sqlstate or "")[:2] not in _OF_ROWS:
+                raise
+            raise self._refused(error) from None
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _check(self, since: str | None) -> None:
+        """See that nobody else has claimed the sink or written the lane, and keep it so until the transaction ends.
+
+        The claim first: who claims the sink finds by it whoever holds up a lane.
+        """
+        sink, lane, generation = self._writer.sink, self._lane, self._writer.generation
+        where = f"from {self._record} where sink = %s and lane = %s"
+        claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
+        if claim is None or claim[0] < generation:
+            raise self._lost(f"this run's claim is not in {self._target.record} any more")
+        if claim[0] > generation:
+            raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
+        self._db.execute(
+            f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
+            "on conflict do nothing",
+            [sink, lane, generation, self._writer.owner],
+        )
+        (reached,) = self._db.execute(f"select mark {where} for update", [sink, lane]).fetchone()
+        if reached != since:
+            raise ConflictError(f"{self._writer.label}: another task writes lane {lane}")
+
+    def _put(self, batches: Sequence[pa.RecordBatch]) -> None:
+        shape, filled = self._target.shape, [batch for batch in batches if batch.num_rows]
+        if filled:
+            if self._table is None:
+                self._table = table_at(self._db, shape.table)
+                shape.check(filled[0].schema)
+                check_table(self._table, shape, filled[0].schema)
+            assert self._table is not None
+            RowWriter(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
+
+    def _lost(self, why: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._writer.label}: {self._target.where}: {why}: how far the sink came is not known",
+            hint="the database was put back to an older state, or somebody has changed that table; restore the job "
+            "from a savepoint of that time, or start it again if the table still has all of the sink's rows",
+        )
+
+    def _refused(self, error: Any) -> Exception:
+        diag, where = error.diag, f"{self._writer.label}: table {self._target.shape.table}"
+        parts = [diag.message_primary or str(error), diag.message_detail, diag.context]
+        said = shortened("; ".join(part.strip().replace("\n", "; ") for part in parts if part))
+        about = ", ".join(name for name in (diag.column_name, diag.constraint_name) if name)
+        hint = (
+            "the rows stay staged, and are tried again with the next start: change the table, or have the job go on "
+            "without such rows, with on_error='dead-letter'"
+        )
+        if error.sqlstate == _UNIQUE and not self._target.shape.key:
+            hint = "rows with a key that may come again need key=[…], which has them take the older ones' places"
+        return SinkError(
+            f"{where} refuses rows: {said}",
+            hint=hint,
+            discreet=f"{where} refuses rows: {type(error).__name__}" + (f" ({about})" if about else ""),
+        )
+
+
+def _shut(connection: socket.socket) -> None:
+    # It may be at its end already.
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def table_of_record(db: Any, record: str) -> str | None:
+    """Return the record's full name as statements with parameters have it; None if there is none."""
+    row = db.execute(
+        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where c.oid = to_regclass(%s)", [record],
+    ).fetchone()  # fmt: skip
+    return f"{quoted(row[0])}.{quoted(row[1])}".replace("%", "%%") if row else None
+
+
+def _application(writer: Writer, lane: str) -> str:
+    """Return what the server calls the session: `claim` finds those of older generations by it."""
+    return f"strandline/{writer.sink}/{writer.generation}/{lane}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shortened(lines[0] if lines else type(error).__name__, 300)
+
+
+def _how_to_reach(said: str) -> str:
+    if "password" in said or "authentication" in said or "role" in said:
+        return "check the user and the password, in the dsn or libpq's PGPASSWORD and password file"
+    if "does not exist" in said:
+        return "check the database's name in the dsn"
+    if "pg_hba" in said or "SSL" in said:
+        return "the server takes no such connections: sslmode=require in the dsn may do, or an entry in pg_hba.conf"
+    return "check the host and the port in the dsn, and whether the server runs and can be reached from here"

@@ -1,0 +1,1 @@
+"""Data files of table formats, and the columns that they hold."""

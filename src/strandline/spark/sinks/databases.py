@@ -1,0 +1,177 @@
+"""Sinks into tables of databases, PostgreSQL and SQLite: rows of one key are always delivered in one lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from pyspark.sql import DataFrame
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import Epoch
+from strandline.core.settings import parse_duration_ms
+from strandline.core.urls import check_local_path
+from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.postgres.shape import DatabaseTarget, Shape
+from strandline.ends.postgres.target import PostgresTarget
+from strandline.ends.sqlite import SqliteTarget
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
+
+
+class DatabaseSink(Transactional):
+    """Write rows into a table exactly once; made by `sinks.postgres` and `sinks.sqlite`."""
+
+    def __init__(
+        self, target: DatabaseTarget, *, writers: int | None = None, **options: Unpack[TransactionalOptions]
+    ) -> None:
+        super().__init__(target, **options)
+        self._shape = target.shape
+        self._writers = writers
+
+    def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
+        if self._writers is not None and self._writers > 1:
+            key = self._shape.key
+            df = df.repartition(self._writers, *(df[f"`{name.replace('`', '``')}`"] for name in key))
+        return super().write(df, epoch)
+
+
+def postgres(
+    dsn: str | Callable[[], str],
+    table: str,
+    *,
+    key: str | Sequence[str] | None = None,
+    delete: str | None = None,
+    create: bool = False,
+    writers: int | None = None,
+    record: str = "strandline_deliveries",
+    timeout: str | float = "60s",
+    **options: Unpack[TransactionalOptions],
+) -> PostgresSink:
+    """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
+
+    `dsn` is libpq's: "postgresql://user@host/database", or a function that gives it, as where passwords change. The
+    column names of the rows are those of the table. Without a `key`, rows are appended. With one, a row takes the place
+    of that with the same key, and where the boolean column `delete` is true, its row goes.
+
+    Rows of one key are written in their order; `writers=4` spreads keys over four connections. Without a key, each
+    partition writes on its own; `writers=1` has one transaction for all. `create=True` makes a table that is not there.
+    How far the sink came is in the table `record`, which is made when it is missing. A transaction that takes longer
+    than `timeout` is given up and tried again. `options` are those of `sinks.Transactional`: `name`, `staging`,
+    `on_error`, `dead_letters`, `storage_options`.
+    """
+    what = "sinks.postgres()"
+    shape = shape_of(what, table, key, delete)
+    check_name(what, "record", record)
+    check_flag(what, "create", create)
+    count = writers_of(what, writers, shape)
+    limit = parse_duration_ms(timeout, f"{what}: timeout")
+    if limit < 1000:
+        raise ConfigurationError(
+            f"{what}: timeout is {timeout!r}, expected at least a second", hint="write it like '60s'"
+        )
+    target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=limit)
+    return PostgresSink(target, writers=count, **checked_options(what, options))
+
+
+class PostgresSink(DatabaseSink):
+    """Rows into a table of PostgreSQL."""
+
+    made_by = "sinks.postgres()"
+
+
+def sqlite(
+    path: str | Path,
+    table: str,
+    *,
+    key: str | Sequence[str] | None = None,
+    delete: str | None = None,
+    create: bool = False,
+    record: str = "strandline_deliveries",
+    timeout: str | float = "60s",
+    **options: Unpack[TransactionalOptions],
+) -> SqliteSink:
+    """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.
+
+    The database is a file on the driver's machine, which alone writes to it. Options are those of `sinks.postgres`;
+    `create=True` makes the file, too. Decimals, dates and times are kept as text, nested values as JSON.
+    """
+    what = "sinks.sqlite()"
+    if not isinstance(path, str | Path) or not str(path).strip() or "://" in str(path) or str(path) == ":memory:":
+        raise ConfigurationError(
+            f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
+            hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
+        )
+    check_local_path(f"{what}: path", path)
+    shape = shape_of(what, table, key, delete)
+    check_name(what, "record", record)
+    check_flag(what, "create", create)
+    limit = parse_duration_ms(timeout, f"{what}: timeout")
+    target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=limit)
+    return SqliteSink(target, **checked_options(what, options))
+
+
+class SqliteSink(DatabaseSink):
+    """Rows into a table of SQLite."""
+
+    made_by = "sinks.sqlite()"
+
+
+def shape_of(what: str, table: str, key: str | Sequence[str] | None, delete: str | None) -> Shape:
+    """Return what a program has given, checked."""
+    check_name(what, "table", table)
+    names = columns_of(what, "key", key)
+    check_column(what, "delete", delete)
+    if delete is not None and not names:
+        raise ConfigurationError(
+            f"{what}: delete='{delete}' needs key=[…]",
+            hint="rows are deleted by their keys: say which columns those are",
+        )
+    if delete in names:
+        raise ConfigurationError(
+            f"{what}: the column '{delete}' is in key=, and is that of delete=",
+            hint="rows are found by their key, and a boolean besides says which of them go",
+        )
+    return Shape(table, names, delete)
+
+
+def check_name(what: str, option: str, name: Any) -> None:
+    """Raise ConfigurationError unless this can be a table's name."""
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigurationError(
+            f"{what}: {option} is {name!r:.200}, expected its name", hint=f"write it like {option}='bank.{option}'"
+        )
+
+
+def check_flag(what: str, option: str, given: Any) -> None:
+    """Raise ConfigurationError unless this is yes or no."""
+    if not isinstance(given, bool):
+        raise ConfigurationError(f"{what}: {option} is {given!r:.200}, expected True or False")
+
+
+def checked_options(what: str, options: TransactionalOptions) -> TransactionalOptions:
+    """Return these, if there are such options."""
+    known = TransactionalOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"{what} got an unexpected keyword argument '{name}'; besides its own there are {', '.join(known)}"
+            )
+    return options
+
+
+def writers_of(what: str, writers: int | None, shape: Shape) -> int | None:
+    """Return how many lanes there are: one where rows replace each other unless told, else one for each partition."""
+    if writers is not None and (not isinstance(writers, int) or isinstance(writers, bool) or writers < 1):
+        raise ConfigurationError(
+            f"{what}: writers is {writers!r:.200}, expected a number from 1",
+            hint="leave it out, or say how many connections write",
+        )
+    if shape.key:
+        return writers or 1
+    if writers is not None and writers > 1:
+        raise ConfigurationError(
+            f"{what}: writers={writers} needs key=[…]",
+            hint="without a key, each partition writes at the same time; writers=1 has one write all of them",
+        )
+    return writers
