@@ -66,8 +66,12 @@ class Translating:
         ours = self._translated(error)
         if self._noted is not None:
             self._noted[threading.get_ident()] = ours or error
-        if ours is not None:
-            raise ours from error
+        try:
+            if ours is not None:
+                raise ours from error
+        finally:
+            # Its traceback has this frame: the two would keep the values of a write until garbage is collected.
+            del ours
 
     def _translated(self, error: BaseException) -> StrandlineError | None:
         if not (isinstance(error, OSError) or type(error) is Exception):
