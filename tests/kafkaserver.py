@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.servers import end_with_parent, free_ports
+from tests.servers import end_with_parent, free_ports, locked
 
 VERSION = "4.4.0"
 _ROOT = Path(__file__).parent.parent
 _HOME = _ROOT / "build" / f"kafka-{VERSION}"
+_LOCK = _HOME.parent / "fetch.lock"
+"""Ivy fails in processes that fill one cache at the same time."""
 _CLUSTER = "strandlinesOwnTests-wg"
 _LIGHT = (
     "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx400m", "-Xss512k", "-Xshare:auto", "-Xlog:disable",
@@ -244,7 +246,12 @@ def fetch() -> None:
         import confluent_kafka  # noqa: F401
     except ImportError as error:
         raise UnavailableServerError("confluent-kafka is not installed") from error
-    _HOME.parent.mkdir(parents=True, exist_ok=True)
+    with locked(_LOCK):
+        if not _HOME.exists():
+            _fetch()
+
+
+def _fetch() -> None:
     made = Path(tempfile.mkdtemp(dir=_HOME.parent, prefix="kafka-"))
     try:
         print(f"fetching Apache Kafka {VERSION}, some 45 MB, for tests with a broker", file=sys.stderr)
@@ -258,11 +265,7 @@ def fetch() -> None:
         (made / "data").rename(made / "formatted")
         for file in (made / "formatted").rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)
-        try:
-            made.rename(_HOME)
-        except OSError:
-            # Another process has just done the same.
-            assert _HOME.exists()
+        made.rename(_HOME)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -284,19 +287,18 @@ def _package(number: int) -> list[Path]:
     settings = sl.kafka.session_settings(avro=True)
     organisation, module, version = settings["spark.jars.packages"].split(",")[number].split(":")
     home = _HOME.parent / f"{module}-{version}"
-    if not home.exists():
-        home.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=home.parent, prefix="connector-"))
-        try:
-            _retrieve(made, organisation, module, version)
-            there = tuple(f"{name.partition(':')[2]}-" for name in settings["spark.jars.excludes"].split(","))
-            for jar in (made / "jars").iterdir():
-                if jar.name.startswith(there):
-                    jar.unlink()
-            if not home.exists():
+    with locked(_LOCK):
+        if not home.exists():
+            made = Path(tempfile.mkdtemp(dir=home.parent, prefix="connector-"))
+            try:
+                _retrieve(made, organisation, module, version)
+                there = tuple(f"{name.partition(':')[2]}-" for name in settings["spark.jars.excludes"].split(","))
+                for jar in (made / "jars").iterdir():
+                    if jar.name.startswith(there):
+                        jar.unlink()
                 made.rename(home)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
     return sorted((home / "jars").iterdir())
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import signal
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -20,3 +23,12 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 def end_with_parent() -> None:
     """Have this process be killed when its parent is gone: for `preexec_fn`."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Let one process at a time run the block."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

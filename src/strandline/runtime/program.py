@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
+from collections import ChainMap
+from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import cloudpickle
 import msgspec
@@ -159,10 +164,27 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return process
 
 
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    build, args, *_ = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _build_code, (code.co_filename, build, args)
+
+
+def _build_code(filename: str, build: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
+    return build(*args).replace(co_filename=filename)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Keeps file names, which error messages quote: cloudpickle 3.1.3 replaces them by "<dynamic-code>"."""
+
+    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
 def pickle_process(process: Process, uid: str) -> bytes:
     """Pickle the user's function for the keepers; classes of the main script travel by value."""
     try:
-        return bytes(cloudpickle.dumps(process))
+        file = io.BytesIO()
+        _Pickler(file).dump(process)
+        return file.getvalue()
     except Exception as error:
         what = "its function" if isinstance(process, BuiltinOperator) else type(process).__name__
         why = str(error).strip() or type(error).__name__
