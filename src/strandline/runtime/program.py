@@ -9,7 +9,7 @@ from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import msgspec
@@ -176,7 +176,7 @@ def _build_code(filename: str, build: Callable[..., CodeType], args: tuple[Any, 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Keeps file names, which error messages quote: cloudpickle 3.1.3 replaces them by "<dynamic-code>"."""
 
-    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
 def pickle_process(process: Process, uid: str) -> bytes:
