@@ -56,7 +56,7 @@ format:
 
 soak: archive
 	$(RUN) python -m pytest -m soak $(ARGS)
-	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 $(ARGS)
+	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 -o faulthandler_timeout=3700 $(ARGS)
 
 soak-ends:
 	$(RUN) python -m tests.spark.bothends $(ARGS)

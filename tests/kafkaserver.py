@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strandline.ends.kafka.client import discard
 from tests.servers import end_with_parent, free_ports, locked
 
 VERSION = "4.4.0"
@@ -126,9 +127,21 @@ class Kafka:
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
+        """Have it go on, and wait until its partitions have a leader: its controller has missed its heartbeats."""
+        from confluent_kafka import KafkaException
+
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self._await()
+        until = time.monotonic() + 60
+        while True:
+            try:
+                self.put(self.create(f"thawed-{time.monotonic_ns()}", 1), [(None, "")])
+                return
+            except KafkaException:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
 
     def stop(self) -> None:
         self.kill()
@@ -188,7 +201,7 @@ class Kafka:
                 else:
                     raise AssertionError(message.error())
         finally:
-            consumer.close()
+            discard(consumer)
 
 
 def start() -> Kafka:

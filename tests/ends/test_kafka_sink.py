@@ -355,6 +355,38 @@ def test_a_broker_that_is_killed_and_comes_back(
     expect(kafka, topic, *(f"{lane} {n}" for lane in lanes for n in (1, 2, 3)))
 
 
+def test_a_client_that_hangs_is_given_up(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
+    """Each call that librdkafka's own thread must answer, and the destructor."""
+
+    class Hanging:
+        def __init__(self, client: Any) -> None:
+            self.client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.client, name)
+
+        def begin_transaction(self) -> None:
+            hung.wait()
+
+        def __del__(self) -> None:
+            hung.wait()
+            destroyed.set()
+
+    hung, destroyed = threading.Event(), threading.Event()
+    target.cluster.answer_s = 1.0
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection._producer = Hanging(connection._producer)
+    with pytest.raises(sl.errors.UnavailableError, match="does not return from begin_transaction"):
+        connection.write(batch(("a", "1")), None, "m1")
+    connection.close()
+    assert not destroyed.is_set()
+    target.connect(by(1), 0).write(batch(("a", "2")), None, "m1")
+    hung.set()
+    assert destroyed.wait(30)
+    expect(kafka, topic, "2")
+
+
 def write_on(target: KafkaTarget, connection: KafkaConnection, lane: int) -> None:
     """What is said to be written stays written."""
     until = time.monotonic() + 120

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -259,6 +260,21 @@ def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
         if found.done():
             raise
         raise UnavailableError(f"Kafka's client does not return from {call.__name__}") from None
+
+
+def discard(client: Any) -> None:
+    """Destroy a client in a thread of its own, when no other reference is left.
+
+    librdkafka waits for its own threads there, and may never return.
+    """
+    threading.Thread(target=_destroy, args=([client],), name="strandline-kafka", daemon=True).start()
+
+
+def _destroy(box: list[Any]) -> None:
+    # A call that hangs holds a reference, too: librdkafka crashes if its client is destroyed meanwhile.
+    while sys.getrefcount(box[0]) > 2:
+        time.sleep(0.05)
+    box.clear()
 
 
 class Stall:

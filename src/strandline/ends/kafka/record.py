@@ -20,7 +20,7 @@ import msgspec
 
 from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, Cluster, in_words, made, within
+from strandline.ends.kafka.client import ClientErrors, Cluster, discard, in_words, made, within
 from strandline.ends.target import Writer
 
 T = TypeVar("T")
@@ -226,6 +226,8 @@ class SinkRecord:
             left = producer.flush(self.cluster.answer_s)
         except KafkaException as error:
             raise in_words(error, self.writer.label, self.cluster, said) from error
+        finally:
+            discard(producer)
         if failed:
             raise in_words(failed[0], self.writer.label, self.cluster, said)
         if left:
@@ -249,7 +251,7 @@ class SinkRecord:
         until = time.monotonic() + patience_s
         try:
             end = self._end(said, until)
-            consumer.assign([whole])
+            within(self.cluster.answer_s, consumer.assign, [whole])
             while end > 0:
                 message = consumer.poll(1.0)
                 if message is not None and message.error() is None:
@@ -271,7 +273,7 @@ class SinkRecord:
         except KafkaException as error:
             raise in_words(error, self.writer.label, self.cluster, said) from error
         finally:
-            consumer.close()
+            discard(consumer)
         return found
 
     def _end(self, said: ClientErrors, until: float) -> int:
@@ -297,7 +299,7 @@ class SinkRecord:
                         raise
                 time.sleep(0.05)
         finally:
-            consumer.close()
+            discard(consumer)
 
     def _note(self, found: TopicRecords, message: Any) -> None:
         key = (message.key() or b"").decode(errors="replace")

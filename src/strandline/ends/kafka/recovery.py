@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import SinkError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, made
+from strandline.ends.kafka.client import ClientErrors, discard, made, within
 from strandline.ends.kafka.record import Firsts, LaneMessage, LaneRecord, Rows, SinkRecord, firsts_of
 
 Commit = Callable[[Iterator[pa.RecordBatch], LaneMessage], LaneRecord]
@@ -84,7 +84,7 @@ class Lane:
         except (KafkaException, UnavailableError):
             return False
         finally:
-            consumer.close()
+            discard(consumer)
         return True
 
     def settle(self) -> None:
@@ -142,7 +142,7 @@ class Lane:
 
     def _abort(self, hung: Iterable[Place], told: LaneMessage | None) -> None:
         """Abort what hangs, and a lane's record with it: what is aborted with them is seen by nobody either."""
-        self._producer.begin_transaction()
+        within(self._record.cluster.answer_s, self._producer.begin_transaction)
         for topic, partition, _ in hung:
             if topic != self._record.topic:
                 self._producer.produce(topic, b"", b"strandline", partition)
@@ -177,7 +177,7 @@ class Lane:
         try:
             ends = _ends(self._record, consumer, places)
         finally:
-            consumer.close()
+            discard(consumer)
         return [place for place in places if ends.get(place[:2], 0) > place[2]]
 
     def _is_committed(self, place: Place) -> bool:
@@ -210,7 +210,7 @@ class Lane:
             end = _ends(self._record, consumer, [(topic, partition, 0)]).get((topic, partition), 0)
             if end <= left[0][0]:
                 return
-            consumer.assign([TopicPartition(topic, partition, left[0][0])])
+            within(cluster.answer_s, consumer.assign, [TopicPartition(topic, partition, left[0][0])])
             while left:
                 message = consumer.poll(cluster.answer_s)
                 if message is None:
@@ -226,7 +226,7 @@ class Lane:
                     if left[0][1] == message.offset():
                         left.pop(0)
         finally:
-            consumer.close()
+            discard(consumer)
 
     @property
     def _where(self) -> str:

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, Cluster, in_words, made, within
+from strandline.ends.kafka.client import ClientErrors, Cluster, discard, in_words, made, within
 from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.recovery import Lane, open_at, places_of
@@ -248,7 +248,7 @@ class KafkaConnection(Connection):
             producer.poll(0)
             self._sent.clear()
             troubles = self._said.times
-            producer.begin_transaction()
+            within(self._target.cluster.answer_s, producer.begin_transaction)
             for batch in batches:
                 produce(producer, batch, self._target, self._writer.label)
             failpoints.hit("kafka.produced")
@@ -318,8 +318,10 @@ class KafkaConnection(Connection):
         with suppress(Exception):
             self._producer.purge()
             self._producer.poll(0)
-        with suppress(Exception):
-            within(self._target.cluster.answer_s, self._consumer.close)
+        for client in (self._producer, self._consumer):
+            if client is not None:
+                discard(client)
+        self._producer = self._consumer = None
 
 
 _known: dict[tuple[Any, ...], LaneRecord] = {}

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.ends.kafka.client import ClientErrors, answer, in_words, made, topic_setting
+from strandline.ends.kafka.client import ClientErrors, answer, discard, in_words, made, topic_setting
 from strandline.ends.kafka.record import SinkRecord
 
 _PARTITIONS = 2
@@ -42,6 +42,8 @@ def make_topic(record: SinkRecord) -> None:
             hint=f"create it: kafka-topics.sh --create --topic {record.topic} --partitions 2 --config "
             "cleanup.policy=compact --config segment.bytes=4194304; or allow the sink's user to",
         ) from error
+    finally:
+        discard(admin)
 
 
 def _is_fit(record: SinkRecord, admin: Any, said: ClientErrors) -> bool:

@@ -29,7 +29,16 @@ from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.arguments import check_column, columns_of
 from strandline.ends.committables import TaskAttempt
-from strandline.ends.kafka.client import ClientErrors, Cluster, answer, check_installed, in_words, made, topic_setting
+from strandline.ends.kafka.client import (
+    ClientErrors,
+    Cluster,
+    answer,
+    check_installed,
+    discard,
+    in_words,
+    made,
+    topic_setting,
+)
 from strandline.ends.kafka.producer import TOPIC, Sent, drain, produce, producer_settings
 from strandline.ends.kafka.target import KafkaTarget, idle
 from strandline.spark.base.spark_errors import unwrap_error
@@ -144,6 +153,8 @@ class _Topics:
             if isinstance(why, ConfigurationError):
                 raise why from None
             raise ConfigurationError(why.message, hint="see to its address, and that it is running") from None
+        finally:
+            discard(admin)
 
 
 class KafkaSink(_Topics, Transactional):
@@ -201,9 +212,13 @@ class _Produce:
         # A worker that comes back has the one of the epoch before: a new one takes half a second to begin.
         kept = _producers.pop(self._key) if self._key in _producers else self._made()
         said, sent, producer = kept
-        for batch in batches:
-            produce(producer, batch, self.target, self.label)
-        drain(producer, self.target, self.label, said, sent)
+        try:
+            for batch in batches:
+                produce(producer, batch, self.target, self.label)
+            drain(producer, self.target, self.label, said, sent)
+        except BaseException:
+            discard(producer)
+            raise
         _producers[self._key] = said, sent, producer
 
     @property
