@@ -226,3 +226,32 @@ def test_taking_a_ttl_away_holds_little_of_the_state_in_memory(tmp_path: Path) -
     assert all(value[0] == 0 for _, value in now.backend.scan("text"))
     before.close()
     now.close()
+
+
+class Renamed(KeyedProcess):
+    def __init__(self, name: str) -> None:
+        self.own_states = {name: Map("bigint", "bigint", ttl=TTL("10s"))}
+        self.name = name
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        kept = getattr(self, self.name)
+        for number in range(event.a):
+            kept[number] = event.b
+
+
+def test_renaming_a_state_holds_few_of_the_timers_in_memory(tmp_path: Path) -> None:
+    many, root = 60_000, tmp_path / "now"
+    before, now = Bench("rocksdb", tmp_path, Renamed("kept")), Bench("rocksdb", root, Renamed("seen"))
+    now.program = replace(now.program, was={"seen": "kept"})
+    before.run([("k", "x", many, 0)])
+    before.write(before.freeze())
+    tracemalloc.start()
+    then(lambda _: now, None, before)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * MIB
+    assert sum(b"\0" in key and b"seen" in key for key, _ in now.backend.scan("ttl.processing")) == many
+    epoch(now, now_s=130)
+    assert stored(now) == {}
+    before.close()
+    now.close()

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+import strandline as sl
 from strandline.core import failpoints
 from tests.postgres import PASSWORD, Server
 from tests.soak import soaking
-from tests.spark import databased
+from tests.spark import databased, small
 from tests.spark.harness import App, Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -61,6 +62,35 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
     with postgresql.connect(dsn) as db:
         databased.check(db, users)
     check_nothing_told(case.root)
+
+
+def test_a_privilege_that_is_taken_away_and_given_again_restarts_the_job(
+    spark: Any, case: Case, postgresql: Server
+) -> None:
+    """It was let in before: its rows wait."""
+    dsn, user = postgresql.schema(), "writes"
+    with postgresql.connect(dsn) as db:
+        schema = db.execute("select current_schema()").fetchone()[0]
+        db.execute(f"create role {user} login password 'x'; grant all on schema {schema} to {user}")
+        db.execute(f'create table counted ("user" text, n bigint); grant insert on counted to {user}')
+    sink = sl.sinks.postgres(dsn.replace(f"tests:{PASSWORD}", f"{user}:x"), "counted")
+    job = small.job(
+        sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=sink,
+        checkpoints=sl.Checkpoints(case.root / "ck", every="200ms"), restart=sl.Restart(1000, "50ms", "50ms"),
+    )  # fmt: skip
+    with job.start(spark) as run:
+        databased.add(case.root, 0, ["ann"])
+        settle(run)
+        with postgresql.connect(dsn) as db:
+            db.execute(f"revoke insert on counted from {user}")
+        databased.add(case.root, 1, ["bob"])
+        # The second attempt looks at the table before it writes.
+        eventually(lambda: run.glance().restarts > 1, "it is restarted", 60)
+        with postgresql.connect(dsn) as db:
+            db.execute(f"grant insert on counted to {user}")
+        settle(run)
+    with postgresql.connect(dsn) as db:
+        assert sorted(db.execute('select "user", n from counted').fetchall()) == [("ann", 1), ("bob", 1)]
 
 
 KILLS = [

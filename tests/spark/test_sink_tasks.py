@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark import TaskContext
@@ -20,6 +22,7 @@ from strandline.checkpoint import coordinator
 from strandline.core import failpoints
 from strandline.format.manifest import MANIFEST, Manifest, SinkInfo
 from strandline.spark.base.spark_errors import unwrap_error
+from strandline.spark.job import staging as job_staging
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks, transactional
 from strandline.spark.sinks.base import committables_of
@@ -304,3 +307,18 @@ def test_sinks_are_asked_for_what_waits_and_for_nothing_else_that_a_restored_che
 )
 def test_none_one_or_a_list(given: Any, expected: list[str]) -> None:
     assert committables_of("out", given) == expected
+
+
+def test_a_sink_that_does_not_return_is_named_in_the_log(monkeypatch: Any, caplog: Any) -> None:
+    """Its function may wait for an answer for ever, and no checkpoint is taken any more."""
+    monkeypatch.setattr(job_staging, "_SLOW_S", 0.01)
+    caplog.set_level(logging.WARNING, "strandline")
+    goes_on, manifest = threading.Event(), cast(Any, SimpleNamespace(sinks=[]))
+    quick, hangs = SimpleNamespace(commit=lambda _: []), SimpleNamespace(commit=lambda _: [] * goes_on.wait(60))
+    staging = Staging([("quick", cast(Any, quick)), ("hangs", cast(Any, hangs))])
+    committing = threading.Thread(target=staging.commit, args=[manifest])
+    committing.start()
+    eventually(lambda: "sink 'hangs'" in caplog.text, "it is named", 10)
+    goes_on.set()
+    committing.join()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -92,6 +92,59 @@ def test_a_failing_sink_is_tried_again_from_the_last_checkpoint(spark: Any, case
         case.check()
 
 
+@pytest.mark.parametrize("where", ["step", "foreach_batch"])
+def test_what_a_program_reads_anew_each_epoch_may_be_away_for_a_moment(spark: Any, case: Case, where: str) -> None:
+    """Another program replaces a directory: what Spark refuses then, it has taken before."""
+    prices, away = case.root / "prices", case.root / "away"
+    spark.createDataFrame([("ann", 2), ("bob", 3)], "user string, price int").write.parquet(str(prices))
+    seen: set[tuple[Any, ...]] = set()
+    moments = ["is there", "is away", "is there again"]
+
+    def joined(df: Any) -> Any:
+        moment = moments.pop(0)
+        if moment == "is away":
+            prices.rename(away)
+        try:
+            return df.join(spark.read.parquet(str(prices)), "user")
+        finally:
+            if moment == "is away":
+                away.rename(prices)
+
+    def note(df: Any, epoch: int) -> None:
+        rows = df if where == "step" else joined(df)
+        seen.update(map(tuple, rows.select("user", "n", "price").collect()))
+
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, "count")
+    if where == "step":
+        # It is tried as it is written, and once more by the start.
+        moments = ["is there"] * 100
+        counts = counts.transform(joined)
+    sinks = [counts.to(sl.sinks.foreach_batch(note))]
+    job = sl.Job(
+        "again", sinks=sinks, checkpoints=case.checkpoints(None), restart=sl.Restart(attempts=1, delay="10ms"),
+        settings=sl.Settings(parallelism=1, local_dir=case.local_dir, state_memory="128MB"),
+    )  # fmt: skip
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("ann", "a", 1)])
+        settle(run)
+        moments[:] = ["is away", *["is there again"] * 10]
+        small.write_rows(case.root / "in", 1, [("bob", "a", 1)])
+        eventually(lambda: run.status().restarts == 1 and run.status().state == "running", "the job goes on")
+        assert "PATH_NOT_FOUND" in run.status().last_failure
+        settle(run)
+    assert seen == {("ann", 1, 2), ("bob", 1, 3)}
+
+
+def test_what_spark_refuses_of_the_first_epoch_ends_the_job(spark: Any, case: Case) -> None:
+    small.write_rows(case.root / "in", 0, [("ann", "a", 1)])
+    sink = sl.sinks.foreach_batch(lambda df, epoch: spark.read.parquet(str(case.root / "nowhere")))
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    run = small.job(stream, case.root, case.local_dir, sink=sink, restart=sl.Restart()).start(spark)
+    with pytest.raises(sl.errors.ConfigurationError, match="PATH_NOT_FOUND"):
+        run.await_termination(60)
+    assert run.status().restarts == 0
+
+
 def fail_once_at_the_end(marker: Path) -> Any:
     """Return a step that reads all of its rows, and so the keeper's ack, before it fails its task once."""
 

@@ -48,7 +48,7 @@ def _move(backend: Backend, program: Program, process: Process) -> None:
         renamed = {was.encode(): name.encode() for name, was in program.was.items()}
         gone = {name.encode() for name in program.dropped}
         for table in (EVENT_TTL, PROCESSING_TTL):
-            backend.write({table: list(_renamed(backend, table, renamed, gone))})
+            backend.write({table: _renamed(backend, table, renamed, gone)})
     # Forgotten first: what is renamed may get the name of one of them.
     for name in program.dropped:
         backend.forget(name)

@@ -101,6 +101,7 @@ def in_words(error: BaseException, where: str = "") -> StrandlineError:
         f"{where}Spark {'refused' if permanent else 'failed'}: {shortened(reason, _MOST)}",
         hint="fix the program or what it needs, and start again: the same would come again" if permanent else "",
         discreet=f"{where}Spark {'refused' if permanent else 'failed'}: {kind}",
+        is_sparks=True,
     )
     vars(found)["whole"] = text
     return found

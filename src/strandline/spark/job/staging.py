@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,6 +15,14 @@ from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
 from strandline.spark.sinks.base import Sink, committables_of, kind_of
 from strandline.spark.sinks.blame import named
+
+log = logging.getLogger(__name__)
+
+_SLOW_S = 60.0
+_SLOW = (
+    "sink '%s' has not shown the rows of the newest checkpoint within %d s: no other checkpoint completes before; "
+    "a function that calls another system needs a time-out"
+)
 
 Staged = list[tuple[str, str]]
 """One epoch's committables, each with its sink's name."""
@@ -76,7 +85,13 @@ class Staging:
             with self._lock:
                 # A sink of this name that a restored checkpoint has may be another one, and was dealt with.
                 mine = [text for text in listed.get(name, []) if text in self._staged[name]]
-            left = set(sink.commit(mine) or ())
+            slow = threading.Timer(_SLOW_S, log.warning, (_SLOW, name, _SLOW_S))
+            slow.daemon = True
+            slow.start()
+            try:
+                left = set(sink.commit(mine) or ())
+            finally:
+                slow.cancel()
             has_left = has_left or bool(left)
             with self._lock:
                 for text in mine:

@@ -91,6 +91,8 @@ class Supervised:
         self._in_a_row = 0
         self._failed_at = 0.0
         """When it failed, while it does not go on again."""
+        self._has_done_epochs = False
+        """Whether an epoch was done in some attempt that is over."""
         self._telling = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
         self._excluded: frozenset[CheckpointId] = frozenset()
         self._least_id = CheckpointId(1)
@@ -217,6 +219,7 @@ class Supervised:
         error = self._telling.complete(error if attempt is None else attempt.explained(error))
         said = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
+        self._has_done_epochs |= attempt is not None and attempt.driver.progress.epochs > 0
         self._least_id = attempt.coordinator.next_id if attempt else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
         if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
@@ -271,6 +274,9 @@ class Supervised:
             # No restart helps: Spark is gone, or the job is done but for what it writes to.
             return False
         # Only a job that has begun comes here: what refuses it now has let it in before, and may do so again.
+        if isinstance(error, ConfigurationError) and "is_sparks" in error.fields:
+            # A step or a sink's function may read what another program is replacing: a directory, a table.
+            return self._has_done_epochs
         return isinstance(error, AccessError) or not isinstance(error, _FINAL)
 
     def _pass_over(self, error: BaseException) -> bool:
