@@ -149,6 +149,8 @@ class Attempt:
             self._sources.deliver(self._watch.has_looked)
             self._poll_if_idle()
             self._tell_first_epoch()
+            # Spark's thread may wait for tasks that wait for the executor.
+            self._fleet.check_executors()
             now = time.monotonic()
             if now - checked > _FENCE_LOOK_S:
                 checked = now
