@@ -185,7 +185,7 @@ def in_words(error: Any, label: str, cluster: Cluster, said: ClientErrors | None
             hint="see to sasl.mechanism, sasl.username and sasl.password in the sink's options",
         )
     if code in _codes("_SSL"):
-        return ConfigurationError(
+        return AccessError(
             f"{where}: no secure connection: {text}",
             hint="see to security.protocol and the ssl.… settings in the sink's options",
         )
