@@ -23,8 +23,9 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, Generation
 from strandline.ends.kafka import producer as kafkarows
+from strandline.ends.kafka import topic as recordtopic
 from strandline.ends.kafka.client import ClientErrors, Cluster, in_words
 from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
@@ -761,3 +762,16 @@ def test_which_errors_pass_by_themselves(names: str, kind: type[Exception]) -> N
     for name in names.split():
         error = in_words(KafkaError(getattr(KafkaError, name)), "sink 'out'", Cluster("one:9092"))
         assert type(error) is kind, name
+
+
+def test_a_claim_that_kafka_refuses_ends_no_job_that_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart claims the target first: it was let in before."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    def refuse(*_: object) -> bool:
+        raise KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
+
+    monkeypatch.setattr(recordtopic, "_is_fit", refuse)
+    writer = Writer("sink", Generation(2), "out", "job", Place(url="memory://"), "life")
+    with pytest.raises(sl.errors.AccessError, match="needs a topic"):
+        KafkaTarget(Cluster("127.0.0.1:1"), "out", "p").claim(writer)

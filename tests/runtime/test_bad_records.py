@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -517,7 +518,19 @@ class RaisingItsOwn(KeyedProcess):
             raise ValueError("no such customer") from None
 
 
-@pytest.mark.parametrize("function", [PassingOver, RaisingItsOwn])
+class FailingLater(KeyedProcess):
+    """Fails at what it has made of the error."""
+
+    by = Map("bigint", "bigint")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        found: Any = None
+        with suppress(Exception):
+            found = self.by.get(event.at, 0)
+        yield ctx.key, "", found + 1
+
+
+@pytest.mark.parametrize("function", [PassingOver, RaisingItsOwn, FailingLater])
 @pytest.mark.parametrize("on_error", [FAIL, OnError("skip")])
 def test_what_a_function_makes_of_state_that_cannot_be_read_counts_for_nothing(
     function: type[Any], on_error: OnError, tmp_path: Path, monkeypatch: Any

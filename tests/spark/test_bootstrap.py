@@ -305,6 +305,12 @@ def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: A
     with pytest.raises(sl.errors.ConfigurationError, match=r"/a%20b%25\.json, and the source would never"):
         job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True)
     os.utime(older)
+    limit = spark.range(1).select(F.lit("2024-01-02").alias("day"))
+    asking = history.where(F.col("day") < limit.select(F.max("day")).scalar())
+    with pytest.raises(sl.errors.ConfigurationError, match="depends on what another query or table holds"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=asking, skip_files=True)
+    # Rows from elsewhere change nothing of which files are read.
+    history = history.crossJoin(spark.range(1)).select("user", "day")
     made = job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True)
     with job.start(spark, restore=made.url) as run:
         run.process_all_available(60)

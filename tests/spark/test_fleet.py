@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation
 from strandline.keeper import protocol as p
 from strandline.keeper import spawning as birth
@@ -78,7 +80,7 @@ def test_keepers_are_killed_though_one_is_being_started_for_long(
 def test_where_there_are_no_keepers_nobody_renews_their_leases() -> None:
     """A job without operators: there is no lease that says how often, and a thread would do nothing else."""
     none = Fleet.__new__(Fleet)
-    none.slots, none._renew_s, none._over, none._renewing = set(), 0.0, threading.Event(), None
+    none.slots, none._renew_s, none._over, none._threads = set(), 0.0, threading.Event(), []
     none.keep_alive()
     try:
         assert not [thread for thread in threading.enumerate() if thread.name == "strandline-lease"]
@@ -94,6 +96,7 @@ class Busy:
         self.cancelled = threading.Event()
         self.job_group = "job"
         self.partitions = self
+        self.places = ["executor 0", "executor 1"]
 
     def getLocalProperty(self, name: str) -> str | None:
         return self.groups[-1] if name == "spark.jobGroup.id" else None
@@ -133,3 +136,31 @@ def test_what_is_asked_through_spark_while_an_executor_is_busy_is_broken_off(
     with pytest.raises(RuntimeError, match="cancelled"):
         one._ask_spark(Instructions(generation=Generation(1), epoch=Epoch(0)), kind, start=False)
     assert spark.groups == [None, "job-lease" if kind == p.PING else "job", None]
+
+
+def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_with_keepers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark lets its tasks wait for the executor, as if it were busy: for an hour."""
+    monkeypatch.setattr(fleet, "_EXECUTORS_S", 0.05)
+    monkeypatch.setattr(fleet, "schema_of", str)
+    one, spark = Fleet.__new__(Fleet), Busy()
+
+    def has_lost_one() -> bool:
+        if spark.groups != [None]:
+            spark.places = ["", "executor 1"]
+        return bool(spark.groups != [None])
+
+    one._sc, one._exchanges, one._refs, one._renew_s = spark, spark, {"op": None}, 60.0  # type: ignore[assignment,dict-item]
+    one._only_executor, one._over, one._moved = None, threading.Event(), threading.Event()
+    one._executors, one._is_suspicious = SimpleNamespace(has_lost_one=has_lost_one), False  # type: ignore[assignment]
+    watch = threading.Thread(target=one._watch_executors)
+    watch.start()
+    try:
+        with pytest.raises(KeeperError, match="an executor has gone"):
+            one.poll(Instructions(generation=Generation(1), epoch=Epoch(0)))
+    finally:
+        one._over.set()
+        watch.join(10)
+    with pytest.raises(KeeperError):
+        one.check_executors()

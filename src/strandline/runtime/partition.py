@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 
 import pyarrow as pa
 
+from strandline.core.errors import UserCodeError
 from strandline.core.ids import Epoch
 from strandline.runtime.state.lookups import Answered, Asked
 from strandline.runtime.task.task import EpochTimes, Task
@@ -30,13 +31,19 @@ class OperatorPartition:
         task, self._running = self.task, epoch
         # 1. What is due comes before the epoch's rows, unless rows that timers gave further up come before that.
         task.begin(epoch, times)
-        yield from _not_empty(task.fire())
-        # 2. The rows.
-        for batch in rows:
-            yield from _not_empty(task.process(batch))
-            task.store.evict()
-        # 3. What was only gathered so far.
-        yield from _not_empty(task.finish())
+        try:
+            yield from _not_empty(task.fire())
+            # 2. The rows.
+            for batch in rows:
+                yield from _not_empty(task.process(batch))
+                task.store.evict()
+            # 3. What was only gathered so far.
+            yield from _not_empty(task.finish())
+        except UserCodeError as error:
+            # The function may have failed at what it made of state that could not be read. For memory, it has a hint.
+            if not isinstance(error.__cause__, MemoryError):
+                task.store.check_reads()
+            raise
         # 4. Whatever could refuse the epoch has to do so now.
         task.store.check()
         task.look_for_unsaved()

@@ -3,7 +3,7 @@
 A lane's record is the metadata of an offset that a group of its own has committed, in the transaction of the rows.
 Kafka forgets groups that were silent for a week. So it is also a message of a compacted topic, in the same transaction,
 which is read where the group has nothing. There, too, are the claims of runs, and which lanes there ever were: a run
-that begins must fence them all. The record says where the rows are, for what `kafkahanging.py` does.
+that begins must fence them all. The record says where the rows are, for what `recovery.py` does.
 
 The topic has two partitions. All messages are in the first; that of a group's offsets which belongs to the second is
 written without a transaction, where one hangs.
@@ -157,7 +157,7 @@ class SinkRecord:
         from confluent_kafka import TopicPartition
 
         producer.produce(self.topic, msgspec.json.encode(told), self._key("mark", lane), partition=0)
-        # Where the group has a record that hangs, its message is there, too: `kafkahanging.py` reads it.
+        # Where the group has a record that hangs, its message is there, too: `recovery.py` reads it.
         if producer.flush(self.cluster.answer_s):
             raise UnavailableError(f"{self.writer.label}: Kafka at {self.cluster.servers} takes no rows")
         record = told.record(firsts_of(sent()))

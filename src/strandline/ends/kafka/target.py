@@ -282,7 +282,7 @@ class KafkaConnection(Connection):
     def _await(self, record: LaneRecord, troubles: int) -> None:
         """Wait until it is seen that the transaction is committed, and all of its partitions are told.
 
-        Brokers say so when they have decided it, and carry it out a little later, or never (`kafkahanging.py`).
+        Brokers say so when they have decided it, and carry it out a little later, or never (`recovery.py`).
         """
         until = time.monotonic() + self._target.cluster.answer_s
         while self._record.of_lane(self._consumer) != record:

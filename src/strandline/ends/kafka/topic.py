@@ -37,7 +37,7 @@ def make_topic(record: SinkRecord) -> None:
         why = in_words(error, record.writer.label, record.cluster, said)
         if not isinstance(why, ConfigurationError):
             raise why from error
-        raise ConfigurationError(
+        raise type(why)(
             f"{why.message}; it needs a topic '{record.topic}' of its own, with two partitions",
             hint=f"create it: kafka-topics.sh --create --topic {record.topic} --partitions 2 --config "
             "cleanup.policy=compact --config segment.bytes=4194304; or allow the sink's user to",

@@ -170,12 +170,9 @@ class Store:
     def check(self, *, in_full: bool = False) -> None:
         """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit.
 
-        Or what the backend has raised in this thread: the user's function may have passed over it.
-
         `in_full`: raise StateTypeError if it cannot be stored, which else the next snapshot finds out.
         """
-        if (unread := self._unread.get(threading.get_ident())) is not None:
-            raise unread
+        self.check_reads()
         if self._limit is None and not in_full:
             # What changed is not even gathered: an epoch may have written a million values.
             return
@@ -186,6 +183,11 @@ class Store:
         else:
             for entries in changes.values():
                 deque(entries, maxlen=0)
+
+    def check_reads(self) -> None:
+        """Raise what the backend has raised in this thread: the user's function may have passed over it."""
+        if (unread := self._unread.get(threading.get_ident())) is not None:
+            raise unread
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""

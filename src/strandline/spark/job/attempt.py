@@ -160,6 +160,8 @@ class Attempt:
                 if not is_alive(self._b.spark.sparkContext):
                     # A query that waits for rows does not notice: it would wait for ever.
                     raise SparkError("Spark's session has been stopped")
+                # Spark's thread may wait for tasks that wait for the executor.
+                self._fleet.check_executors()
                 self._times.look(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us

@@ -43,7 +43,7 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
                 hint="leave skip_files out, and say in the source's options where it begins",
             )
         df = frames.get(node.name)
-        paths = _files_read(df) if df is not None else frozenset()
+        paths = _files_read(df, what) if df is not None else frozenset()
         if df is not None and not paths:
             raise ConfigurationError(
                 f"skip_files: the history of the {what} is not read from files, or from none",
@@ -53,14 +53,22 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
     return found
 
 
-def _files_read(df: DataFrame) -> frozenset[str]:
+def _files_read(df: DataFrame, what: str) -> frozenset[str]:
     """Return the files that a DataFrame reads; `inputFiles` has those too that its filters leave out by their place."""
     leaves = df._jdf.queryExecution().sparkPlan().collectLeaves()
     scans = [leaves.apply(at) for at in range(leaves.size())]
-    if any(scan.getClass().getSimpleName() != "FileSourceScanExec" for scan in scans):
-        return frozenset(df.inputFiles())
-    found: set[str] = set()
+    scans = [scan for scan in scans if scan.getClass().getSimpleName() == "FileSourceScanExec"]
+    found = set(df.inputFiles()).difference(*(scan.relation().location().inputFiles() for scan in scans))
+    jvm: Any = df.sparkSession._jvm
+    asks = jvm.org.apache.spark.sql.catalyst.expressions.SubqueryExpression.hasSubquery
     for scan in scans:
+        filters = scan.partitionFilters()
+        if any(asks(filters.apply(at)) for at in range(filters.size())):
+            raise ConfigurationError(
+                f"skip_files: which files the history of the {what} is read from depends on what another query or "
+                "table holds",
+                hint="have the filter compare with a value, and join with what was filtered so",
+            )
         parts = scan.relation().location().listFiles(scan.partitionFilters(), scan.dataFilters())
         for files in (parts.apply(at).files() for at in range(parts.size())):
             found.update(files.apply(at).getPath().toUri().toString() for at in range(files.size()))

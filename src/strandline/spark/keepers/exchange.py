@@ -26,7 +26,7 @@ from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.expressions import as_the_jvm_has, parsed, select
 from strandline.spark.base.pinned import Pinned
-from strandline.spark.keepers.placing import lie_evenly
+from strandline.spark.keepers.placing import lie_evenly, places_of
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 
@@ -93,6 +93,12 @@ class Exchange:
         """One row a partition, on the executor that keeps the partition's state."""
         self._settle()
         return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
+
+    @property
+    def places(self) -> list[str]:
+        """The executor of each partition."""
+        self._settle()
+        return places_of(self._anchor.rows, self._parallelism)
 
     def route(
         self,
@@ -207,6 +213,11 @@ class Exchanges:
             (exchange, [uid for uid, its in self._parallelisms.items() if its == number])
             for number, exchange in self._made.items()
         ]
+
+    @property
+    def places(self) -> list[list[str]]:
+        """The executor of each partition, by exchange."""
+        return [exchange.places for exchange in self._made.values()]
 
     def close(self) -> None:
         """Let the anchors go."""

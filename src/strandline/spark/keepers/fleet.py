@@ -37,6 +37,7 @@ from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor
 _END_S = 5.0
 _PINGS_A_LEASE = 4
 _EXEC_S = 0.1
+_EXECUTORS_S = 1.0
 _STOP_S = 20.0
 """How long keepers of other machines are told to end: a task that is to tell them waits for its executor."""
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -94,7 +95,9 @@ class Fleet:
         # For all exchanges, also while another thread asks them. Each thread has a connection to the JVM.
         self._pool = ThreadPoolExecutor(2 * max(1, len(programs)), thread_name_prefix="strandline-ask")
         self._over = threading.Event()
-        self._renewing: threading.Thread | None = None
+        self._moved = threading.Event()
+        """An executor has gone, and partitions with it."""
+        self._threads: list[threading.Thread] = []
 
     def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
         """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
@@ -140,8 +143,6 @@ class Fleet:
 
         The process of one on this machine is watched, elsewhere its executor, and who has not renewed its lease.
         """
-        if self._executors is not None and self._executors.has_lost_one(time.monotonic()):
-            self._is_suspicious = True
         return self._is_suspicious or self._watch.has_lost_one(dict(self.last))
 
     def death_of(self, ack: Ack) -> KeeperError | None:
@@ -167,8 +168,34 @@ class Fleet:
         """Renew every keeper's lease from now on, however long restores, epochs, sinks and storage take."""
         if not self.slots:
             return
-        self._renewing = threading.Thread(target=self._renew, name="strandline-lease", daemon=True)
-        self._renewing.start()
+        self._threads.append(threading.Thread(target=self._renew, name="strandline-lease", daemon=True))
+        if self._executors is not None:
+            watch = threading.Thread(target=self._watch_executors, name="strandline-executors", daemon=True)
+            self._threads.append(watch)
+        for thread in self._threads:
+            thread.start()
+
+    def _watch_executors(self) -> None:
+        """Break off what keepers are asked through Spark once an executor that has some is gone.
+
+        Spark may let tasks that were to run there wait for it as long as for one that is busy.
+        """
+        assert self._executors is not None
+        # The session may be gone already.
+        with contextlib.suppress(Exception):
+            before, has_lost_one = self._exchanges.places, False
+            while not self._over.wait(_EXECUTORS_S):
+                # A look later: Spark has then forgotten what was there.
+                if has_lost_one and self._exchanges.places != before:
+                    self._moved.set()
+                    self._cancel(self._exchanges.job_group)
+                has_lost_one = self._executors.has_lost_one()
+                self._is_suspicious |= has_lost_one
+
+    def check_executors(self) -> None:
+        """Raise KeeperError if an executor has gone, and keepers with it."""
+        if self._moved.is_set():
+            raise KeeperError("an executor has gone, and its keepers with it")
 
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
@@ -201,7 +228,8 @@ class Fleet:
         rest = {partition: each for partition, each in asked.items() if partition not in found}
         if rest and not self._only_executor:
             schema, worker = schema_of("partition int, found binary"), LookupWorker(self._refs[uid], rest)
-            rows: list[Any] = self._exchanges.of(uid).partitions.mapInArrow(worker, schema).collect()
+            with self.breakable():
+                rows: list[Any] = self._exchanges.of(uid).partitions.mapInArrow(worker, schema).collect()
             found |= self._answers(uid, {Partition(row.partition): bytes(row.found) for row in rows})
         missing = sorted(asked.keys() - found.keys())
         if missing:
@@ -289,8 +317,8 @@ class Fleet:
         """Let go of what the driver holds for the keepers."""
         self._over.set()
         self._watch.close()
-        if self._renewing is not None:
-            self._renewing.join(_END_S)
+        for thread in self._threads:
+            thread.join(_END_S)
         self._pool.shutdown(wait=False)
         for broadcast in self._broadcasts.values():
             # Spark keeps a broadcast's bytes in a temporary file until it is destroyed.
@@ -316,7 +344,11 @@ class Fleet:
         if not self._refs:
             return []
         ask = self._ask_here if self._only_executor else self._ask_spark
-        found = ask(instructions, kind, start)
+        try:
+            found = ask(instructions, kind, start)
+        except Exception:
+            self.check_executors()
+            raise
         return [msgspec.msgpack.decode(ack, type=Ack) for ack in found]
 
     def _ask_here(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:

@@ -19,10 +19,15 @@ def lie_evenly(pinned: DataFrame, partitions: int) -> bool:
     core = sc._jsc.sc()
     # One of them is the driver.
     executors = core.getExecutorMemoryStatus().size() - 1
-    rows = pinned._jdf.queryExecution().toRdd()
-    places = [core.getPreferredLocs(rows, partition).mkString() for partition in range(partitions)]
     # Of one that Spark has dropped already, it says nothing.
-    return are_even(list(filter(None, places)), executors)
+    return are_even(list(filter(None, places_of(pinned, partitions))), executors)
+
+
+def places_of(pinned: DataFrame, partitions: int) -> list[str]:
+    """Return the executor of each of the first partitions of pinned rows; "" for one that is gone with it."""
+    core: Any = pinned.sparkSession.sparkContext._jsc.sc()
+    rows: Any = pinned._jdf.queryExecution().toRdd()
+    return [core.getPreferredLocs(rows, partition).mkString() for partition in range(partitions)]
 
 
 def are_even(places: Sequence[str], executors: int) -> bool:

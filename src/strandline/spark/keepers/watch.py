@@ -16,8 +16,6 @@ from strandline.keeper.watchdog import process_start
 Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
 
-_EXECUTORS_S = 1.0
-
 
 @dataclass
 class _Watched:
@@ -77,18 +75,14 @@ class KeeperWatch:
 
 
 class ExecutorWatch:
-    """Notices that executors have gone, and their keepers with them; asks Spark's driver, seldom, and no executor."""
+    """Notices that executors have gone, and their keepers with them; asks Spark's driver, and no executor."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._known = self._executors()
-        self._looked = 0.0
 
-    def has_lost_one(self, now_s: float) -> bool:
+    def has_lost_one(self) -> bool:
         """Whether one that was there at the last look is not there any more."""
-        if now_s - self._looked < _EXECUTORS_S:
-            return False
-        self._looked = now_s
         there, self._known = self._known, self._executors()
         return bool(there - self._known)
 

@@ -188,6 +188,9 @@ class TimeWindows(EndingWindows):
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
         super().__init__(kind, contents, rules)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
+        # To where no window ends: once there is no lateness any more, such a timer tells of what is to be removed. And
+        # to where none is removed that an earlier start has kept with another lateness.
+        self._removed_after = rules.lateness_us + 1 + rules.lateness_us // self._every % 1000
 
     def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
         """Put the event into each of its windows that is not too old."""
@@ -246,11 +249,10 @@ class TimeWindows(EndingWindows):
             if entry.fresh or not self._purges:
                 yield from self._results(Window(now_us - self._size, now_us), now_us, entry.value, ctx)
             if lateness and not self._purges:
-                # Where no window ends: once there is no lateness any more, such a timer tells of what is to be removed.
-                self._set_timer(now_us + lateness + 1, ctx)
+                self._set_timer(now_us + self._removed_after, ctx)
             else:
                 self._remove(now_us)
-        over = now_us - lateness - (entry is None)
+        over = now_us - (self._removed_after if entry is None else lateness)
         if lateness and self.windows.get(over) is not None:
             self._remove(over)
         elif entry is None:
@@ -263,7 +265,7 @@ class TimeWindows(EndingWindows):
             if end + lateness <= now_us:
                 self._remove(end)
             elif end <= now_us:
-                self._set_timer(end + lateness + 1, ctx)
+                self._set_timer(end + self._removed_after, ctx)
 
     def _given(self, end: int, ctx: Any) -> Iterator[Row]:
         """Give the result so far of a window, which goes on."""
