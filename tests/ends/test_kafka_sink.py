@@ -374,14 +374,15 @@ def test_a_client_that_hangs_is_given_up(kafka: Kafka, topic: str, target: Kafka
             destroyed.set()
 
     hung, destroyed = threading.Event(), threading.Event()
-    target.cluster.answer_s = 1.0
     target.claim(by(1))
     connection = target.connect(by(1), 0)
+    target.cluster.answer_s = 1.0
     connection._producer = Hanging(connection._producer)
     with pytest.raises(sl.errors.UnavailableError, match="does not return from begin_transaction"):
         connection.write(batch(("a", "1")), None, "m1")
     connection.close()
     assert not destroyed.is_set()
+    target.cluster.answer_s = 10.0
     target.connect(by(1), 0).write(batch(("a", "2")), None, "m1")
     hung.set()
     assert destroyed.wait(30)
