@@ -346,6 +346,8 @@ class Replay(Starting):
         failpoints.hit("bootstrap.checkpointed")
         assert self.claim is not None
         self.claim.check()
+        # An attempt before this one could not delete its part of a savepoint if the storage did not answer.
+        discard_own(folder_at(wish.target), work.mark)
         # None follows it, so it stays.
         manifest = b.jobdir.read(manifest_path(number), MANIFEST.decode)
         manifest = msgspec.structs.replace(manifest, source=work.read_before)
