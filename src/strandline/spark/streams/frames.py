@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakSet
@@ -21,7 +21,7 @@ from strandline.plan.graph import FailedNode, LateNode, Node, SourceNode, StepNo
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line, schema_of
-from strandline.spark.base.plans import across_rows
+from strandline.spark.base.plans import across_rows, computed_with
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.spark_errors import unread
 from strandline.spark.sources.checks import brought_by, leaves_of
@@ -125,12 +125,12 @@ def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:
             f"{said} gave {after!r:.100}, expected a DataFrame",
             hint="return what it makes of the DataFrame it is given",
         )
-    _check_step(before, after, said)
+    _check_step(before, after, said, node.columns.hidden)
     return FrameStep(_columns(after.schema), node, step=step, probe=after)
 
 
-def _check_step(before: DataFrame, after: DataFrame, said: str) -> None:
-    """Refuse a step that looks at more than one row at a time, or at rows of another stream."""
+def _check_step(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
+    """Refuse a step that looks at more than one row at a time, at rows of another stream, or at hidden columns."""
     own = [brought_by(leaf) for leaf in leaves_of(before)]
     brought = [brought_by(leaf) for leaf in leaves_of(after)]
     if not brought:
@@ -147,6 +147,12 @@ def _check_step(before: DataFrame, after: DataFrame, said: str) -> None:
         )
     if found is not None:
         raise ConfigurationError(f"{said} has {found.what}: {found.why}", hint=found.hint)
+    if unseen := computed_with(after, before, hidden):
+        raise ConfigurationError(
+            f"{said} makes something of all columns, and so of {unseen}, which rows carry unseen: a '*' inside of a "
+            "function stands for it, too",
+            hint="name the stream's columns: F.struct(*stream.columns), df.na.drop(subset=stream.columns)",
+        )
 
 
 def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
