@@ -290,6 +290,7 @@ def test_a_step_of_all_columns_does_not_take_in_those_that_rows_carry_unseen(spa
         lambda s: s.with_column("all", F.explode(F.array(F.struct("*")))),
         # Spark's text of a long expression leaves out what comes last.
         step(lambda d: d.withColumns({f"c{i}": F.lit(i) for i in range(30)}).withColumn("all", F.struct("*"))),
+        lambda s: s.key_by("user").agg(n=sl.agg.count_distinct("struct(*)"), uid="n"),
         step(lambda d: d.na.drop()),
         step(lambda d: d.na.fill(0)),
         step(lambda d: d.toDF(*(name.upper() for name in d.columns))),
@@ -302,6 +303,9 @@ def test_a_step_of_all_columns_does_not_take_in_those_that_rows_carry_unseen(spa
                 use(each)
             assert "F.struct(*stream.columns)" in str(caught.value)
     assert stream.select(F.to_json(F.struct("*")).alias("value")).columns == ["value"]
+    whole = sl.agg.max_by("struct(*)", "v")
+    assert stream.key_by("user").agg(most=whole, uid="most").columns == ["user", "most"]
+    assert timed.key_by("user").agg(most=sl.agg.max_by("struct(user, v)", "v"), uid="most").columns == ["user", "most"]
     for fits in (
         lambda s: s.select("*", (F.col("v") + 1).alias("w")),
         lambda s: s.select(F.to_json(F.struct(*s.columns)).alias("value")),

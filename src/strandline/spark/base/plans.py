@@ -74,7 +74,7 @@ _SUSPECT = re.compile(rf"^[ :+-]*~?({'|'.join([*_BY_NODE, *_JOINS, 'Sort', 'Unio
 _SESSION = re.compile(r"precisetimestampconversion\(.* AS session_window#")
 """How Spark writes session_window(…): of each row, where a session would begin and end that nothing else is in."""
 _NUMBERED = re.compile(r"monotonically_increasing_id\(\)(?!#)")
-_COMPUTING = ("Project", "Filter", "Generate", "Expand")
+_COMPUTING = ("Project", "Filter", "Generate", "Expand", "Aggregate")
 _KEEPS_LEFT = ("LeftOuter", "FullOuter", "LeftSemi", "LeftAnti")
 _KEEPS_RIGHT = ("RightOuter", "FullOuter")
 

@@ -51,12 +51,14 @@ class FrameSource(SourceNode):
         try:
             with errors_reported():
                 # In an aggregate, where it will stand: in there, an aggregate or an explode() is refused.
-                found = probe_of(node).groupBy().agg(F.expr(f"first({expression}) as v"))
-                return ddl_of(found.schema["v"].dataType)
+                probe = probe_of(node)
+                found = probe.groupBy().agg(F.expr(f"first({expression}) as v"))
         except AnalysisException as error:
             raise ConfigurationError(
                 f"{what} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
             ) from None
+        _check_hidden(probe, found, what, node.columns.hidden)
+        return ddl_of(found.schema["v"].dataType)
 
 
 sources_made: WeakSet[FrameSource] = WeakSet()
@@ -147,6 +149,11 @@ def _check_step(before: DataFrame, after: DataFrame, said: str, hidden: Sequence
         )
     if found is not None:
         raise ConfigurationError(f"{said} has {found.what}: {found.why}", hint=found.hint)
+    _check_hidden(before, after, said, hidden)
+
+
+def _check_hidden(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
+    """Refuse what computes with hidden columns."""
     if unseen := computed_with(after, before, hidden):
         raise ConfigurationError(
             f"{said} makes something of all columns, and so of {unseen}, which rows carry unseen: a '*' inside of a "
