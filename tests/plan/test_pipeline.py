@@ -10,7 +10,7 @@ import pytest
 import strandline as sl
 from strandline.core.settings import parse_duration_ms
 from strandline.format.manifest import OperatorInfo
-from strandline.plan.columns import Columns
+from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, UnionNode, WatermarkNode
 from strandline.plan.operators import branches_above
 from strandline.plan.parallelism import Parallelism, ParallelismOverride, check_wanted, most_on_one
@@ -23,6 +23,7 @@ from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.sources.checks import check_source_name
 from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.stream import Output, Stream
+from strandline.types.datatypes import parse_schema
 
 LOOK = Columns.of("k string")
 NO_FRAME: Any = None
@@ -286,3 +287,15 @@ def test_one_machine_has_a_partition_of_each_operator_with_one() -> None:
 def test_max_parallelism_is_found_under_the_old_uid() -> None:
     (settled,) = settle(4, [renamed("b", "a")], [stored("a", 2, 64)])
     assert (settled.uid, settled.was, settled.max_parallelism) == ("b", "a", 64)
+
+
+def test_a_key_is_read_again_whatever_its_name() -> None:
+    """Of a checkpoint whose key cannot be read, nothing is restored."""
+    names = ["plain", "a.b", "a`b", "`q`", "select"]
+    input_ = ", ".join(f"{quoted(name)} int" for name in names)
+    node = OperatorNode(Columns.of("n int"), source(), uid="x", keys=tuple(names), input_schema=input_)
+    (settled,) = settle(2, [node])
+    assert [(field.name, field.type.ddl) for field in parse_schema(settled.key_schema).fields] == [
+        (name, "int") for name in names
+    ]
+    assert settled.key_schema.startswith("`plain` int, ")

@@ -196,6 +196,25 @@ def test_what_python_has_no_values_for_is_a_bad_row_wherever_it_is_read(
     assert json.loads(letter.key or "null") is None
 
 
+def test_a_late_row_that_is_a_bad_record_comes_once(spark: Any, case: Case) -> None:
+    """Among the dead letters, and not in the side output of late rows of an aggregate as well."""
+    first, *rest = (
+        json.dumps({"k": k, "raw": raw, "ts": AT.format(second)})
+        for k, raw, second in [("a", "31", 9), ("a", "32", 1), (None, "33", 2), ("a", "FF", 3)]
+    )
+    put(case.root / "in", 0, first)
+    windows = from_bytes(spark, case).key_by("k").window(sl.Tumbling("2s"), late="late")
+    tops = windows.agg(top=sl.agg.max("v"), uid="tops", on_error="dead-letter")
+    late, bad = sl.sinks.memory(name="late"), sl.sinks.memory(name="bad")
+    outputs = tops.to(sl.sinks.noop()), tops.side("late").select("v").to(late), tops.dead_letters.to(bad)
+    with case.job_of("once", *outputs).start(spark) as run:
+        settle(run)
+        put(case.root / "in", 1, *rest)
+        settle(run)
+    assert [row.v for row in late.rows] == ["2"]
+    assert sorted(row.step for row in bad.rows) == ["key_by", "read"]
+
+
 def test_a_string_that_is_no_utf8_ends_the_job_at_once_and_in_words(spark: Any, case: Case) -> None:
     put(case.root / "in", 0, json.dumps({"k": "a", "raw": "31"}), json.dumps({"k": "a", "raw": "FFFE"}))
     keyed = from_bytes(spark, case).key_by("k")

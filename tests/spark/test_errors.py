@@ -188,6 +188,7 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
     df = small.source(spark, tmp_path / "in")
     stream, known = sl.stream(df), spark.createDataFrame([("ann", 1)], "user string, age int")
     behind = stream.key_by("user").agg(n=sl.agg.count(), uid="n")
+    timed = sl.stream(df.withColumn("ts", F.timestamp_seconds("v"))).watermark("ts")
     clock = spark.readStream.format("rate").load()
     over = Window.partitionBy("user").orderBy("v")
 
@@ -271,6 +272,49 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         sql("select * from rows where user in (select user from known) and v < (select max(age) from known)"),
     ):
         assert fits(stream).columns
+        assert fits(timed).columns
+
+
+def test_a_step_of_all_columns_does_not_take_in_those_that_rows_carry_unseen(spark: Any, tmp_path: Path) -> None:
+    """`*` stands for them, too: they would be in what a job shows."""
+    stream = sl.stream(small.source(spark, tmp_path / "in").withColumn("at", F.timestamp_seconds("v")))
+    timed = stream.watermark("at", per="user")
+    behind = timed.key_by("user").process(functions.Count(), output="user string, v bigint", uid="x")
+
+    def step(function: Any) -> Any:
+        return lambda s: s.transform(function)
+
+    for use in (
+        lambda s: s.select(F.to_json(F.struct("*")).alias("value")),
+        lambda s: s.select_expr("user", "xxhash64(*) as h"),
+        lambda s: s.with_column("all", F.explode(F.array(F.struct("*")))),
+        # Spark's text of a long expression leaves out what comes last.
+        step(lambda d: d.withColumns({f"c{i}": F.lit(i) for i in range(30)}).withColumn("all", F.struct("*"))),
+        lambda s: s.key_by("user").agg(n=sl.agg.count_distinct("struct(*)"), uid="n"),
+        step(lambda d: d.na.drop()),
+        step(lambda d: d.na.fill(0)),
+        step(lambda d: d.toDF(*(name.upper() for name in d.columns))),
+        step(
+            lambda d: d.select("v", *(c for c in d.columns if c.endswith("time"))).unpivot("v", None, "name", "value")
+        ),
+    ):
+        for each in (timed, behind):
+            with pytest.raises(sl.errors.ConfigurationError, match="of __strandline_time, which rows carry") as caught:
+                use(each)
+            assert "F.struct(*stream.columns)" in str(caught.value)
+    assert stream.select(F.to_json(F.struct("*")).alias("value")).columns == ["value"]
+    whole = sl.agg.max_by("struct(*)", "v")
+    assert stream.key_by("user").agg(most=whole, uid="most").columns == ["user", "most"]
+    assert timed.key_by("user").agg(most=sl.agg.max_by("struct(user, v)", "v"), uid="most").columns == ["user", "most"]
+    for fits in (
+        lambda s: s.select("*", (F.col("v") + 1).alias("w")),
+        lambda s: s.select(F.to_json(F.struct(*s.columns)).alias("value")),
+        step(lambda d: d.na.drop(subset=["user"]).withColumnRenamed("v", "w").drop("user")),
+        step(lambda d: d.where("v > 1").unionByName(d.where("v < 1"))),
+        step(lambda d: d.mapInPandas(lambda pandas: pandas, d.schema)),
+    ):
+        for each in (timed, behind):
+            assert fits(each)._node.columns.is_timed
 
 
 def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core import failpoints
@@ -230,6 +231,30 @@ def test_a_sink_that_clears_caches_neither_fails_the_job_nor_changes_rows(spark:
         assert (run.status().restarts, run.status().epoch) == (0, 2)
     assert sorted(before.rows) == sorted(after.rows)
     assert Counter((row.user, row.n) for row in after.rows) == small.counted(users(case))
+
+
+def test_what_a_function_sets_on_its_session_is_not_set_for_sinks_behind_or_later_epochs(
+    spark: Any, case: Case
+) -> None:
+    """After a restart, the job would be without it again: the same row would give another result."""
+    zone, own = "spark.sql.session.timeZone", "my.own"
+
+    def sets(df: Any, _: int) -> None:
+        conf = df.sparkSession.conf
+        seen.append((conf.get(zone), conf.get(own, None)))
+        conf.set(zone, "Asia/Tokyo")
+        conf.set(own, "1")
+
+    seen: list[Any] = []
+    told, before = sl.sinks.memory(), spark.conf.get(zone)
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    hours = stream.with_column("hour", F.hour(F.expr("timestamp'2024-01-01 12:00:00Z'")))
+    with case.job_of("sets", stream.to(sl.sinks.foreach_batch(sets)), hours.to(told)).start(spark) as run:
+        for number in range(2):
+            small.write_rows(case.root / "in", number, [("ann", "a", number)])
+            settle(run)
+    assert seen == [(before, None)] * 2
+    assert [row.hour for row in told.rows] == [12, 12]
 
 
 def test_several_sinks_of_one_operator_touch_its_state_once(spark: Any, case: Case) -> None:

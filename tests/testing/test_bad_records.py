@@ -125,6 +125,23 @@ def test_an_event_that_cannot_be_folded_in_leaves_its_window_as_it_was() -> None
         assert [letter.reason.partition(":")[0] for letter in h.dead_letters] == ["ZeroDivisionError"] * 2
 
 
+@pytest.mark.parametrize("on_error", ["skip", "dead-letter"])
+def test_a_bad_record_that_is_late_or_has_no_time_is_not_late_too(on_error: Any) -> None:
+    """Neither of functions nor of aggregates: it would come twice."""
+    windows = AMOUNTS.window(sl.Tumbling("10s"), late="late")
+    streams = {
+        "fold": windows.fold("v int", 0, lambda total, event: total + event.v, uid="w", on_error=on_error),
+        "agg": windows.agg(v=sl.agg.sum("v"), uid="w", on_error=on_error),
+    }
+    for stream in streams.values():
+        with Harness(stream) as h:
+            h.push(("a", 1, at(30)))
+            h.push((None, 2, at(1)), ("a", 3, at(2)), (None, 4, None), ("b", 5, None))
+            assert [row.v for row in h.side("late")] == [3, 5]
+            if on_error == "dead-letter":
+                assert [json.loads(letter.event)["v"] for letter in h.dead_letters] == [2, 4]
+
+
 def test_dead_letters_of_a_chain_are_together_and_survive_a_crash() -> None:
     class Odd(sl.KeyedProcess):
         n = sl.Value("bigint", default=0)

@@ -82,12 +82,13 @@ def aggregate_on(
     types += [(column, columns.ddl_of(column)) for column in more]
     sent = Columns(tuple(types), columns.hidden)
     late: dict[str, Node] = {}
-    if rules.late is not None:
-        unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
-        late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid)
-    bears = check_on_error(operator, uid, on_error, late)
+    bears = check_on_error(operator, uid, on_error, {} if rules.late is None else {rules.late: ""})
     read = [(quoted(name), columns.type_of(name)) for name in (*keys, *more)]
     read += [(part.one, part.type) for part in declared.parts.values()]
+    if rules.late is not None:
+        unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
+        bad = ((), ()) if bears.fails else (keys, tuple(read))
+        late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid, *bad)
     if bears.gives:
         late[DEAD_LETTERS] = keyless(keyed, uid, tuple(read))
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]

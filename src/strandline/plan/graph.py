@@ -192,6 +192,9 @@ class LateNode(Node):
     lateness_us: int = 0
     uid: str = ""
     """The operator whose late events they are."""
+    keys: tuple[str, ...] = ()
+    read: tuple[tuple[str, DataType], ...] = ()
+    """As of KeylessNode, where `on_error` counts: such a row is a bad record and not late."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.plan.columns import quoted
 from strandline.plan.graph import (
     FailedNode,
     LateNode,
@@ -77,7 +78,7 @@ class Operator:
     def key_schema(self) -> str:
         """DDL of the key columns."""
         types = parse_schema(self.node.input_schema).types_of(self.node.keys)
-        return ", ".join(f"`{name}` {kind.ddl}" for name, kind in zip(self.node.keys, types, strict=True))
+        return ", ".join(f"{quoted(name)} {kind.ddl}" for name, kind in zip(self.node.keys, types, strict=True))
 
     @property
     def states(self) -> list[StateInfo]:

@@ -42,8 +42,7 @@ def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes, report: Repo
         case MapNode():
             return _mapped(node, rows, report)
         case KeylessNode():
-            nulls = [rows.column(key).is_null() for key in node.keys]
-            return _with(rows.filter(reduce(pc.or_, nulls)), {}, node.columns)
+            return _with(rows.filter(_has_no_key(node, rows)), {}, node.columns)
         case WatermarkNode():
             return _timed(node, rows)
         case OutputNode():
@@ -166,7 +165,14 @@ def _late(node: LateNode, rows: Rows, times: EpochTimes) -> Rows:
     is_over = pc.less_equal(pc.add(end, node.lateness_us), reached).fill_null(False)
     # With gaps between windows, a row may be in none: that is not late.
     is_late = pc.and_(pc.less(at, end), is_over)
-    return _with(rows.filter(pc.or_(pc.is_null(at), is_late.fill_null(False))), {}, node.columns)
+    found = pc.or_(pc.is_null(at), is_late.fill_null(False))
+    if node.keys:
+        found = pc.and_not(found, _has_no_key(node, rows))
+    return _with(rows.filter(found), {}, node.columns)
+
+
+def _has_no_key(node: KeylessNode | LateNode, rows: Rows) -> pa.Array:
+    return reduce(pc.or_, [rows.column(key).is_null() for key in node.keys])
 
 
 def _ends(rows: Rows, offset_us: int, every_us: int, size_us: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,7 @@ _SUSPECT = re.compile(rf"^[ :+-]*~?({'|'.join([*_BY_NODE, *_JOINS, 'Sort', 'Unio
 _SESSION = re.compile(r"precisetimestampconversion\(.* AS session_window#")
 """How Spark writes session_window(…): of each row, where a session would begin and end that nothing else is in."""
 _NUMBERED = re.compile(r"monotonically_increasing_id\(\)(?!#)")
+_COMPUTING = ("Project", "Filter", "Generate", "Expand", "Aggregate")
 _KEEPS_LEFT = ("LeftOuter", "FullOuter", "LeftSemi", "LeftAnti")
 _KEEPS_RIGHT = ("RightOuter", "FullOuter")
 
@@ -87,6 +89,32 @@ def across_rows(df: DataFrame) -> AcrossRows | None:
     is_suspect = _SUSPECT.search(text) is not None or _SESSION.search(text) is not None
     # A plan's text leaves out columns where there are many.
     return _find(plan) if is_suspect or not plan.deterministic() else None
+
+
+def computed_with(after: DataFrame, before: DataFrame, names: Collection[str]) -> str:
+    """Return the first of these columns of `before` that `after` makes something of; "" if it only passes them on.
+
+    A `*` inside of a function stands for all columns. Functions of whole rows, as of mapInPandas, do not count.
+    """
+    stop = before._jdf.queryExecution().analyzed()
+    return next((name for name in names if _computes(after._jdf.queryExecution().analyzed(), stop, name)), "")
+
+
+def _computes(plan: Any, stop: Any, name: str) -> bool:
+    if plan.equals(stop):
+        return False
+    kind = plan.nodeName()
+    if kind in _COMPUTING:
+        passed = re.compile(rf"{name}#\d+L?( AS {name}#\d+L?)?|(?!{name})[^\s()]*#\d+L?")
+        expressions = plan.expressions()
+        # What unpivot() makes rows of goes into another column.
+        is_kept = kind != "Expand" or f"{name}#" in plan.outputSet().toString()
+        # What an expression refers to is asked of few: its text leaves out arguments where there are many.
+        for at, text in enumerate(expressions.mkString("\0").split("\0")):
+            if not (is_kept and passed.fullmatch(text)) and f"{name}#" in expressions.apply(at).references().toString():
+                return True
+    children = plan.children()
+    return any(_computes(children.apply(at), stop, name) for at in range(children.size()))
 
 
 def _find(plan: Any) -> AcrossRows | None:

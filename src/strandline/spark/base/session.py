@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,23 @@ def session_warnings(spark: SparkSession) -> list[str]:
         "Set it when the session is made: strandline.session() does, and strandline.spark_settings() gives the settings"
     )
     return [f"{what}. {how}" for what in found]
+
+
+@contextlib.contextmanager
+def settings_kept(spark: SparkSession) -> Iterator[None]:
+    """Take back what is set on a session meanwhile."""
+    jvm_session: Any = spark._jsparkSession
+    conf = jvm_session.sessionState().conf()
+    before = conf.getAllConfs()
+    try:
+        yield
+    finally:
+        if not conf.getAllConfs().equals(before):
+            conf.clear()
+            settings = before.iterator()
+            while settings.hasNext():
+                setting = settings.next()
+                conf.setConfString(setting._1(), setting._2())
 
 
 def core_setting(spark: SparkSession, name: str) -> str:

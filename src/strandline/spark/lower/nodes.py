@@ -68,9 +68,7 @@ def lowered(
             assert report is not None
             return map_batches(df, CountFailed(report, "it is malformed"), df.schema)
         case KeylessNode():
-            bad = " or ".join(f"{quoted(key)} is null" for key in node.keys)
-            readable = _are_readable(node.read)
-            return df.where(f"{bad} or not ({readable})" if readable else bad).drop(ORIGIN)
+            return df.where(_is_bad(node)).drop(ORIGIN)
         case WatermarkNode():
             return with_times(df, node.spec)
         case OutputNode():
@@ -93,7 +91,14 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
     end = _end_of(kind.offset_us, kind.every_us, kind.size_us)
     # With gaps between windows, a row may be in none: that is not late.
     found = df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {node.lateness_us}L <= {reached})")
-    return found.drop(ORIGIN)
+    return (found.where(f"not ({_is_bad(node)})") if node.keys else found).drop(ORIGIN)
+
+
+def _is_bad(node: KeylessNode | LateNode) -> str:
+    """Return the SQL of whether a row has no key, or holds what cannot be read."""
+    bad = " or ".join(f"{quoted(key)} is null" for key in node.keys)
+    readable = _are_readable(node.read)
+    return f"{bad} or not ({readable})" if readable else bad
 
 
 def _mapped(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:

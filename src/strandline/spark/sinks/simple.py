@@ -12,6 +12,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, unique_name
 from strandline.plan.callables import call, check_function, check_shippable
+from strandline.spark.base.session import settings_kept
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.blame import ForEach
@@ -101,7 +102,9 @@ class ForeachBatchSink(Sink):
         self._function = function
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
-        call("sinks.foreach_batch(): the function", self._function, df, epoch)
+        # It is the session of all epochs, and of the sinks behind this one.
+        with settings_kept(df.sparkSession):
+            call("sinks.foreach_batch(): the function", self._function, df, epoch)
 
 
 class ConsoleSink(Sink):

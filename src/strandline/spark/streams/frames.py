@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakSet
@@ -21,7 +21,7 @@ from strandline.plan.graph import FailedNode, LateNode, Node, SourceNode, StepNo
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line, schema_of
-from strandline.spark.base.plans import across_rows
+from strandline.spark.base.plans import across_rows, computed_with
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.spark_errors import unread
 from strandline.spark.sources.checks import brought_by, leaves_of
@@ -51,12 +51,14 @@ class FrameSource(SourceNode):
         try:
             with errors_reported():
                 # In an aggregate, where it will stand: in there, an aggregate or an explode() is refused.
-                found = probe_of(node).groupBy().agg(F.expr(f"first({expression}) as v"))
-                return ddl_of(found.schema["v"].dataType)
+                probe = probe_of(node)
+                found = probe.groupBy().agg(F.expr(f"first({expression}) as v"))
         except AnalysisException as error:
             raise ConfigurationError(
                 f"{what} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
             ) from None
+        _check_hidden(probe, found, what, node.columns.hidden)
+        return ddl_of(found.schema["v"].dataType)
 
 
 sources_made: WeakSet[FrameSource] = WeakSet()
@@ -125,12 +127,12 @@ def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:
             f"{said} gave {after!r:.100}, expected a DataFrame",
             hint="return what it makes of the DataFrame it is given",
         )
-    _check_step(before, after, said)
+    _check_step(before, after, said, node.columns.hidden)
     return FrameStep(_columns(after.schema), node, step=step, probe=after)
 
 
-def _check_step(before: DataFrame, after: DataFrame, said: str) -> None:
-    """Refuse a step that looks at more than one row at a time, or at rows of another stream."""
+def _check_step(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
+    """Refuse a step that looks at more than one row at a time, at rows of another stream, or at hidden columns."""
     own = [brought_by(leaf) for leaf in leaves_of(before)]
     brought = [brought_by(leaf) for leaf in leaves_of(after)]
     if not brought:
@@ -147,6 +149,17 @@ def _check_step(before: DataFrame, after: DataFrame, said: str) -> None:
         )
     if found is not None:
         raise ConfigurationError(f"{said} has {found.what}: {found.why}", hint=found.hint)
+    _check_hidden(before, after, said, hidden)
+
+
+def _check_hidden(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
+    """Refuse what computes with hidden columns."""
+    if unseen := computed_with(after, before, hidden):
+        raise ConfigurationError(
+            f"{said} makes something of all columns, and so of {unseen}, which rows carry unseen: a '*' inside of a "
+            "function stands for it, too",
+            hint="name the stream's columns: F.struct(*stream.columns), df.na.drop(subset=stream.columns)",
+        )
 
 
 def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
