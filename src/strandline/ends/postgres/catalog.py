@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import AccessError, ConfigurationError
 from strandline.ends.postgres.shape import Shape, quoted
 from strandline.types.columns import from_arrow_type
 
@@ -162,12 +162,12 @@ def _check_privileges(found: CatalogTable, shape: Shape) -> None:
         needed += ["update", "select", "temporary"] + (["delete"] if shape.delete else [])
     missing = [name for name in needed if not found.may[name]]
     if "temporary" in missing:
-        raise ConfigurationError(
+        raise AccessError(
             f"user {found.user} may not make temporary tables, which a sink with a key needs",
             hint=f"grant temporary on database … to {quoted(found.user)}",
         )
     if missing:
-        raise ConfigurationError(
+        raise AccessError(
             f"user {found.user} may not {' and '.join(missing)} in table {shape.table}",
             hint=f"grant {', '.join(missing)} on {found.quoted} to {quoted(found.user)}",
         )
