@@ -593,6 +593,43 @@ def test_snapshots_that_expire_take_no_record_along(tmp_path: Path) -> None:
     assert place.pairs() == [(1, "a"), (7, "other")]
 
 
+def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path) -> None:
+    """Those between it and what the table shows are expired."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    staged = stage(sink, 1, [(1, "a")])
+    sink.commit(staged)
+    table = place.table()
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "day").commit()
+    for number in (7, 8):
+        place.append(pa.table({"k": [number], "v": ["other"]}))
+    place.table().maintenance.expire_snapshots().older_than(datetime.datetime.now()).commit()
+    assert [each.sequence_number for each in place.table().snapshots()] == [2, 4]
+    sink = place.start(staged, 1)
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    assert place.pairs() == [(1, "a"), (2, "b"), (7, "other"), (8, "other")]
+
+
+def test_a_rollback_is_seen_where_what_it_went_to_has_expired(tmp_path: Path) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    place.append(pa.table({"k": [7], "v": ["other"]}))
+    _, put_back = place.marked("its own command")
+    staged = stage(sink, 2, [(2, "b")])
+    sink.commit(staged)
+    older = place.table().snapshots()[:-1]
+    put_back()
+    place.append(pa.table({"k": [8], "v": ["other"]}))
+    expire = place.table().maintenance.expire_snapshots()
+    for snapshot in older:
+        expire = expire.by_id(snapshot.snapshot_id)
+    expire.commit()
+    assert [each.sequence_number for each in place.table().snapshots()] == [4, 5]
+    with pytest.raises(CorruptionError, match="had epoch 1"):
+        place.start(staged, 2)
+
+
 def test_the_same_generation_again_is_refused(delta: Place) -> None:
     sink = delta.start()
     sink.commit(stage(sink, 1, [(1, "a")]))
