@@ -960,10 +960,53 @@ def test_files_end_at_their_size_and_are_held_together(delta: Place) -> None:
     sink.commit(stage(sink, 1, rows))
     assert len(delta.files()) == 1, "one batch of rows is in one file"
     sink.commit(stage(sink, 2, [(-1, "a")], [(-2, "b")]))
+    assert len(delta.files()) == 2, "those of the second commit are held together"
     sink.commit(stage(sink, 3, [(-3, "c")]))
+    assert len(delta.files()) == 3
     assert len(delta.pairs()) == 3003
-    assert delta.table().history(3)[0]["operation"] == "WRITE"
-    assert "OPTIMIZE" in [entry["operation"] for entry in delta.table().history()]
+
+
+@pytest.mark.parametrize("columns", [["k"], ["k", "v"]])
+def test_small_files_are_held_together_in_their_parts(delta: Place, columns: list[str]) -> None:
+    rows = pa.table({"k": [1, 2, 1], "v": ["x", None, "x"], "at": [datetime.datetime(2026, 1, 2), None, None]})
+    for _ in range(2):
+        write_deltalake(str(delta.path / "table"), rows, partition_by=columns, mode="append")
+    sink = delta.start(compact_every=1)
+    delta.table().alter.add_columns(DeltaSchema.from_arrow(pa.schema([("later", pa.int64())])).fields)
+    schema = StructType([*NAMES.fields, StructField("later", LongType())])
+    sink.commit(stage(sink, 1, [(1, "x", 5)], schema=schema))
+    assert len(delta.files()) == 2
+    found = delta.rows().select(["k", "v", "at", "later"]).to_pylist()
+    wanted = 2 * rows.append_column("later", pa.nulls(3, pa.int64())).to_pylist()
+    wanted.append({"k": 1, "v": "x", "at": None, "later": 5})
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+@pytest.mark.parametrize("others", ["compact", "append", "delete"])
+def test_another_writer_comes_before_a_compaction(delta: Place, others: str) -> None:
+    sink = delta.start(compact_every=2)
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    acts = {
+        "compact": lambda: delta.table().optimize.compact(),
+        "append": lambda: delta.append(pa.table({"k": [7], "v": ["other"]})),
+        "delete": lambda: delta.table().delete("k = 1"),
+    }
+    committed, load = sink.committed, sink.load
+
+    def loaded() -> Any:
+        table, sink.load = load(), load
+        acts[others]()
+        return table
+
+    def then_loads(table: Any) -> None:
+        sink.load = loaded
+        committed(table)
+
+    sink.committed = then_loads
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    rows = {"compact": [(1, "a"), (2, "b")], "append": [(1, "a"), (2, "b"), (7, "other")], "delete": [(2, "b")]}
+    assert delta.pairs() == rows[others]
+    assert len(delta.files()) == (2 if others == "append" else 1)
 
 
 def test_delta_tables_that_want_more_of_a_writer_are_refused(delta: Place) -> None:
