@@ -14,6 +14,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
+from strandline.ends.kafka import recovery
 from strandline.ends.kafka.client import Cluster
 from strandline.ends.kafka.record import LaneMessage, Rows, firsts_of
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _known, idle
@@ -182,6 +183,23 @@ def test_a_crash_at_each_step_of_writing_them_again(kafka: Kafka, target: KafkaT
     has_crashed = crash_after(lane, count)
     lane.expect()
     assert has_crashed == (count < 12)
+
+
+def test_rows_are_written_again_when_their_abort_is_carried_out_late(
+    kafka: Kafka, target: KafkaTarget, monkeypatch: Any
+) -> None:
+    target.claim(by(1))
+    lane = Hung(kafka, target)
+    lane.hang()
+    abort, find, late = recovery.Lane._abort, recovery.open_at, [True, True]
+
+    def abort_late(*args: Any) -> None:
+        abort(*args)
+        monkeypatch.setattr(recovery, "open_at", lambda *args: (args[2], []) if late and late.pop() else find(*args))
+
+    monkeypatch.setattr(recovery.Lane, "_abort", abort_late)
+    lane.expect()
+    assert not late
 
 
 def crash_after(lane: Hung, count: int) -> bool:

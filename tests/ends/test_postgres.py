@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,7 +18,14 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, StrandlineError
+from strandline.core.errors import (
+    AccessError,
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    StrandlineError,
+)
 from strandline.ends.postgres import target as postgres
 from strandline.spark.sinks import transactional
 from strandline.testing.sinks import conformance
@@ -25,7 +33,7 @@ from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, 
 from tests.ends import inprocess
 from tests.ends.test_postgres_rows import writer
 from tests.lossy import Proxy
-from tests.postgres import DATABASE, Server
+from tests.postgres import DATABASE, PASSWORD, Server
 
 
 @pytest.fixture
@@ -300,6 +308,12 @@ def test_commits_are_on_disk_whatever_the_server_is_set_to(table: Table) -> None
     assert table.sql("select setting from seen") == [("on",)]
 
 
+class OutOfIdsError(psycopg.errors.ProgramLimitExceeded):
+    """What the server says when all transaction ids are in use, until it has done VACUUM."""
+
+    diag: Any = SimpleNamespace(source_function="GetNewTransactionId")
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -307,7 +321,7 @@ def test_commits_are_on_disk_whatever_the_server_is_set_to(table: Table) -> None
         psycopg.errors.CannotConnectNow, psycopg.errors.TooManyConnections, psycopg.errors.DiskFull,
         psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, psycopg.errors.ReadOnlySqlTransaction,
         psycopg.errors.IdleInTransactionSessionTimeout, psycopg.OperationalError, psycopg.InterfaceError,
-        ConnectionResetError, TimeoutError,
+        ConnectionResetError, TimeoutError, OutOfIdsError,
     ],
 )  # fmt: skip
 def test_what_may_pass_is_tried_again(table: Table, error: type[Exception]) -> None:
@@ -315,7 +329,10 @@ def test_what_may_pass_is_tried_again(table: Table, error: type[Exception]) -> N
 
 
 def test_what_will_not_pass_is_not(table: Table) -> None:
-    for error in (psycopg.errors.UniqueViolation, psycopg.errors.UndefinedTable, psycopg.DataError, ValueError):
+    for error in (
+        psycopg.errors.UniqueViolation, psycopg.errors.UndefinedTable, psycopg.errors.ProgramLimitExceeded,
+        psycopg.DataError, ValueError,
+    ):  # fmt: skip
         assert not table.target.may_pass(error())
 
 
@@ -387,8 +404,35 @@ def test_rows_that_are_refused_are_dead_letters(postgresql: Server, dsn: str, pr
     ]
     assert len(letters) == 1
     assert "violates check constraint" in str(letters[0])
-    # A table that is gone is no row's fault.
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "words"),
+    [
+        ("alter table results rename to away", "alter table away rename to results", "table results does not exist"),
+        ("revoke insert on results from etl", "grant insert on results to etl", "user etl may not insert"),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_gone_or_forbidden_for_a_while_ends_no_job(
+    postgresql: Server, dsn: str, proxy: Proxy, tmp_path: Path, change: str, back: str, words: str
+) -> None:
+    """It is no row's fault either."""
+    schema = dsn.rpartition("%3D")[2]
     with postgresql.connect(dsn) as db:
-        db.execute("drop table results")
-    with pytest.raises(StrandlineError, match="table results does not exist"):
-        sink.commit(trial.stage(sink, 2))
+        db.execute("create role etl login password 'of-etl'")
+        db.execute(f"grant all on schema {schema} to etl")
+        try:
+            as_etl = dsn.replace(f"tests:{PASSWORD}@", "etl:of-etl@")
+            trial = trial_of(postgresql, as_etl, proxy, writers=1, on_error="dead-letter", dead_letters=tmp_path)
+            sink = trial.start()
+            staged = trial.stage(sink, 1)
+            db.execute(change)
+            with pytest.raises(StrandlineError, match=words) as caught:
+                sink.commit(staged)
+            assert isinstance(caught.value, AccessError) or not isinstance(caught.value, ConfigurationError)
+            assert not list(tmp_path.iterdir())
+            db.execute(back)
+            trial.start(staged, 1)
+            trial.expect(1)
+        finally:
+            db.execute("drop owned by etl; drop role etl")

@@ -593,6 +593,43 @@ def test_snapshots_that_expire_take_no_record_along(tmp_path: Path) -> None:
     assert place.pairs() == [(1, "a"), (7, "other")]
 
 
+def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path) -> None:
+    """Those between it and what the table shows are expired."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    staged = stage(sink, 1, [(1, "a")])
+    sink.commit(staged)
+    table = place.table()
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "day").commit()
+    for number in (7, 8):
+        place.append(pa.table({"k": [number], "v": ["other"]}))
+    place.table().maintenance.expire_snapshots().older_than(datetime.datetime.now()).commit()
+    assert [each.sequence_number for each in place.table().snapshots()] == [2, 4]
+    sink = place.start(staged, 1)
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    assert place.pairs() == [(1, "a"), (2, "b"), (7, "other"), (8, "other")]
+
+
+def test_a_rollback_is_seen_where_what_it_went_to_has_expired(tmp_path: Path) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    place.append(pa.table({"k": [7], "v": ["other"]}))
+    _, put_back = place.marked("its own command")
+    staged = stage(sink, 2, [(2, "b")])
+    sink.commit(staged)
+    older = place.table().snapshots()[:-1]
+    put_back()
+    place.append(pa.table({"k": [8], "v": ["other"]}))
+    expire = place.table().maintenance.expire_snapshots()
+    for snapshot in older:
+        expire = expire.by_id(snapshot.snapshot_id)
+    expire.commit()
+    assert [each.sequence_number for each in place.table().snapshots()] == [4, 5]
+    with pytest.raises(CorruptionError, match="had epoch 1"):
+        place.start(staged, 2)
+
+
 def test_the_same_generation_again_is_refused(delta: Place) -> None:
     sink = delta.start()
     sink.commit(stage(sink, 1, [(1, "a")]))
@@ -923,10 +960,53 @@ def test_files_end_at_their_size_and_are_held_together(delta: Place) -> None:
     sink.commit(stage(sink, 1, rows))
     assert len(delta.files()) == 1, "one batch of rows is in one file"
     sink.commit(stage(sink, 2, [(-1, "a")], [(-2, "b")]))
+    assert len(delta.files()) == 2, "those of the second commit are held together"
     sink.commit(stage(sink, 3, [(-3, "c")]))
+    assert len(delta.files()) == 3
     assert len(delta.pairs()) == 3003
-    assert delta.table().history(3)[0]["operation"] == "WRITE"
-    assert "OPTIMIZE" in [entry["operation"] for entry in delta.table().history()]
+
+
+@pytest.mark.parametrize("columns", [["k"], ["k", "v"]])
+def test_small_files_are_held_together_in_their_parts(delta: Place, columns: list[str]) -> None:
+    rows = pa.table({"k": [1, 2, 1], "v": ["x", None, "x"], "at": [datetime.datetime(2026, 1, 2), None, None]})
+    for _ in range(2):
+        write_deltalake(str(delta.path / "table"), rows, partition_by=columns, mode="append")
+    sink = delta.start(compact_every=1)
+    delta.table().alter.add_columns(DeltaSchema.from_arrow(pa.schema([("later", pa.int64())])).fields)
+    schema = StructType([*NAMES.fields, StructField("later", LongType())])
+    sink.commit(stage(sink, 1, [(1, "x", 5)], schema=schema))
+    assert len(delta.files()) == 2
+    found = delta.rows().select(["k", "v", "at", "later"]).to_pylist()
+    wanted = 2 * rows.append_column("later", pa.nulls(3, pa.int64())).to_pylist()
+    wanted.append({"k": 1, "v": "x", "at": None, "later": 5})
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+@pytest.mark.parametrize("others", ["compact", "append", "delete"])
+def test_another_writer_comes_before_a_compaction(delta: Place, others: str) -> None:
+    sink = delta.start(compact_every=2)
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    acts = {
+        "compact": lambda: delta.table().optimize.compact(),
+        "append": lambda: delta.append(pa.table({"k": [7], "v": ["other"]})),
+        "delete": lambda: delta.table().delete("k = 1"),
+    }
+    committed, load = sink.committed, sink.load
+
+    def loaded() -> Any:
+        table, sink.load = load(), load
+        acts[others]()
+        return table
+
+    def then_loads(table: Any) -> None:
+        sink.load = loaded
+        committed(table)
+
+    sink.committed = then_loads
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    rows = {"compact": [(1, "a"), (2, "b")], "append": [(1, "a"), (2, "b"), (7, "other")], "delete": [(2, "b")]}
+    assert delta.pairs() == rows[others]
+    assert len(delta.files()) == (2 if others == "append" else 1)
 
 
 def test_delta_tables_that_want_more_of_a_writer_are_refused(delta: Place) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.types.columns import from_python, to_python
-from strandline.types.datatypes import DataType, LongType, StringType, parse_type
+from strandline.types.datatypes import DataType, DecimalType, LongType, StringType, parse_type
 from tests.format.samples import KEYS
 from tests.format.strategies import key_types, same, values
 
@@ -84,6 +84,15 @@ def test_damaged_columns_are_no_keys(typed: tuple[list[DataType], list[tuple[int
         return
     columns = as_columns()
     assert same(columns[0] if len(types) == 1 else list(zip(*columns, strict=True)), wanted)
+
+
+def test_a_key_that_begins_elsewhere_has_no_decimal_of_too_many_digits() -> None:
+    codec = KeyCodec([DecimalType(1, 0), StringType()])
+    encoded = [b"\0" + codec.encode(0, (Decimal(1), ""))]
+    with pytest.raises(CorruptionError, match=r"has more digits than decimal\(1,0\)"):
+        codec.decode_many(encoded)
+    with pytest.raises(CorruptionError):
+        codec.decode_arrow(encoded)
 
 
 @given(COMPARABLE)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,16 +55,17 @@ def each(function: Any) -> BaseException:
     return unwrap_error(caught.value)
 
 
-def test_what_a_function_gives_and_nobody_runs_is_refused() -> None:
+def test_what_a_function_gives_and_nobody_runs_is_refused(monkeypatch: Any) -> None:
     def generator(*row: Any) -> Any:
         yield row
 
     said = each(generator)
     assert isinstance(said, ConfigurationError)
     assert said.message == "sink 'out': its function generator gave a generator, which nobody runs: it has done nothing"
-    nothing: Any = None
+    monkeypatch.setattr("strandline.spark.sinks.simple.settings_kept", nullcontext)
+    rows: Any = SimpleNamespace(sparkSession=None)
     with pytest.raises(ConfigurationError, match="gave a generator"):
-        sl.sinks.foreach_batch(generator).write(nothing, Epoch(1))
+        sl.sinks.foreach_batch(generator).write(rows, Epoch(1))
 
 
 class Request(Coroutine[Any, Any, None]):

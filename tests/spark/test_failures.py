@@ -150,7 +150,7 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
     os.kill(first, signal.SIGKILL)
     eventually(lambda: first not in [keeper.pid for keeper in run.status().keepers], "another one is there", 10)
     assert run.status().restarts == 0
-    assert f"process {first} on" in caplog.text
+    eventually(lambda: f"process {first} on" in caplog.text, "its end is in the log", 10)
     assert "took its place, and the job goes on" in caplog.text
     small.write_rows(case.root / "in", 0, [("ann", "a", 1), ("bob", "b", 1)])
     settle(run)

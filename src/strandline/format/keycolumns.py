@@ -168,7 +168,14 @@ class FixedColumn(KeyColumn):
 
 def _decimal_scalar(kind: DecimalType) -> FixedScalar:
     """Return how decimals that fit 64 bits turn into numbers and back."""
-    longs, to_number, from_number = FIXED_SCALARS[LongType()], unscaled(kind.scale), scaled(kind.scale)
+    longs, to_number, with_point = FIXED_SCALARS[LongType()], unscaled(kind.scale), scaled(kind.scale)
+    limit = 10**kind.precision
+
+    def from_number(number: int) -> Any:
+        if not -limit < number < limit:
+            raise CorruptionError(f"{number} has more digits than {kind.ddl}")
+        return with_point(number)
+
     return replace(
         longs,
         to_number=to_number,

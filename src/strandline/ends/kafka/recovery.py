@@ -135,8 +135,12 @@ class Lane:
         places = list(_places(firsts_of(told.owed)))
         if hung := self._hanging(places):
             self._abort(hung, None)
-            if self._hanging(places):
-                raise self._lost("nothing ends it")
+            until = time.monotonic() + self._record.cluster.answer_s
+            # Brokers end a transaction some moments after its coordinator has decided so.
+            while self._hanging(places):
+                if time.monotonic() > until:
+                    raise self._lost("nothing ends it")
+                time.sleep(0.05)
         failpoints.hit("kafka.unhung")
         return self._commit(iter([rows]), _next(told, {}))
 

@@ -40,6 +40,8 @@ _READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
 _OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
 """Classes of errors that a row is to blame for: values that do not fit, are too large for an index, constraints, what
 triggers raise. psycopg takes some for the server's own, as if they would pass."""
+_OUT_OF_IDS = ("GetNewTransactionId", "GetNewMultiXactId")
+"""Functions of the server that raise an error of class 54 where it needs VACUUM before it takes any row."""
 
 
 def _psycopg() -> Any:
@@ -145,7 +147,7 @@ class PostgresTarget(DatabaseTarget):
         psycopg = _psycopg()
         # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            return (error.sqlstate or "")[:2] not in _OF_ROWS
+            return (error.sqlstate or "")[:2] not in _OF_ROWS or error.diag.source_function in _OUT_OF_IDS
         # It became a replica, for a moment or until the other one is found; or the server's own time-outs.
         if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
             return True
@@ -304,9 +306,11 @@ class PostgresLane(Connection):
         if filled:
             if self._table is None:
                 self._table = table_at(self._db, shape.table)
+                if self._table is None:
+                    # Another one may take its name in a moment.
+                    raise _psycopg().errors.UndefinedTable(f"table {shape.table} does not exist")
                 shape.check(filled[0].schema)
                 check_table(self._table, shape, filled[0].schema)
-            assert self._table is not None
             RowWriter(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
 
     def _lost(self, why: str) -> CorruptionError:

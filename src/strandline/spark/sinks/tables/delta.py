@@ -14,11 +14,12 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError, SinkError
-from strandline.core.ids import Epoch
+from strandline.core.errors import ConfigurationError, SinkError, StrandlineError
+from strandline.core.ids import Epoch, unique_name
 from strandline.ends.arguments import place_of
+from strandline.ends.committables import TaskAttempt
 from strandline.ends.tables.columns import check_names, fitting, plain
-from strandline.ends.tables.datafiles import DataFile, Layout
+from strandline.ends.tables.datafiles import DataFile, Layout, WriteDataFiles
 from strandline.ends.tables.errors import in_a_line
 from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
@@ -35,6 +36,7 @@ _EPOCH_BITS = 40
 """Of an application transaction's version; the others are the generation, which counts more."""
 _VIOLATION = re.compile(r"(\d+) rows failed validation check")
 _OF_STORAGE = re.compile(r"Generic (?!DeltaTable )\w+ error")
+_PLAIN = re.compile(r"[A-Za-z0-9_=./-]+")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _NOT_ALONE = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
 """What a column may have that writers must compute or check, row by row."""
@@ -184,13 +186,7 @@ class DeltaSink(TableSink):
         self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
     ) -> None:
         seen, now_ms, split = int(table.version()), int(time.time() * 1000), list(table.metadata().partition_columns)
-        actions: list[Any] = [
-            self._delta.transaction.AddAction(
-                path=file.path, size=file.bytes, modification_time=now_ms, data_change=True, stats=file.statistics,
-                partition_values=dict(zip(split, file.partition, strict=True)),
-            )
-            for file in files
-        ]  # fmt: skip
+        actions = self._added(files, split, now_ms, is_new=True)
         if after is not None:
             actions += self._later(table, after, now_ms)
         table.create_write_transaction(
@@ -223,7 +219,10 @@ class DeltaSink(TableSink):
         self._sync()
         self._commits += 1
         if self.compact_every and self._commits % self.compact_every == 0:
-            self.load().optimize.compact(target_size=self.target_bytes)
+            try:
+                self._compact()
+            except (pa.ArrowException, StrandlineError, self._delta.exceptions.DeltaError) as error:
+                log.info("%s: small files of %s stay: %s", self._label, self._where, self.words(error))
             self._sync()
 
     def is_conflict(self, error: Exception) -> bool:
@@ -237,6 +236,54 @@ class DeltaSink(TableSink):
 
     def words(self, error: Exception) -> str:
         return in_a_line(error, self._options)
+
+    def _compact(self) -> None:
+        """Write the rows of small files into larger ones, and put these in their place.
+
+        deltalake's own optimize does not see that another writer has compacted the same files meanwhile, and adds their
+        rows a second time.
+        """
+        table, made = self.load(), self._delta.transaction
+        by_part: dict[str, list[dict[str, Any]]] = {}
+        for each in _files_of(table):
+            # A path with other characters is not as the log has it.
+            if each["size_bytes"] < self.target_bytes // 2 and _PLAIN.fullmatch(each["path"]):
+                by_part.setdefault(str(each.get("partition")), []).append(each)
+        small = {each["path"]: each["size_bytes"] for part in by_part.values() if len(part) > 1 for each in part}
+        if not small:
+            return
+        rows, columns, split = table.to_pyarrow_dataset(), pa.schema(table.schema()), table.metadata().partition_columns
+        self._check_partition(columns, split)
+        layout = Layout(_creatable(columns), [(column, "") for column in split], leaves_out=True, statistics=True)
+        task = WriteDataFiles(
+            self.place(table), "strandline-compacted", self._opened.generation, Epoch(0), layout, self.target_bytes
+        )  # fmt: skip
+        fragments = [fragment for fragment in rows.get_fragments() if fragment.path in small]
+        if len(fragments) < len(small):
+            return
+        batches = (batch for fragment in fragments for batch in fragment.to_batches(schema=rows.schema))
+        files, now_ms = task.write(batches, TaskAttempt(0, unique_name())), int(time.time() * 1000)
+        table = self.load()
+        if small.keys() <= {each["path"] for each in _files_of(table)}:
+            said = {"strandline": f"job {self._opened.job}, sink {self._opened.sink}", "isBlindAppend": False}
+            table.create_write_transaction(
+                [
+                    *self._added(files, split, now_ms, is_new=False),
+                    *(made.RemoveAction(path, False, now_ms, size) for path, size in small.items()),
+                ],
+                "append", table.schema(), partition_by=split,
+                # In the next version, or not at all.
+                commit_properties=self._delta.CommitProperties(custom_metadata=said, max_commit_retries=0),
+            )  # fmt: skip
+
+    def _added(self, files: Sequence[DataFile], split: Sequence[str], now_ms: int, *, is_new: bool) -> list[Any]:
+        return [
+            self._delta.transaction.AddAction(
+                path=file.path, size=file.bytes, modification_time=now_ms, data_change=is_new, stats=file.statistics,
+                partition_values=dict(zip(split, file.partition, strict=True)),
+            )
+            for file in files
+        ]  # fmt: skip
 
     def _properties(self, record: CommitRecord, gone: Collection[str] = ()) -> Any:
         run = self._opened
@@ -253,8 +300,7 @@ class DeltaSink(TableSink):
             return []
         configuration = table.metadata().configuration
         mine = re.compile(self._later_paths)
-        added = pa.table(table.get_add_actions(flatten=False)).select(["path", "size_bytes"]).to_pylist()
-        found = [each for each in added if (match := mine.match(each["path"])) and int(match[2]) > epoch]
+        found = [each for each in _files_of(table) if (match := mine.match(each["path"])) and int(match[2]) > epoch]
         is_kept = configuration.get("delta.appendOnly") == "true"
         # A file of which others have deleted rows is in the log with these, and its name alone does not take it away.
         is_marked = configuration.get("delta.enableDeletionVectors") == "true"
@@ -360,6 +406,15 @@ def _shown(url: str) -> str:
 def _creatable(columns: pa.Schema) -> pa.Schema:
     """Return columns as a new table has them: each may be null, since rows of older programs lack what is new."""
     return pa.schema([pa.field(column.name, plain(column.type), True) for column in columns])
+
+
+def _files_of(table: Any) -> list[dict[str, Any]]:
+    """Return path, size and partition of each file of a table."""
+    added = pa.table(table.get_add_actions(flatten=False))
+    found: list[dict[str, Any]] = added.select(
+        [name for name in ("path", "size_bytes", "partition") if name in added.column_names]
+    ).to_pylist()
+    return found
 
 
 def _entries(table: Any) -> Iterator[dict[str, Any]]:

@@ -227,16 +227,22 @@ class IcebergSink(TableSink):
 
     def in_effect(self, table: Any) -> CommitRecord | None:
         # Properties stay as they are when a table is rolled back.
-        snapshot = table.current_snapshot()
+        snapshot, end = table.current_snapshot(), 0
         while snapshot is not None:
             if self._is_own(snapshot.summary):
                 return _said(snapshot.summary)
-            parent = snapshot.parent_snapshot_id
+            end, parent = snapshot.sequence_number or 0, snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
-        record = self.record(table)
-        # What the record was made with is there, and the table does not show it; else it is expired.
-        is_there = any(_said(each.summary) == record for each in table.snapshots() if self._is_own(each.summary))
-        return None if is_there else record
+        record, snapshots = self.record(table), table.snapshots()
+        own = [each for each in snapshots if self._is_own(each.summary) and _said(each.summary) == record]
+        if not own:
+            # It is expired.
+            return record
+        # A tag may keep it where later ones, up to those that the table shows, are expired. If none is, the table was
+        # put back: what expires by its age takes those before it along.
+        first = max(each.sequence_number or 0 for each in own)
+        there = sum(first < (each.sequence_number or 0) < end for each in snapshots)
+        return record if there < end - first - 1 else None
 
     def _is_own(self, summary: Any) -> bool:
         return summary is not None and summary[_IDENTITY] == self._opened.identity
