@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import pickle
@@ -9,6 +10,7 @@ import random
 import string
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,7 +28,7 @@ from strandline.core import failpoints
 from strandline.core.ids import Epoch, Generation
 from strandline.ends.kafka import producer as kafkarows
 from strandline.ends.kafka import topic as recordtopic
-from strandline.ends.kafka.client import ClientErrors, Cluster, in_words
+from strandline.ends.kafka.client import ClientErrors, Cluster, in_words, within
 from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
@@ -387,6 +389,25 @@ def test_a_client_that_hangs_is_given_up(kafka: Kafka, topic: str, target: Kafka
     hung.set()
     assert destroyed.wait(30)
     expect(kafka, topic, "2")
+
+
+def test_a_call_that_fails_keeps_its_client_no_longer_than_its_error() -> None:
+    """Not until garbage is collected: while no broker answers, each attempt would leave its threads behind."""
+
+    class Client:
+        def ask(self) -> None:
+            raise ValueError("no")
+
+    client = Client()
+    kept = weakref.ref(client)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="no"):
+            within(10, client.ask)
+        del client
+        eventually(lambda: kept() is None, "the client is let go of")
+    finally:
+        gc.enable()
 
 
 def write_on(target: KafkaTarget, connection: KafkaConnection, lane: int) -> None:

@@ -982,6 +982,15 @@ def test_small_files_are_held_together_in_their_parts(delta: Place, columns: lis
     assert sorted(map(repr, found)) == sorted(map(repr, wanted))
 
 
+def test_small_files_of_many_parts_are_held_together(delta: Place) -> None:
+    """However their rows are mixed: of so many parts, not all files can be open at a time."""
+    sink = delta.start(compact_every=2, partition_by="k")
+    for epoch in (1, 2):
+        sink.commit(stage(sink, epoch, [(n, "a") for n in range(100)]))
+    assert len(delta.files()) == 100
+    assert len(delta.pairs()) == 200
+
+
 @pytest.mark.parametrize("others", ["compact", "append", "delete"])
 def test_another_writer_comes_before_a_compaction(delta: Place, others: str) -> None:
     sink = delta.start(compact_every=2)

@@ -311,6 +311,7 @@ def test_a_step_of_all_columns_does_not_take_in_those_that_rows_carry_unseen(spa
         lambda s: s.select(F.to_json(F.struct(*s.columns)).alias("value")),
         step(lambda d: d.na.drop(subset=["user"]).withColumnRenamed("v", "w").drop("user")),
         step(lambda d: d.where("v > 1").unionByName(d.where("v < 1"))),
+        step(lambda d: d.withColumn("pair", F.concat("user", F.lit("\0"), "v")).where(F.col("user") != F.lit("\0"))),
         step(lambda d: d.mapInPandas(lambda pandas: pandas, d.schema)),
     ):
         for each in (timed, behind):

@@ -93,7 +93,7 @@ def test_a_failing_sink_is_tried_again_from_the_last_checkpoint(spark: Any, case
         case.check()
 
 
-@pytest.mark.parametrize("where", ["step", "foreach_batch"])
+@pytest.mark.parametrize("where", ["step", "foreach_batch", "rescaled"])
 def test_what_a_program_reads_anew_each_epoch_may_be_away_for_a_moment(spark: Any, case: Case, where: str) -> None:
     """Another program replaces a directory: what Spark refuses then, it has taken before."""
     prices, away = case.root / "prices", case.root / "away"
@@ -128,6 +128,8 @@ def test_what_a_program_reads_anew_each_epoch_may_be_away_for_a_moment(spark: An
     with job.start(spark) as run:
         small.write_rows(case.root / "in", 0, [("ann", "a", 1)])
         settle(run)
+        if where == "rescaled":
+            run.rescale(2)
         moments[:] = ["is away", *["is there again"] * 10]
         small.write_rows(case.root / "in", 1, [("bob", "a", 1)])
         eventually(lambda: run.status().restarts == 1 and run.status().state == "running", "the job goes on")

@@ -8,9 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FuturesTimeoutError
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from strandline.core.errors import (
     AccessError,
@@ -246,21 +244,27 @@ def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
 
     Then the client is given up, and its thread with it. What it does later has no effect: its lane is taken by another.
     """
-    found: Future[T] = Future()
+    found: list[tuple[T | None, BaseException | None]] = []
+    done = threading.Event()
 
     def run() -> None:
         try:
-            found.set_result(call(*args))
+            found.append((call(*args), None))
         except BaseException as error:
-            found.set_exception(error)
+            found.append((None, error))
+        done.set()
 
     threading.Thread(target=run, name="strandline-kafka", daemon=True).start()
+    if not done.wait(seconds):
+        raise UnavailableError(f"Kafka's client does not return from {call.__name__}")
+    value, error = found.pop()
     try:
-        return found.result(seconds)
-    except FuturesTimeoutError:
-        if found.done():
-            raise
-        raise UnavailableError(f"Kafka's client does not return from {call.__name__}") from None
+        if error is not None:
+            raise error
+        return cast(T, value)
+    finally:
+        # What is raised has this frame, and the client: the two would stay until garbage is collected.
+        del error
 
 
 def discard(client: Any) -> None:

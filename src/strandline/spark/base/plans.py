@@ -75,6 +75,8 @@ _SESSION = re.compile(r"precisetimestampconversion\(.* AS session_window#")
 """How Spark writes session_window(…): of each row, where a session would begin and end that nothing else is in."""
 _NUMBERED = re.compile(r"monotonically_increasing_id\(\)(?!#)")
 _COMPUTING = ("Project", "Filter", "Generate", "Expand", "Aggregate")
+_BETWEEN = "\0__strandline__\0"
+"""Between the texts of expressions, of which one may hold any character by itself."""
 _KEEPS_LEFT = ("LeftOuter", "FullOuter", "LeftSemi", "LeftAnti")
 _KEEPS_RIGHT = ("RightOuter", "FullOuter")
 
@@ -110,7 +112,7 @@ def _computes(plan: Any, stop: Any, name: str) -> bool:
         # What unpivot() makes rows of goes into another column.
         is_kept = kind != "Expand" or f"{name}#" in plan.outputSet().toString()
         # What an expression refers to is asked of few: its text leaves out arguments where there are many.
-        for at, text in enumerate(expressions.mkString("\0").split("\0")):
+        for at, text in enumerate(expressions.mkString(_BETWEEN).split(_BETWEEN)):
             if not (is_kept and passed.fullmatch(text)) and f"{name}#" in expressions.apply(at).references().toString():
                 return True
     children = plan.children()

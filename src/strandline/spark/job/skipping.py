@@ -62,14 +62,16 @@ def _files_read(df: DataFrame, what: str) -> frozenset[str]:
     jvm: Any = df.sparkSession._jvm
     asks = jvm.org.apache.spark.sql.catalyst.expressions.SubqueryExpression.hasSubquery
     for scan in scans:
-        filters = scan.partitionFilters()
-        if any(asks(filters.apply(at)) for at in range(filters.size())):
+        filters = [scan.partitionFilters().apply(at) for at in range(scan.partitionFilters().size())]
+        # Spark may add such to a join. What a join leaves out was read.
+        filters = [each for each in filters if not each.getClass().getSimpleName().startswith("DynamicPruning")]
+        if any(map(asks, filters)):
             raise ConfigurationError(
                 f"skip_files: which files the history of the {what} is read from depends on what another query or "
                 "table holds",
                 hint="have the filter compare with a value, and join with what was filtered so",
             )
-        parts = scan.relation().location().listFiles(scan.partitionFilters(), scan.dataFilters())
+        parts = scan.relation().location().listFiles(jvm.PythonUtils.toSeq(filters), scan.dataFilters())
         for files in (parts.apply(at).files() for at in range(parts.size())):
             found.update(files.apply(at).getPath().toUri().toString() for at in range(files.size()))
     return frozenset(found)

@@ -219,7 +219,6 @@ class Supervised:
         error = self._telling.complete(error if attempt is None else attempt.explained(error))
         said = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
-        self._has_done_epochs |= attempt is not None and attempt.driver.progress.epochs > 0
         self._least_id = attempt.coordinator.next_id if attempt else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
         if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
@@ -276,7 +275,7 @@ class Supervised:
         # Only a job that has begun comes here: what refuses it now has let it in before, and may do so again.
         if isinstance(error, ConfigurationError) and "is_sparks" in error.fields:
             # A step or a sink's function may read what another program is replacing: a directory, a table.
-            return self._has_done_epochs
+            return self._has_done_epochs or (self._attempt is not None and self._attempt.driver.progress.epochs > 0)
         return isinstance(error, AccessError) or not isinstance(error, _FINAL)
 
     def _pass_over(self, error: BaseException) -> bool:
@@ -295,6 +294,7 @@ class Supervised:
     def _forget_attempt(self) -> None:
         if self._attempt is not None:
             self._known = status_after(self._attempt)
+            self._has_done_epochs |= self._attempt.driver.progress.epochs > 0
         self._attempt = None
 
     def _is_fenced(self) -> bool:

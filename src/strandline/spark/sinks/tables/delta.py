@@ -258,10 +258,11 @@ class DeltaSink(TableSink):
         task = WriteDataFiles(
             self.place(table), "strandline-compacted", self._opened.generation, Epoch(0), layout, self.target_bytes
         )  # fmt: skip
-        fragments = [fragment for fragment in rows.get_fragments() if fragment.path in small]
-        if len(fragments) < len(small):
+        fragments = {fragment.path: fragment for fragment in rows.get_fragments()}
+        if not small.keys() <= fragments.keys():
             return
-        batches = (batch for fragment in fragments for batch in fragment.to_batches(schema=rows.schema))
+        # A partition after the other: files of few are open at a time.
+        batches = (batch for path in small for batch in fragments[path].to_batches(schema=rows.schema))
         files, now_ms = task.write(batches, TaskAttempt(0, unique_name())), int(time.time() * 1000)
         table = self.load()
         if small.keys() <= {each["path"] for each in _files_of(table)}:
