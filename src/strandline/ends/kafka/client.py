@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from strandline.core.errors import (
@@ -272,7 +273,9 @@ def discard(client: Any) -> None:
 
     librdkafka waits for its own threads there, and may never return.
     """
-    threading.Thread(target=_destroy, args=([client],), name="strandline-kafka", daemon=True).start()
+    # From Python 3.12 on, a process that ends starts no thread.
+    with suppress(RuntimeError):
+        threading.Thread(target=_destroy, args=([client],), name="strandline-kafka", daemon=True).start()
 
 
 def _destroy(box: list[Any]) -> None:
