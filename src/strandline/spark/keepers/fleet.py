@@ -183,7 +183,7 @@ class Fleet:
         assert self._executors is not None
         before: list[list[str]] = []
         jobs, has_lost_one = None, False
-        while not self._over.wait(_EXECUTORS_S):
+        while not self._over.is_set():
             # The session may be gone already.
             with contextlib.suppress(Exception):
                 before = before or self._exchanges.places
@@ -198,6 +198,7 @@ class Fleet:
                     self._cancel(self._exchanges.job_group)
                 has_lost_one = self._executors.has_lost_one()
                 self._is_suspicious |= has_lost_one
+            self._over.wait(_EXECUTORS_S)
 
     def check_executors(self) -> None:
         """Raise KeeperError if an executor has gone with keepers, or while tasks wait for it."""
