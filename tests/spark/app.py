@@ -1,7 +1,8 @@
 """A driver as a process of its own, for tests that kill it: python -m tests.spark.app DIRECTORY LOCAL_DIR [key=value …]
 
 Runs the pipeline over DIRECTORY/in until DIRECTORY/stop appears and everything is processed, then takes a last
-checkpoint and stops. Failpoints come through the environment. job=wide, rated, databased, tabled and uneven run the jobs of those modules.
+checkpoint and stops. Failpoints come through the environment. job=wide, rated, databased and tabled run the jobs of
+those modules; uneven and joined are small.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql.functions import udf
+
 import strandline as sl
 from strandline.spark.keepers import exchange
 from tests import jvm
 from tests.spark import databased, rated, small, tabled, wide
-from tests.spark.functions import Lingering
+from tests.spark.functions import Lingering, Slowly
 from tests.spark.harness import Case, settle
 
 
@@ -74,6 +77,15 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
         return small.job(
             sl.stream(small.source(spark, directory / "in")), directory, Path("/proc/self/cwd/keepers"),
             process=Lingering(), sink=sl.sinks.noop(), settings={"parallelism": 4},
+        )  # fmt: skip
+    if kind == "joined":
+        users = spark.range(0, 18, 1, 18).selectExpr("concat('u', id) as user").cache()
+        users.count()
+        slow, source = users.select(udf(Slowly(directory / "slow"))("user").alias("user")), directory / "in"
+        return small.job(
+            sl.stream(small.source(spark, source)).transform(lambda df: df.join(slow.hint("merge"), "user")),
+            directory, local_dir, sink=sl.sinks.files(str(directory / "out"), format="json"), settings={"parallelism": 1},
+            restart=sl.Restart(attempts=3, delay="50ms"),
         )  # fmt: skip
     if kind == "wide":
         wide.use_small_batches(exchange.SESSION_CONF.__setitem__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,19 @@ class Lingering(Count):
         if event.kind == "slow":
             time.sleep(6)
         return super().on_event(event, ctx)
+
+
+class Slowly:
+    """Returns what it is given; takes a second each time, and says so in a directory, if that is there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(self, user: str) -> str:
+        if self._directory.exists():
+            (self._directory / user).touch()
+            time.sleep(1)
+        return user
 
 
 class CountAside(Count):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from strandline.types.datatypes import StringType
 from strandline.types.murmur import spark_hash
 from tests.soak import seeds
-from tests.spark import small, strikes
+from tests.spark import pipeline, small, strikes
 from tests.spark.harness import App, Case, Reader, eventually, processes
 from tests.spark.wide import Wide
 
@@ -108,3 +109,22 @@ def test_executors_without_keepers_are_killed_in_the_middle_of_an_epoch(case: Ca
     assert noticed == wanted, f"seed {seed}: executors were killed, and somebody noticed {noticed} times"
     app.finish()
     wide.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_an_executor_without_keepers_is_killed_while_tasks_wait_for_it(case: Case) -> None:
+    """They were to read there what is cached. Spark would let them wait for an hour, as for one that is busy."""
+    users = [f"u{number}" for number in range(18)]
+    app = App(case, master="local-cluster[3,1,1024]", job="joined")
+    small.write_rows(case.root / "in", 0, [(user, "x", 1) for user in users])
+    first = eventually(lambda: (s := app.status()).get("epoch") == 1 and s, "the first epoch")
+    (case.root / "slow").mkdir()
+    small.write_rows(case.root / "in", 1, [(user, "x", 1) for user in users])
+    eventually(lambda: len(list((case.root / "slow").iterdir())) > 3, "the second epoch is being processed")
+    others = app.relatives().keys() - {executor_of(first["keepers"]["count/0"])}
+    os.kill(min(pid for pid in others if "CoarseGrainedExecutorBackend" in processes()[pid]), signal.SIGKILL)
+    eventually(lambda: app.status().get("epoch") == 2, "the second epoch")
+    app.finish()
+    rows = pipeline.read_json(case.root / "out")
+    assert Counter((row["user"], row["n"]) for row in rows) == small.counted(users * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -81,6 +82,7 @@ def test_where_there_are_no_keepers_nobody_renews_their_leases() -> None:
     """A job without operators: there is no lease that says how often, and a thread would do nothing else."""
     none = Fleet.__new__(Fleet)
     none.slots, none._renew_s, none._over, none._threads = set(), 0.0, threading.Event(), []
+    none._executors = None
     none.keep_alive()
     try:
         assert not [thread for thread in threading.enumerate() if thread.name == "strandline-lease"]
@@ -152,7 +154,8 @@ def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_wi
         return bool(spark.groups != [None])
 
     one._sc, one._exchanges, one._refs, one._renew_s = spark, spark, {"op": None}, 60.0  # type: ignore[assignment,dict-item]
-    one._only_executor, one._over, one._moved = None, threading.Event(), threading.Event()
+    monkeypatch.setattr(fleet, "JobWatch", lambda spark: SimpleNamespace(are_stalled=lambda: False))
+    one._only_executor, one._over, one._loss, one._spark = None, threading.Event(), "", spark  # type: ignore[assignment]
     one._executors, one._is_suspicious = SimpleNamespace(has_lost_one=has_lost_one), False  # type: ignore[assignment]
     watch = threading.Thread(target=one._watch_executors)
     watch.start()
@@ -164,3 +167,25 @@ def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_wi
         watch.join(10)
     with pytest.raises(KeeperError):
         one.check_executors()
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_job_without_operators_is_broken_off_where_tasks_wait_for_an_executor_that_has_gone(
+    monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """They wait for one that is there, too, as long as others are busy: nothing is wrong then."""
+    monkeypatch.setattr(fleet, "_EXECUTORS_S", 0.01)
+    monkeypatch.setattr(fleet, "JobWatch", lambda spark: SimpleNamespace(are_stalled=lambda: True))
+    one, spark = Fleet.__new__(Fleet), SimpleNamespace(places=[], job_group="job", cancelled=threading.Event())
+    spark.cancelJobGroup = lambda group: spark.cancelled.set()
+    one._sc, one._spark, one._exchanges, one.slots, one._threads = spark, spark, spark, set(), []  # type: ignore[assignment]
+    one._over, one._loss, one._is_suspicious = threading.Event(), "", False
+    one._executors = SimpleNamespace(has_lost_one=lambda: gone)  # type: ignore[assignment]
+    one.keep_alive()
+    try:
+        assert spark.cancelled.wait(10 if gone else 0.5) == gone
+        with pytest.raises(KeeperError, match="tasks wait for it") if gone else contextlib.nullcontext():
+            one.check_executors()
+    finally:
+        one._over.set()
+        one._threads[0].join(10)

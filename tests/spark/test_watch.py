@@ -16,7 +16,8 @@ import pytest
 
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.protocol import Ack
-from strandline.spark.keepers.watch import ExecutorWatch, KeeperWatch, Slot
+from strandline.spark.keepers import watch as watches
+from strandline.spark.keepers.watch import ExecutorWatch, JobWatch, KeeperWatch, Slot
 
 
 @pytest.fixture
@@ -106,3 +107,43 @@ def test_an_executor_that_goes_is_missed_once() -> None:
     there.remove("b:1")
     assert watch.has_lost_one()
     assert not watch.has_lost_one()
+
+
+class Tracked:
+    """Stands for Spark's status tracker: the running tasks of each stage, and the stages of each job."""
+
+    def __init__(self, stages: dict[int, int], jobs: dict[int, list[int]]) -> None:
+        self.stages = stages
+        self.jobs = jobs
+
+    def getActiveStageIds(self) -> list[int]:
+        return [*self.stages, 99]
+
+    def getStageInfo(self, number: int) -> Any:
+        """Of one that has just ended, nothing is known."""
+        return SimpleNamespace(numActiveTasks=self.stages[number]) if number in self.stages else None
+
+    def getActiveJobsIds(self) -> list[int]:
+        return [*self.jobs, 99]
+
+    def getJobInfo(self, number: int) -> Any:
+        return SimpleNamespace(stageIds=self.jobs[number]) if number in self.jobs else None
+
+
+def test_a_job_is_stalled_that_runs_no_task_for_long_though_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "_STALLED_LOOKS", 3)
+    monkeypatch.setattr(watches, "room_of", lambda spark: 2)
+    tracked = Tracked({1: 1, 2: 0, 3: 0}, {0: [1, 2], 1: [3]})
+    watch = JobWatch(SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracked)))  # type: ignore[arg-type]
+    assert [watch.are_stalled() for _ in range(4)] == [False, False, True, True], "job 1"
+    tracked.stages[3] = 1
+    assert not watch.are_stalled()
+    tracked.stages[3], tracked.stages[1] = 0, 2
+    assert [watch.are_stalled() for _ in range(4)] == [False] * 4, "it waits for its turn"
+    del tracked.jobs[1], tracked.stages[3]
+    tracked.stages[1] = 1
+    assert [watch.are_stalled() for _ in range(4)] == [False] * 4, "stage 2 of job 0 waits for its turn"
+    tracked.stages[1] = 0
+    assert [watch.are_stalled() for _ in range(3)] == [False, False, True]
+    tracked.stages.clear()
+    assert not watch.are_stalled()

@@ -31,7 +31,7 @@ from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
-from strandline.spark.keepers.watch import ExecutorWatch, KeeperWatch, Slot
+from strandline.spark.keepers.watch import ExecutorWatch, JobWatch, KeeperWatch, Slot
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
@@ -67,6 +67,7 @@ class Fleet:
         exchanges: Exchanges,
     ) -> None:
         sc: Any = spark.sparkContext
+        self._spark = spark
         self._sc = sc
         self._places = places
         self._exchanges = exchanges
@@ -95,8 +96,8 @@ class Fleet:
         # For all exchanges, also while another thread asks them. Each thread has a connection to the JVM.
         self._pool = ThreadPoolExecutor(2 * max(1, len(programs)), thread_name_prefix="strandline-ask")
         self._over = threading.Event()
-        self._moved = threading.Event()
-        """An executor has gone, and partitions with it."""
+        self._loss = ""
+        """What went with an executor, or waits for it."""
         self._threads: list[threading.Thread] = []
 
     def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
@@ -166,9 +167,8 @@ class Fleet:
 
     def keep_alive(self) -> None:
         """Renew every keeper's lease from now on, however long restores, epochs, sinks and storage take."""
-        if not self.slots:
-            return
-        self._threads.append(threading.Thread(target=self._renew, name="strandline-lease", daemon=True))
+        if self.slots:
+            self._threads.append(threading.Thread(target=self._renew, name="strandline-lease", daemon=True))
         if self._executors is not None:
             watch = threading.Thread(target=self._watch_executors, name="strandline-executors", daemon=True)
             self._threads.append(watch)
@@ -176,26 +176,34 @@ class Fleet:
             thread.start()
 
     def _watch_executors(self) -> None:
-        """Break off what keepers are asked through Spark once an executor that has some is gone.
+        """Break off what the job asks of Spark once an executor is gone that has keepers, or that tasks wait for.
 
         Spark may let tasks that were to run there wait for it as long as for one that is busy.
         """
         assert self._executors is not None
-        # The session may be gone already.
-        with contextlib.suppress(Exception):
-            before, has_lost_one = self._exchanges.places, False
-            while not self._over.wait(_EXECUTORS_S):
+        before: list[list[str]] = []
+        jobs, has_lost_one = None, False
+        while not self._over.is_set():
+            # The session may be gone already.
+            with contextlib.suppress(Exception):
+                before = before or self._exchanges.places
                 # A look later: Spark has then forgotten what was there.
-                if has_lost_one and self._exchanges.places != before:
-                    self._moved.set()
+                if has_lost_one:
+                    jobs = jobs or JobWatch(self._spark)
+                    if self._exchanges.places != before:
+                        self._loss = "an executor has gone, and its keepers with it"
+                if jobs is not None and jobs.are_stalled():
+                    self._loss = self._loss or "an executor has gone, and tasks wait for it"
+                if self._loss:
                     self._cancel(self._exchanges.job_group)
                 has_lost_one = self._executors.has_lost_one()
                 self._is_suspicious |= has_lost_one
+            self._over.wait(_EXECUTORS_S)
 
     def check_executors(self) -> None:
-        """Raise KeeperError if an executor has gone, and keepers with it."""
-        if self._moved.is_set():
-            raise KeeperError("an executor has gone, and its keepers with it")
+        """Raise KeeperError if an executor has gone with keepers, or while tasks wait for it."""
+        if self._loss:
+            raise KeeperError(self._loss)
 
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):

@@ -1,4 +1,4 @@
-"""Keepers that die while nobody asks them anything: their driver sees it at once where they are on its machine."""
+"""Watches of keepers and executors: those that die while nobody asks them anything, and what waits for them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from strandline.core.ids import Partition
 from strandline.keeper.protocol import Ack
 from strandline.keeper.watchdog import process_start
+from strandline.spark.base.session import room_of
 
 Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
+
+_STALLED_LOOKS = 30
+"""Spark's driver may say for 10 s, until executors send heartbeats, that a task does not run which does."""
 
 
 @dataclass
@@ -88,3 +94,29 @@ class ExecutorWatch:
 
     def _executors(self) -> set[str]:
         return set(self._context._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(","))
+
+
+class JobWatch:
+    """Notices that Spark's jobs stand still, since their tasks wait for an executor that has gone; asks Spark's driver.
+
+    Spark runs such tasks elsewhere only after `spark.locality.wait.process`, as if the executor were busy, unless no
+    other executor that is there was to run tasks of the stage.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._idle_looks: dict[int, int] = {}
+        """Of each of Spark's jobs that runs no task, though executors have room."""
+
+    def are_stalled(self) -> bool:
+        """Whether a job has run no task in so many looks."""
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
+        tasks = {number: stage.numActiveTasks for number, stage in stages.items() if stage is not None}
+        jobs = []
+        if sum(tasks.values()) < room_of(self._spark):
+            jobs = [(number, tracker.getJobInfo(number)) for number in tracker.getActiveJobsIds()]
+        active = {number: tasks.keys() & set(job.stageIds) for number, job in jobs if job is not None}
+        idle = [number for number, those in active.items() if those and not any(tasks[stage] for stage in those)]
+        self._idle_looks = {number: self._idle_looks.get(number, 0) + 1 for number in idle}
+        return max(self._idle_looks.values(), default=0) >= _STALLED_LOOKS
