@@ -133,12 +133,12 @@ class Kafka:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self._await()
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while True:
             try:
                 self.put(self.create(f"thawed-{time.monotonic_ns()}", 1), [(None, "")])
                 return
-            except KafkaException:
+            except (KafkaException, TimeoutError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.2)

@@ -121,6 +121,15 @@ def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tm
     assert visible(tmp_path) == rows(1, 2)
 
 
+def test_a_start_with_the_snapshot_of_another_job_may_come_again(tmp_path: Path) -> None:
+    for generation in (1, 2):
+        sink = sink_at(tmp_path, generation)
+        sink.recover([], Epoch(7), fresh=True)
+    sink.commit(staged(sink, 8))
+    with pytest.raises(CorruptionError, match=r"up to epoch 8 .* without any checkpoint"):
+        sink_at(tmp_path, 3).recover([], Epoch(7), fresh=True)
+
+
 @pytest.mark.parametrize(("failpoint", "at"), [("sink.intent_written", 1), ("sink.file_shown", 2)])
 def test_rows_that_were_just_being_shown_are_not_shown_again_without_their_checkpoint(
     tmp_path: Path, failpoint: str, at: int

@@ -81,19 +81,19 @@ class Place:
             return sl.sinks.delta(self.path / "table", **options)
         return sl.sinks.iceberg(self.catalog, "a.table", **options)
 
-    def start(self, pending: Sequence[str] = (), epoch: int = 0, **options: Any) -> Any:
+    def start(self, pending: Sequence[str] = (), epoch: int = 0, *, fresh: bool = False, **options: Any) -> Any:
         sink = self.make(**options)
         sink.patience_s = sink.start_patience_s = 0.5
-        self.go_on(sink, pending, epoch)
+        self.go_on(sink, pending, epoch, fresh=fresh)
         return sink
 
-    def go_on(self, sink: Any, pending: Sequence[str], epoch: int) -> list[str]:
+    def go_on(self, sink: Any, pending: Sequence[str], epoch: int, *, fresh: bool = False) -> list[str]:
         """Restart a sink of this process, as a run does; return what it leaves."""
         self.generation += 1
         context = SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False)
         sink.check(context)
         sink.open(context)
-        left: list[str] = sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+        left: list[str] = sink.recover(list(pending), Epoch(epoch), fresh=fresh or epoch == 0)
         return left
 
     def table(self) -> Any:
@@ -639,6 +639,16 @@ def test_the_same_generation_again_is_refused(delta: Place) -> None:
     delta.generation = 1
     with pytest.raises(CorruptionError, match="begins without any checkpoint"):
         delta.start()
+
+
+def test_a_start_with_the_snapshot_of_another_job_may_come_again(delta: Place) -> None:
+    DeltaTable.create(str(delta.path / "table"), pa.schema([("k", pa.int64()), ("v", pa.string())]))
+    delta.start(epoch=7, fresh=True)
+    sink = delta.start(epoch=7, fresh=True)
+    sink.commit(stage(sink, 8, [(1, "a")]))
+    assert delta.pairs() == [(1, "a")]
+    with pytest.raises(CorruptionError, match=r"up to epoch 8 .*\s*begins without any checkpoint"):
+        delta.start(epoch=7, fresh=True)
 
 
 @pytest.mark.parametrize("before", [None, "k"])

@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +166,8 @@ def states_by_hand(readings: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "last3": heat[-3:],
             "faults": dict(faults),
             "highest": max(heat),
-            "mean": sum(heat) / len(heat),
+            # Not sum(): from Python 3.12 on, it rounds once.
+            "mean": reduce(add, heat) / len(heat),
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import strandline as sl
@@ -64,7 +65,7 @@ MISTAKES = [
     written("a retry in words", lambda: PLAIN.map_async(len, "n int", retry="twice"), "write retry=3, or sl.Retry(3,"),
     written(
         "a function with a lock",
-        lambda: PLAIN.map_async(LOCK.__enter__, "n int"),
+        lambda: PLAIN.map_async(partial(print, LOCK), "n int"),
         "cannot be sent",
         "at its first call",
     ),

@@ -64,16 +64,24 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
     check_nothing_told(case.root)
 
 
-def test_a_privilege_that_is_taken_away_and_given_again_restarts_the_job(
-    spark: Any, case: Case, postgresql: Server
+CREATE = 'create table counted ("user" text, n bigint); grant insert on counted to writes'
+
+
+@pytest.mark.parametrize(
+    ("away", "back"), [("revoke insert on counted from writes", "grant insert on counted to writes"),
+                       ("drop table counted", CREATE)],
+    ids=["privilege", "table"],
+)  # fmt: skip
+def test_what_is_taken_away_and_given_again_restarts_the_job(
+    spark: Any, case: Case, postgresql: Server, away: str, back: str
 ) -> None:
-    """It was let in before: its rows wait."""
-    dsn, user = postgresql.schema(), "writes"
+    """The start has found it: its rows wait."""
+    dsn = postgresql.schema()
     with postgresql.connect(dsn) as db:
         schema = db.execute("select current_schema()").fetchone()[0]
-        db.execute(f"create role {user} login password 'x'; grant all on schema {schema} to {user}")
-        db.execute(f'create table counted ("user" text, n bigint); grant insert on counted to {user}')
-    sink = sl.sinks.postgres(dsn.replace(f"tests:{PASSWORD}", f"{user}:x"), "counted")
+        db.execute(f"create role writes login password 'x'; grant usage, create on schema {schema} to writes")
+        db.execute(CREATE)
+    sink = sl.sinks.postgres(dsn.replace(f"tests:{PASSWORD}", "writes:x"), "counted")
     job = small.job(
         sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=sink,
         checkpoints=sl.Checkpoints(case.root / "ck", every="200ms"), restart=sl.Restart(1000, "50ms", "50ms"),
@@ -82,15 +90,17 @@ def test_a_privilege_that_is_taken_away_and_given_again_restarts_the_job(
         databased.add(case.root, 0, ["ann"])
         settle(run)
         with postgresql.connect(dsn) as db:
-            db.execute(f"revoke insert on counted from {user}")
+            db.execute(away)
         databased.add(case.root, 1, ["bob"])
         # The second attempt looks at the table before it writes.
         eventually(lambda: run.glance().restarts > 1, "it is restarted", 60)
         with postgresql.connect(dsn) as db:
-            db.execute(f"grant insert on counted to {user}")
+            db.execute(back)
         settle(run)
     with postgresql.connect(dsn) as db:
-        assert sorted(db.execute('select "user", n from counted').fetchall()) == [("ann", 1), ("bob", 1)]
+        found = sorted(db.execute('select "user", n from counted').fetchall())
+        assert found == ([("bob", 1)] if "drop" in away else [("ann", 1), ("bob", 1)])
+        db.execute("drop owned by writes; drop role writes")
 
 
 KILLS = [

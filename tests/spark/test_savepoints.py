@@ -73,6 +73,8 @@ def test_a_job_goes_on_and_forks_beside_it(spark: Any, case: Case) -> None:
         moved, own_files = case.root / "elsewhere" / "savepoint", case.root / "elsewhere" / "native"
         assert verify_snapshot(str(moved)).problems == []
         other_way: dict[str, Any] = {"settings": {"parallelism": 3, "backend": "filesystem"}, **on_demand}
+        # A start that ends before a checkpoint of its own comes again.
+        fork.job(spark, name="fork", **other_way).start(spark, restore=moved).stop()
         with fork.job(spark, name="fork", **other_way).start(spark, restore=moved) as other:
             status = other.status()
             assert (status.restored_from, status.parallelism) == (taken.checkpoint, 3)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, CorruptionError, SinkError, StrandlineError
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, SinkError, StrandlineError
 from strandline.core.failure import shortened
 from strandline.ends.rejected import RejectedRows
 from strandline.ends.staged import StagedFile, TransactionRows, first_mark, rests
@@ -75,6 +75,9 @@ class Delivery:
 
     def _named(self, error: Exception) -> Exception:
         if isinstance(error, StrandlineError):
+            if isinstance(error, ConfigurationError):
+                # The start has looked: the target was changed since, as by a migration, which may not be over.
+                error.fields["is_targets"] = True
             return error
         return SinkError(
             f"{self.writer.label}: the target refused: {shortened(f'{type(error).__name__}: {error}')}",

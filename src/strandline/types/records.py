@@ -95,7 +95,7 @@ def _record_type(names: tuple[str, ...]) -> type[Record]:
             members[name] = getters[f"f{position}"]
     # A partial of the C constructor: half the cost of a class method written in Python.
     made: type[Record] = type("Record", (Record,), members)
-    setattr(made, "_make", partial(tuple.__new__, made))  # noqa: B010
+    setattr(made, "_make", staticmethod(partial(tuple.__new__, made)))  # noqa: B010
     return made
 
 

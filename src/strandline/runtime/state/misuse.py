@@ -97,8 +97,9 @@ def no_attribute(error: BaseException) -> str:
     if not isinstance(error, AttributeError):
         return ""
     thing, name = error.obj, error.name
-    if thing is None and (found := _ASSIGNED.match(str(error))):
-        # Python does not say whose, if it is an assignment.
+    found = _ASSIGNED.match(str(error))
+    if found and (thing is None or found[3]):
+        # Of an assignment, Python 3.11 does not say whose attribute it is; later ones say that it is one.
         kinds = {kind.__name__: kind for kind in _kinds(Handle)}
         kind = kinds.get(found[1])
         return f"a {kind.what} state has no '{found[2]}' to assign to; it has {kind.has}" if kind else ""
@@ -110,7 +111,7 @@ def no_attribute(error: BaseException) -> str:
     return f"{known[0]} has no '{name}'; it has {', '.join(known[1])}" if isinstance(known, tuple) else ""
 
 
-_ASSIGNED = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
+_ASSIGNED = re.compile(r"'(\w+)' object has no attribute '(\w+)'(.* for setting new attributes)?")
 
 
 def _kinds(kind: type[Handle]) -> Iterator[type[Handle]]:

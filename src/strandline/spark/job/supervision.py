@@ -276,6 +276,8 @@ class Supervised:
         if isinstance(error, ConfigurationError) and "is_sparks" in error.fields:
             # A step or a sink's function may read what another program is replacing: a directory, a table.
             return self._has_done_epochs or (self._attempt is not None and self._attempt.driver.progress.epochs > 0)
+        if isinstance(error, ConfigurationError) and "is_targets" in error.fields:
+            return True
         return isinstance(error, AccessError) or not isinstance(error, _FINAL)
 
     def _pass_over(self, error: BaseException) -> bool:

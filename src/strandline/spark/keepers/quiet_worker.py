@@ -11,10 +11,17 @@ _CLOSED = (BrokenPipeError, ConnectionResetError)
 
 def serve(worker: Any, sock: Any, authenticated: bool) -> Any:
     """Serve tasks as Spark has it, but end without a traceback when it has closed the connection: it needs no more."""
+    sys.unraisablehook = _report
     try:
         return worker(sock, authenticated)
     except _CLOSED:
         return 1
+
+
+def _report(error: sys.UnraisableHookArgs) -> None:
+    """Report an error of a destructor, unless a file is flushed into a connection that Spark has closed."""
+    if not isinstance(error.exc_value, _CLOSED):
+        sys.__unraisablehook__(error)
 
 
 def end_quietly() -> None:
@@ -22,6 +29,7 @@ def end_quietly() -> None:
     daemon: Any = sys.modules.get("__main__")
     if getattr(getattr(daemon, "__spec__", None), "name", "") == "pyspark.daemon":
         daemon.traceback = _Traces()
+        sys.unraisablehook = _report
 
 
 class _Traces:

@@ -127,7 +127,8 @@ class Sink(ABC):
 
         What older generations have staged besides is in no checkpoint: only now, since a run that ends does not know
         whether its last one was published. Nothing that they do from now on may show.
-        `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
+        `fresh`: there was no checkpoint of this life; the job begins, behind `epoch` where it begins with a snapshot of
+        another job, and nothing that is visible belongs to it. A start that has come this far may come again.
         What cannot be shown now may be returned, as by `commit`: the run goes on with it.
         """
         return self.commit(pending)

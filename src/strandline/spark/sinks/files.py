@@ -176,7 +176,7 @@ class FileSink(Sink):
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         place = self._place
         if fresh:
-            place.check_fresh()
+            place.check_fresh(epoch)
         # 0. The job begins here: what others have left is not to be there, if that is wanted.
         for other in place.replace_others() if self.existing == "replace" else ():
             log.warning("sink %s: existing='replace': deleted %s", self.path, other.text(place.run.job))

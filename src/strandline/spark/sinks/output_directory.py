@@ -130,12 +130,15 @@ class OutputDirectory:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
         self.records.write(VisibilityRecord(generation=self.run.generation, epoch=epoch))
 
-    def check_fresh(self) -> None:
-        """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""
+    def check_fresh(self, begin: Epoch) -> None:
+        """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then.
+
+        `begin` is the epoch that the life began after: that of the snapshot, for another job's.
+        """
         newest = self.records.newest
         # What was being shown was in a checkpoint, too.
         epoch = max([newest.epoch, *(staged.epoch for staged in newest.intent)])
-        if epoch:
+        if epoch > begin:
             raise CorruptionError(
                 f"sink {self.root}: the job's rows up to epoch {epoch} are on record as shown, and the job begins "
                 "without any checkpoint: they would come again",

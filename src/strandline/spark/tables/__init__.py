@@ -24,16 +24,12 @@ from strandline.types.columns import from_arrow_type, to_python
 
 __all__ = ["lookup", "opened", "read", "register", "tables"]
 
-_PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
-
 
 def register(spark: SparkSession) -> None:
     """Let a session read `spark.read.format("strandline")`.
 
-    Options are `url`, `table` or `metadata`, and the storage's own as `storage.…`. Spark refuses a source that takes
-    filters in a session in which that is off: it is turned on.
+    Options are `url`, `table` or `metadata`, and the storage's own as `storage.…`.
     """
-    spark.conf.set(_PUSH_DOWN, "true")
     spark.dataSource.register(StrandlineSource)
 
 
@@ -48,10 +44,9 @@ def read(
     """Return a table of a snapshot, `uid.state`, as a DataFrame: one task for each partition or file.
 
     Of a job's folder, that is the checkpoint which is the newest now, however often the DataFrame is used; the job that
-    runs keeps its files until the DataFrame was not used for an hour. A filter that gives every key column a value, or
-    a few, reads only the files that may hold these keys. `metadata` instead is one of `snapshot`, `operators`,
-    `states`, `partitions`, `files` and `history`. Raises NotFoundError if there is no such snapshot or table, and
-    CorruptionError.
+    runs keeps its files until the DataFrame was not used for an hour. Filters do not make it read less: for a few keys,
+    there are `lookup` and `opened`. `metadata` instead is one of `snapshot`, `operators`, `states`, `partitions`,
+    `files` and `history`. Raises NotFoundError if there is no such snapshot or table, and CorruptionError.
 
     >>> seen = sl.state.read(spark, "s3://bucket/ck/fraud", "detect.seen")      # doctest: +SKIP
     >>> seen.where("card = 'c-17'").show()                                      # doctest: +SKIP

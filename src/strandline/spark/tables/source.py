@@ -2,36 +2,32 @@
 
 Spark asks in Python processes of its own: for the columns and the plan beside the driver, for rows on executors. What
 these are told is all that they need: they do not look for the snapshot again.
+
+No filter decides what is read: up to Spark 4.3, all uses of a DataFrame read what the last plan with filters says, and
+those with other filters, or none, would miss rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualNullSafe, EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.pins import renew
-from strandline.core.errors import StateTypeError
 from strandline.format.manifest import OperatorInfo
 from strandline.snapshot.metadata import metadata, metadata_schema
 from strandline.snapshot.opened import pin_snapshot, pinned_snapshot
 from strandline.snapshot.reading import StateReader
-from strandline.snapshot.tablekeys import TableKey, key_columns
 from strandline.snapshot.tables import Table, find_table
 from strandline.spark.base.ddl import spark_type
 from strandline.spark.tables.options import FORMAT, Options
 from strandline.storage.place import Place
 from strandline.types.columns import from_arrow_type
-
-_MOST_KEYS = 1000
-"""Above that, looking up one after the other is no faster than reading."""
 
 
 class StrandlineSource(DataSource):
@@ -54,7 +50,7 @@ class StrandlineSource(DataSource):
 
 @dataclass(frozen=True)
 class Split(InputPartition):
-    """What one task reads: a range of key groups, or some keys in it."""
+    """What one task reads: a range of key groups."""
 
     place: Place
     metadata: str
@@ -66,7 +62,6 @@ class Split(InputPartition):
     now_us: int | None
     watermark_us: int | None
     groups: range
-    keys: list[Any] | None
 
     def table(self) -> Table:
         """Return the table, without a look at the snapshot."""
@@ -76,20 +71,10 @@ class Split(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Reads a state; of filters, those that give values to all key columns say what is read."""
+    """Reads a state."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._values: dict[str, list[Any]] = {}
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Learn what the key columns may be. Spark applies all filters again."""
-        for filter in filters:
-            if isinstance(filter, EqualTo | EqualNullSafe | In) and len(filter.attribute) == 1:
-                found = list(filter.value) if isinstance(filter, In) else [filter.value]
-                # Of two filters of a column, one is enough.
-                self._values.setdefault(filter.attribute[0], found)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         # It stays pinned for the tasks, which renew the pin while they read.
@@ -97,14 +82,10 @@ class TableReader(DataSourceReader):
         if snapshot.pin:
             renew(snapshot.folder, snapshot.pin)
         table = find_table(snapshot, self._options.table)
-        keys = self._keys(table)
         split = _whole(table, self._options)
-        found = []
-        for groups in table.splits():
-            own = None if keys is None else [key for group, key in keys if group in groups]
-            if own != []:
-                found.append(replace(split, operator=_part(table.operator, table, groups), groups=groups, keys=own))
-        return found
+        return [
+            replace(split, operator=_part(table.operator, table, groups), groups=groups) for groups in table.splits()
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Split):
@@ -112,37 +93,9 @@ class TableReader(DataSourceReader):
             return
         table = partition.table()
         with table.kept(), StateReader() as reader:
-            if partition.keys is None:
-                batches = reader.rows(table, partition.groups)
-            else:
-                batches = (reader.look_up(table, key) for key in partition.keys)
-            for batch in batches:
+            for batch in reader.rows(table, partition.groups):
                 if batch.num_rows:
                     yield batch
-
-    def _keys(self, table: Table) -> list[tuple[int, Any]] | None:
-        """Return the keys that filters name, each with its key group; None: all may be wanted."""
-        if table.is_broadcast:
-            return None
-        names = [field.name for field in key_columns(table.operator)]
-        given = {name.lower(): values for name, values in self._values.items()}
-        values = [given.get(name.lower()) for name in names]
-        count = 1
-        for some in values:
-            count *= _MOST_KEYS + 1 if some is None else len(some)
-        if count > _MOST_KEYS:
-            return None
-        found = {}
-        for parts in product(*(some or [] for some in values)):
-            if None in parts:
-                continue
-            key: Any = parts if len(parts) > 1 else parts[0]
-            try:
-                one = TableKey(table.operator, key)
-            except StateTypeError:
-                return None
-            found[one.bytes] = int(one.group), key
-        return list(found.values())
 
 
 class MetadataReader(DataSourceReader):
@@ -166,7 +119,7 @@ def _whole(table: Table, options: Options) -> Split:
     place = table.folder.place(options.storage, fsync=False)
     return Split(
         place, table.metadata, table.operator, table.state.name, table.name, table.now_us, table.watermark_us,
-        table.groups, None,
+        table.groups,
     )  # fmt: skip
 
 

@@ -226,7 +226,7 @@ class TableSink(TableFormat):
                 # The answer of an earlier try was lost.
                 self._reached = record
                 return True
-            self._check_claim(record, fresh)
+            self._check_claim(record, epoch if fresh else None)
             self._before = [record]
             found = self._check_reached(self.in_effect(table))
             due = [each.epoch for each in staged if found is None or not found.covers(each)]
@@ -496,7 +496,8 @@ class TableSink(TableFormat):
                     and (root == self._merging or (int(match[1]), int(match[2])) > (first, reached))
                 ])  # fmt: skip
 
-    def _check_claim(self, record: CommitRecord | None, fresh: bool) -> None:
+    def _check_claim(self, record: CommitRecord | None, begin: Epoch | None) -> None:
+        """Refuse a table that another driver has, or rows of this life, if it begins now, after the epoch `begin`."""
         if record is None:
             return
         if record.generation > self._opened.generation:
@@ -507,7 +508,7 @@ class TableSink(TableFormat):
                 "begins: another driver has replaced it, or the checkpoint directory was set back",
                 hint="keep one driver; after setting the directory back, start again until the generation is newer",
             )
-        if fresh and record.epoch:
+        if begin is not None and record.epoch > begin:
             raise CorruptionError(
                 f"{self._where}: the job's rows up to epoch {record.epoch} are on record as written, and the job "
                 "begins without any checkpoint: they would come again",
