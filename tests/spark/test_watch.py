@@ -149,10 +149,13 @@ class Executors:
 
 
 def test_a_job_is_stalled_that_runs_no_task_for_long_though_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "_STALLED_LOOKS", 3)
+    monkeypatch.setattr(watches, "_STALLED_LOOKS", 1)
     tracked, there = Tracked({1: 1, 2: 0, 3: 0}, {0: [1, 2], 1: [3]}), [Executors(1, 0, most=2)]
     core = SimpleNamespace(statusStore=lambda: there[0])
-    context = SimpleNamespace(statusTracker=lambda: tracked, _jsc=SimpleNamespace(sc=lambda: core))
+    conf = SimpleNamespace(getTimeAsMs=lambda name, default: {"spark.executor.heartbeatInterval": 2000}[name])
+    context = SimpleNamespace(
+        statusTracker=lambda: tracked, _jsc=SimpleNamespace(sc=lambda: core, getConf=lambda: conf)
+    )
     watch = JobWatch(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
     assert [watch.are_stalled() for _ in range(4)] == [False, False, True, True], "job 1"
     tracked.stages[3] = 1

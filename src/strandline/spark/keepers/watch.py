@@ -19,8 +19,8 @@ from strandline.spark.base.session import have_room
 Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
 
-_STALLED_LOOKS = 30
-"""Spark's driver may say for 10 s, until executors send heartbeats, that a task does not run which does."""
+_STALLED_LOOKS = 20
+"""And one for each second between heartbeats: until these come, Spark's driver may say that a running task is none."""
 
 
 @dataclass
@@ -104,7 +104,10 @@ class JobWatch:
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        sc: Any = spark.sparkContext
         self._spark = spark
+        heartbeat_ms = int(sc._jsc.getConf().getTimeAsMs("spark.executor.heartbeatInterval", "10s"))
+        self._most = _STALLED_LOOKS + heartbeat_ms / 1000
         self._idle_looks: dict[int, int] = {}
         """Of each of Spark's jobs that runs no task, though each executor has room."""
 
@@ -120,4 +123,4 @@ class JobWatch:
         if idle and not have_room(self._spark):
             idle = []
         self._idle_looks = {number: self._idle_looks.get(number, 0) + 1 for number in idle}
-        return max(self._idle_looks.values(), default=0) >= _STALLED_LOOKS
+        return max(self._idle_looks.values(), default=0) >= self._most
