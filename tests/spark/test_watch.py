@@ -130,18 +130,41 @@ class Tracked:
         return SimpleNamespace(stageIds=self.jobs[number]) if number in self.jobs else None
 
 
+class Executors:
+    """Stands for what Spark's driver knows of executors: of each, how many tasks it runs, and may run; of itself none."""
+
+    def __init__(self, *running: int, most: int) -> None:
+        self._found = [("driver", 0, 0), *((str(number), count, most) for number, count in enumerate(running))]
+
+    def executorList(self, active: bool) -> Executors:
+        assert active
+        return self
+
+    def size(self) -> int:
+        return len(self._found)
+
+    def apply(self, at: int) -> Any:
+        name, running, most = self._found[at]
+        return SimpleNamespace(id=lambda: name, activeTasks=lambda: running, maxTasks=lambda: most)
+
+
 def test_a_job_is_stalled_that_runs_no_task_for_long_though_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "_STALLED_LOOKS", 3)
-    monkeypatch.setattr(watches, "room_of", lambda spark: 2)
-    tracked = Tracked({1: 1, 2: 0, 3: 0}, {0: [1, 2], 1: [3]})
-    watch = JobWatch(SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracked)))  # type: ignore[arg-type]
+    monkeypatch.setattr(watches, "_STALLED_LOOKS", 1)
+    tracked, there = Tracked({1: 1, 2: 0, 3: 0}, {0: [1, 2], 1: [3]}), [Executors(1, 0, most=2)]
+    core = SimpleNamespace(statusStore=lambda: there[0])
+    conf = SimpleNamespace(getTimeAsMs=lambda name, default: {"spark.executor.heartbeatInterval": 2000}[name])
+    context = SimpleNamespace(
+        statusTracker=lambda: tracked, _jsc=SimpleNamespace(sc=lambda: core, getConf=lambda: conf)
+    )
+    watch = JobWatch(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
     assert [watch.are_stalled() for _ in range(4)] == [False, False, True, True], "job 1"
     tracked.stages[3] = 1
     assert not watch.are_stalled()
-    tracked.stages[3], tracked.stages[1] = 0, 2
-    assert [watch.are_stalled() for _ in range(4)] == [False] * 4, "it waits for its turn"
+    tracked.stages[3] = 0
+    for there[0] in (Executors(2, 0, most=2), Executors(most=2)):
+        assert [watch.are_stalled() for _ in range(4)] == [False] * 4, "it may wait for the one that is busy"
+    there[0] = Executors(1, 1, most=2)
     del tracked.jobs[1], tracked.stages[3]
-    tracked.stages[1] = 1
     assert [watch.are_stalled() for _ in range(4)] == [False] * 4, "stage 2 of job 0 waits for its turn"
     tracked.stages[1] = 0
     assert [watch.are_stalled() for _ in range(3)] == [False, False, True]

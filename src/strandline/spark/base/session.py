@@ -273,6 +273,14 @@ def room_of(spark: SparkSession) -> int:
     return int(core.maxNumConcurrentTasks(core.resourceProfileManager().defaultResourceProfile()))
 
 
+def have_room(spark: SparkSession) -> bool:
+    """Whether there are executors, and each would run another task."""
+    sc: Any = spark.sparkContext
+    found = sc._jsc.sc().statusStore().executorList(True)
+    executors = [each for each in (found.apply(at) for at in range(found.size())) if each.id() != "driver"]
+    return bool(executors) and all(each.activeTasks() < each.maxTasks() for each in executors)
+
+
 def await_executors(spark: SparkSession) -> None:
     """Wait until Spark runs tasks: as many executors as it waits for have come then."""
     if not has_one_process(spark.sparkContext.master or ""):

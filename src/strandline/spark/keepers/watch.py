@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from strandline.core.ids import Partition
 from strandline.keeper.protocol import Ack
 from strandline.keeper.watchdog import process_start
-from strandline.spark.base.session import room_of
+from strandline.spark.base.session import have_room
 
 Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
 
-_STALLED_LOOKS = 30
-"""Spark's driver may say for 10 s, until executors send heartbeats, that a task does not run which does."""
+_STALLED_LOOKS = 20
+"""And one for each second between heartbeats: until these come, Spark's driver may say that a running task is none."""
 
 
 @dataclass
@@ -104,19 +104,23 @@ class JobWatch:
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        sc: Any = spark.sparkContext
         self._spark = spark
+        heartbeat_ms = int(sc._jsc.getConf().getTimeAsMs("spark.executor.heartbeatInterval", "10s"))
+        self._most = _STALLED_LOOKS + heartbeat_ms / 1000
         self._idle_looks: dict[int, int] = {}
-        """Of each of Spark's jobs that runs no task, though executors have room."""
+        """Of each of Spark's jobs that runs no task, though each executor has room."""
 
     def are_stalled(self) -> bool:
         """Whether a job has run no task in so many looks."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
         tasks = {number: stage.numActiveTasks for number, stage in stages.items() if stage is not None}
-        jobs = []
-        if sum(tasks.values()) < room_of(self._spark):
-            jobs = [(number, tracker.getJobInfo(number)) for number in tracker.getActiveJobsIds()]
+        jobs = [(number, tracker.getJobInfo(number)) for number in tracker.getActiveJobsIds()]
         active = {number: tasks.keys() & set(job.stageIds) for number, job in jobs if job is not None}
         idle = [number for number, those in active.items() if those and not any(tasks[stage] for stage in those)]
+        # Tasks may wait for one that is busy: pings and lookups do while it has an epoch's.
+        if idle and not have_room(self._spark):
+            idle = []
         self._idle_looks = {number: self._idle_looks.get(number, 0) + 1 for number in idle}
-        return max(self._idle_looks.values(), default=0) >= _STALLED_LOOKS
+        return max(self._idle_looks.values(), default=0) >= self._most
