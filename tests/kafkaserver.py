@@ -16,13 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strandline.ends.kafka.client import discard
 from tests.servers import end_with_parent, free_ports, locked
 
 VERSION = "4.4.0"
@@ -201,7 +201,10 @@ class Kafka:
                 else:
                     raise AssertionError(message.error())
         finally:
-            discard(consumer)
+            # It may never return.
+            closing = threading.Thread(target=consumer.close, daemon=True)
+            closing.start()
+            closing.join(10)
 
 
 def start() -> Kafka:
