@@ -189,8 +189,9 @@ class Steps:
             nonlocal before
             if event == "line":
                 # Where it goes back, and not to a loop's next round, a `with` block may end: it would keep what it
-                # holds, while a process that dies holds no locks.
-                is_back, before = frame.f_lineno < before, frame.f_lineno
+                # holds, while a process that dies holds no locks. From Python 3.12 on, so does the next round of a
+                # comprehension, which is in the function's own frame.
+                is_back, before = frame.f_lineno <= before, frame.f_lineno
                 if not is_back or linecache.getline(file, before).lstrip().startswith(("for ", "while ")):
                     if self.count == self._crash_at:
                         raise Crash
