@@ -82,7 +82,7 @@ def aggregate_on(
     types += [(column, columns.ddl_of(column)) for column in more]
     sent = Columns(tuple(types), columns.hidden)
     late: dict[str, Node] = {}
-    bears = check_on_error(operator, uid, on_error, {} if rules.late is None else {rules.late: ""})
+    bears = check_on_error(operator, uid, on_error, [] if rules.late is None else [rules.late])
     read = [(quoted(name), columns.type_of(name)) for name in (*keys, *more)]
     read += [(part.one, part.type) for part in declared.parts.values()]
     if rules.late is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from strandline.api.badrecords import DEAD_LETTERS, OnError, on_error_of
@@ -119,7 +119,7 @@ def check_sides(uid: str, sides: Any) -> None:
         )
 
 
-def check_on_error(process: Any, uid: str, given: Any, sides: Mapping[str, Any]) -> OnError:
+def check_on_error(process: Any, uid: str, given: Any, sides: Collection[str]) -> OnError:
     """Return what becomes of events that a function fails for; refuse what cannot be done."""
     found = on_error_of(f"operator '{uid}'", given)
     # Of operators of ours, which are columnar, rows without a key can be told apart.

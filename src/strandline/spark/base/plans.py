@@ -98,8 +98,8 @@ def computed_with(after: DataFrame, before: DataFrame, names: Collection[str]) -
 
     A `*` inside of a function stands for all columns. Functions of whole rows, as of mapInPandas, do not count.
     """
-    stop = before._jdf.queryExecution().analyzed()
-    return next((name for name in names if _computes(after._jdf.queryExecution().analyzed(), stop, name)), "")
+    plan, stop = (df._jdf.queryExecution().analyzed() for df in (after, before))
+    return next((name for name in names if _computes(plan, stop, name)), "")
 
 
 def _computes(plan: Any, stop: Any, name: str) -> bool:
