@@ -54,7 +54,8 @@ class Cluster:
             return {name for name in self._cluster.topics if re.fullmatch(pattern, name)}
 
         def ends(self, wanted: Offsets, topics: Mapping[str, _Topic]) -> dict[tuple[str, int], tuple[int, int]]:
-            return {at: self._cluster.ends[at] for at in wanted if at[0] in topics and at[1] < topics[at[0]].partitions}
+            there = [at for at in wanted if at[0] in topics and at[1] < topics[at[0]].partitions]
+            return {at: self._cluster.ends.get(at, (0, 50)) for at in there}
 
         def open_transactions(self, wanted: Offsets, ends: Any) -> Offsets:
             return {at: offset for at, offset in self._cluster.open.items() if at in ends and offset < wanted[at]}
@@ -287,6 +288,32 @@ def test_a_topic_that_is_named_again_is_said_to_come_again(job: Job, caplog: pyt
     assert "topic 'b' was left out for a while, and is read again from its first row" in caplog.text
 
 
+def test_what_is_named_for_the_first_time_is_read_from_its_oldest_row(job: Job) -> None:
+    """Spark takes rows of before for lost, and would end the job at each start."""
+    job.cluster.topics["c"] = _Topic("id-c", 2)
+    job.cluster.ends["c", 0] = (4, 9)
+    started = again(job, subscribe="a,b,c")
+    assert job.offsets() == {"a": {"0": 10, "1": 11}, "b": {"0": 12}, "c": {"0": 4}}
+    assert started.checked()
+    job.cluster.topics["c"] = _Topic("id-d", 2)
+    with pytest.raises(sl.errors.ConfigurationError, match="it was id-c, and is id-d"):
+        again(job, subscribe="a,b,c")
+    job.log(BATCH, a={"0": 10})
+    again(job, subscribe="", assign='{"a":[0,1]}')
+    assert job.offsets() == {"a": {"0": 10, "1": 4}}
+
+
+@pytest.mark.parametrize("options", [{"subscribe": "a"}, {"subscribe": "", "subscribepattern": ".*"}])
+def test_rows_of_what_came_while_the_job_was_away_may_be_gone(job: Job, options: dict[str, str]) -> None:
+    job.log(BATCH, a={"0": 10})
+    with pytest.raises(
+        sl.errors.ConfigurationError, match="partition 1: the job goes on at offset 0, and the oldest that is kept is 4"
+    ):
+        again(job, **options)
+    again(job, **options, failondataloss="false")
+    assert job.offsets() == {"a": {"0": 10}}
+
+
 @pytest.mark.parametrize(
     "when", ["before a start", "after a start", "without a start", "a broker does not know it yet"]
 )
@@ -294,14 +321,14 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
     """The job went on without it. What comes under its name is read from its first row."""
     options = {"subscribe": "", "subscribepattern": ".*", "failondataloss": "false"}
     made = Job(tmp_path, cluster, **options).start()
-    made.log(BATCH, a={"0": 10}, b={"0": 12})
+    made.log(BATCH, a={"0": 10, "1": 11}, b={"0": 12})
     made.topics.begin(BATCH)
     assert made.checked()
     del cluster.topics["b"]
     starts = when.endswith("start") and not when.startswith("without")
     if starts:
         made = again(made, **options)
-    made.log(BATCH + 1, a={"0": 11})
+    made.log(BATCH + 1, a={"0": 11, "1": 11})
     made.topics.begin(BATCH + 1)
     assert made.checked(BATCH + 1)
     if when == "before a start":
@@ -310,12 +337,12 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
         made = Job(tmp_path, cluster, **{**options, "failondataloss": "true"}).start(BATCH + 1)
     if not when.startswith("a broker"):
         cluster.topics["b"] = _Topic("id-c", 1)
-    made.log(BATCH + 2, a={"0": 11}, b={"0": 5})
+    made.log(BATCH + 2, a={"0": 11, "1": 11}, b={"0": 5})
     made.topics.begin(BATCH + 2)
     cluster.topics["b"] = _Topic("id-c", 1)
     for batch in (BATCH + 2, BATCH + 3):
         assert made.checked(batch)
-        made.log(batch + 1, a={"0": 11}, b={"0": 6})
+        made.log(batch + 1, a={"0": 11, "1": 11}, b={"0": 6})
         made.topics.begin(batch + 1)
     cluster.topics["b"] = _Topic("id-d", 1)
     with pytest.raises(sl.errors.StrandlineError, match="it was id-c, and is id-d"):

@@ -78,18 +78,24 @@ class KafkaSource:
     def names(self) -> set[str]:
         """The topics that its options name."""
         listed = self.relation.options.get("subscribe", "").split(",")
-        return {name.strip() for name in listed if name.strip()} | self._assigned.keys()
+        return {name.strip() for name in listed if name.strip()} | self.assigned.keys()
 
     @property
-    def _assigned(self) -> dict[str, list[int]]:
+    def assigned(self) -> dict[str, list[int]]:
+        """The partitions that its options name, by topic."""
         found: dict[str, list[int]] = json.loads(self.relation.options.get("assign", "{}"))
         return found
 
     def reads(self, at: tuple[str, int], matching: Collection[str]) -> bool:
         """Return whether its options name a partition; `matching` are the topics that its pattern matches."""
         topic, partition = at
-        assigned = self._assigned.get(topic)
+        assigned = self.assigned.get(topic)
         return partition in assigned if assigned is not None else topic in self.names or topic in matching
+
+    def unread(self, topics: Mapping[str, _Topic], reached: Offsets, matching: Collection[str]) -> Offsets:
+        """Return the partitions that its options name and of which nothing was read, at their first offset."""
+        there = {(name, at) for name, topic in topics.items() for at in range(topic.partitions)}
+        return {at: 0 for at in there - reached.keys() if self.reads(at, matching)}
 
     @property
     def text(self) -> str:
@@ -158,8 +164,10 @@ def check_topics(
         with _client(spark, source) as client:
             matching = client.matching(source)
             found = client.topics(read | source.names | matching)
-            ends = client.ends(reached, found)
-            open_at = client.open_transactions(reached, ends) if source.reads_committed else {}
+            new = source.unread(found, reached, matching) if reached else {}
+            wanted = reached | new
+            ends = client.ends(wanted, found)
+            open_at = client.open_transactions(wanted, ends) if source.reads_committed else {}
         if missing := sorted(source.names - read - found.keys()):
             raise ConfigurationError(
                 f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}'",
@@ -181,7 +189,12 @@ def check_topics(
                 _words(source, renewed),
             )
             made |= _set_back(source, made, {at: ends[at][0] for at in ends if at[0] in renewed}, renewed)
-        kept = {at: offset for at, offset in reached.items() if at[0] not in renewed}
+        # Where the program names them only now, the rows before are none of the job's. Spark would take them for lost.
+        named_now = (source.names - read) | source.assigned.keys()
+        named = {at: ends[at][0] for at in new if at[0] in named_now and ends[at][0]}
+        made |= _set_back(source, made, named, ())
+        read |= {topic for topic, _ in named}
+        kept = {at: offset for at, offset in (wanted | named).items() if at[0] not in renewed}
         _check_kept(source, kept, ends)
         for topic, partition in kept.keys() & open_at.keys():
             raise UnavailableError(
