@@ -241,6 +241,20 @@ def test_another_writer_is_no_hindrance(place: Place, key: Any) -> None:
     assert place.pairs() == [(1, "a"), (2, "b"), (7, "other")]
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_writer_of_another_branch_is_no_hindrance(tmp_path: Path, key: Any) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start(key=key)
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    table = place.table()
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "other").commit()
+    staged = stage(sink, 2, [(2, "b")])
+    rows = pa.table({"k": [7], "v": ["other"]})
+    before_next(sink._catalog(), "commit_table", lambda: place.table().append(rows, branch="other"))
+    assert not sink.commit(staged)
+    assert place.pairs() == [(1, "a"), (2, "b")]
+
+
 @contextmanager
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def load(self: Any) -> Any:

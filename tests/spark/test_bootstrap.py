@@ -312,6 +312,12 @@ def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: A
     asking = history.where(F.col("day") < limit.select(F.max("day")).scalar())
     with pytest.raises(sl.errors.ConfigurationError, match="depends on what another query or table holds"):
         job.bootstrap(spark, savepoint=case.root / "to", history=asking, skip_files=True)
+    limit.createOrReplaceTempView("limits_of_history")
+    history.createOrReplaceTempView("history_of_days")
+    for where in ("day in (select day from limits_of_history)", "day not in (select day from limits_of_history)"):
+        among = spark.sql(f"select user, d as day from (select user, day as d, day from history_of_days) where {where}")
+        with pytest.raises(sl.errors.ConfigurationError, match="depends on what another query or table holds"):
+            job.bootstrap(spark, savepoint=case.root / "to", history=among, skip_files=True)
     # Rows from elsewhere change nothing of which files are read.
     history = history.crossJoin(spark.range(1)).select("user", "day")
     # Nor do those that a join leaves out, though Spark asks first which partitions it needs.

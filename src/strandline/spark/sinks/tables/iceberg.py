@@ -43,6 +43,8 @@ _PASSING = frozenset((
     "ServerError", "CommitStateUnknownException",
 ))  # fmt: skip
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
+_BEHIND = "older than last sequence number"
+"""What a catalog of the library's own says of a snapshot if another branch got one meanwhile."""
 _INDEX = "__index__"
 _NUMBER = b"PARQUET:field_id"
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
@@ -301,7 +303,7 @@ class IcebergSink(TableSink):
             sync_directory(directory)
 
     def is_conflict(self, error: Exception) -> bool:
-        return type(error).__name__ in _CONFLICTS
+        return type(error).__name__ in _CONFLICTS or _BEHIND in str(error)
 
     def may_pass(self, error: Exception) -> bool:
         names = {made.__name__ for made in type(error).__mro__}
