@@ -18,9 +18,9 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import Manifest
-from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.taking import take_savepoint
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.savepoints.take import take_savepoint
 from strandline.spark.job import saving
 from tests.spark import timed
 from tests.spark.harness import Case, Reader, Rows, eventually, settle

@@ -39,9 +39,9 @@ from strandline.format.manifest import MANIFEST, SourceInfo
 from strandline.keeper.paths import local_copy
 from strandline.plan.history import HistoryClock, HistoryProgress, Slice, progress_of
 from strandline.runtime.watermarks import Watermarks
-from strandline.snapshot.opened import Snapshot
-from strandline.snapshot.savepoint import check_empty, discard_own
-from strandline.snapshot.taking import Form, bring_source, take_savepoint
+from strandline.snapshot.opening.snapshot import Snapshot
+from strandline.snapshot.savepoints.savepoint import check_empty, discard_own
+from strandline.snapshot.savepoints.take import Form, bring_source, take_savepoint
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.spark_errors import unwrap_error

@@ -10,7 +10,7 @@ from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, IncompatibleStateError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.plan.upgrade import Upgrade
-from strandline.snapshot.opened import open_folder
+from strandline.snapshot.opening.snapshot import open_folder
 from strandline.spark.job.attempt import Wanted
 from strandline.spark.job.compat import differences, to_regroup, watermark_changes
 from strandline.spark.job.following import parallelism_of

@@ -26,8 +26,8 @@ from strandline.core.scratch import remove_abandoned
 from strandline.keeper.lookups import LookupResult, LookupTable
 from strandline.keeper.paths import sweep
 from strandline.plan.parallelism import ParallelismOverride, check_wanted
-from strandline.snapshot.origin import verify_own
-from strandline.snapshot.progress import SavepointProgress
+from strandline.snapshot.opening.origin import verify_own
+from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint

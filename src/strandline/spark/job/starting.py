@@ -34,7 +34,7 @@ from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
-from strandline.snapshot.origin import Origin, decide, verify
+from strandline.snapshot.opening.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, Check, end

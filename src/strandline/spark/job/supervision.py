@@ -30,7 +30,7 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.plan.parallelism import ParallelismOverride
-from strandline.snapshot.origin import go_back
+from strandline.snapshot.opening.origin import go_back
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.failure_reporter import FailureReporter
