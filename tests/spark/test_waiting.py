@@ -23,6 +23,7 @@ from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import requests, supervision
 from strandline.spark.job.attempt import end
 from strandline.spark.job.draining import Draining
+from strandline.spark.job.preparation import Preparation
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run as Keepers
 from tests.checkpoint.helpers import every_epoch, late_clock
@@ -211,6 +212,7 @@ class Attempts:
         monkeypatch.setattr(supervision, "Starting", self._starting)
         monkeypatch.setattr(supervision, "go_back", self._go_back)
         monkeypatch.setattr(requests, "verify_own", lambda *_: self.verified)
+        monkeypatch.setattr(Preparation, "check_rollback", noop)
 
     def _fail(self, what: str) -> None:
         if self.failures[what]:
@@ -220,10 +222,10 @@ class Attempts:
         self._fail("go_back")
         self.gone_back.append(checkpoint)
 
-    def _starting(self, blueprint: Any, excluded: Any, least_id: int, claim: Any, told: Any) -> Any:
+    def _starting(self, preparation: Any) -> Any:
         def start() -> Any:
             self._fail("start")
-            self.begun.append((told.job, [*self.gone_back]))
+            self.begun.append((preparation.override.job, [*self.gone_back]))
             return SimpleNamespace(watch=watch, coordinator=SimpleNamespace(next_id=1))
 
         def watch(is_over: Callable[[], bool]) -> bool:
@@ -232,7 +234,7 @@ class Attempts:
                 time.sleep(0.001)
             return False
 
-        return SimpleNamespace(start=start, claim=None, check_rollback=lambda manifest: None)
+        return SimpleNamespace(start=start, claim=None)
 
     def __enter__(self) -> Attempts:
         self._thread = threading.Thread(target=self._supervise, daemon=True)

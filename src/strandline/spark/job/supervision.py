@@ -43,7 +43,8 @@ from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.following import Followed, Follower, first_told
-from strandline.spark.job.starting import Starting, warn_of_sinks
+from strandline.spark.job.preparation import Preparation, warn_of_sinks
+from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import NOTHING, status_after
 
 log = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ class Supervisor:
         desired = self.desired
         if desired.rollback is not None:
             self._go_back(desired.rollback)
-        starting = self._starting = self.next_start()
+        starting = self._starting = Starting(self.preparation())
         try:
             self.attempt = starting.start()
         finally:
@@ -262,9 +263,9 @@ class Supervisor:
             )  # fmt: skip
             self._failed_at = 0.0
 
-    def next_start(self) -> Starting:
-        """Return the start of the next attempt, which has not begun."""
-        return Starting(self.blueprint, self.excluded, self.least_id, self.claim, self.desired.parallelism)
+    def preparation(self) -> Preparation:
+        """Return the preparation of the next attempt, which has not begun."""
+        return Preparation(self.blueprint, self.excluded, self.least_id, self.claim, self.desired.parallelism)
 
     def _go_back(self, rollback: Rollback) -> None:
         """Carry out a rollback, unless that was done; storage that is away leaves it to the next attempt."""
