@@ -14,8 +14,8 @@ from strandline.checkpoint.pins import LEASE_MS, PINS
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
 from strandline.core.errors import NotFoundError
-from strandline.snapshot.listing import list_snapshots
-from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, pin_snapshot, pinned_snapshot
+from strandline.snapshot.opening.listing import list_snapshots
+from strandline.snapshot.opening.snapshot import Snapshot, find_snapshot, open_snapshot, pin_snapshot, pinned_snapshot
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import Run, every_epoch
 from tests.clock import ManualClock

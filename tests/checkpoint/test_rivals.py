@@ -12,7 +12,7 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import FencedError, NotFoundError
 from strandline.format.manifest import Manifest
-from strandline.snapshot.origin import rollback
+from strandline.snapshot.opening.origin import rollback
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
 from tests.clock import ManualClock

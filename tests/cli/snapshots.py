@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strandline.format.manifest import MANIFEST
-from strandline.snapshot.taking import take_savepoint
+from strandline.snapshot.savepoints.take import take_savepoint
 from strandline.storage.place import Place
 from tests.runtime.bench import Model
 from tests.runtime.rescaling import KEYS, Job

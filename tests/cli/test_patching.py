@@ -13,7 +13,7 @@ from msgspec import structs
 
 from strandline.cli.rowfiles import value_from
 from strandline.format.manifest import MANIFEST, Manifest, StateInfo
-from strandline.snapshot.building import SavepointBuilder
+from strandline.snapshot.savepoints.builder import SavepointBuilder
 from strandline.types.datatypes import parse_schema, parse_type
 from tests.cli.conftest import Command
 from tests.snapshot.exporting import exported_here

@@ -18,7 +18,7 @@ from strandline.cli.rowfiles import rows_in
 from strandline.cli.rows import print_rows
 from strandline.core.errors import StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.snapshot.rows import rows_of
+from strandline.snapshot.rows.codecs import rows_of
 from tests.snapshot.strategies import Stored, list_states, pane_states, timer_states, value_states
 from tests.soak import examples
 

@@ -17,7 +17,7 @@ from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, table_of
 from strandline.runtime.reached import WatermarkStatus
-from strandline.snapshot.progress import SavepointProgress
+from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.types.records import record_type
 
 STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)

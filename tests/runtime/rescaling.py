@@ -22,8 +22,8 @@ from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, Partiti
 from strandline.keeper import opening
 from strandline.runtime.program import Program, Restore, state_infos
 from strandline.runtime.task.task import EpochTimes
-from strandline.snapshot.opened import METADATA
-from strandline.snapshot.taking import Form, take_savepoint
+from strandline.snapshot.opening.snapshot import METADATA
+from strandline.snapshot.savepoints.take import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.runtime.bench import MAX_PARALLELISM, Event, Everything, batch_of, program
 from tests.runtime.clients import eventually

@@ -24,7 +24,7 @@ from strandline.core.ids import KeyGroup
 from strandline.format.schemas import Schemas
 from strandline.runtime.operators.aggregates import sketches
 from strandline.runtime.state.panebytes import PaneCodec
-from strandline.snapshot.taking import FORMS
+from strandline.snapshot.savepoints.take import FORMS
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.hints import Hints

@@ -18,7 +18,7 @@ from strandline.api.states import Value
 from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
 from strandline.runtime.program import Program
-from strandline.snapshot.taking import FORMS, Form
+from strandline.snapshot.savepoints.take import FORMS, Form
 from tests.runtime.bench import KINDS, OPS, Everything, Model, program
 from tests.runtime.rescaling import KEYS, Job
 from tests.soak import examples

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from strandline.snapshot import taking
-from strandline.snapshot.export import ExportPart, Files, export
-from strandline.snapshot.exporters import Exporters
+from strandline.snapshot.savepoints import take as taking
+from strandline.snapshot.savepoints.export import ExportPart, Files, export
+from strandline.snapshot.savepoints.exporters import Exporters
 
 
 class _Here(Exporters):

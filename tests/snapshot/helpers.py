@@ -12,7 +12,7 @@ from msgspec import structs
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import Clock
 from strandline.format.manifest import MANIFEST, FileRef, Manifest
-from strandline.snapshot.origin import Origin, decide, verify
+from strandline.snapshot.opening.origin import Origin, decide, verify
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import LIFE, Run, manifest
 

@@ -12,7 +12,7 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.format.heapfile import write_heap
 from strandline.format.manifest import OperatorInfo
 from strandline.runtime.program import state_infos
-from strandline.snapshot.rows import has_rows, rows_of
+from strandline.snapshot.rows.codecs import has_rows, rows_of
 from strandline.types.datatypes import StructType, parse_schema
 from tests.runtime.bench import BUDGET, Bench
 from tests.runtime.living import stored

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef
-from strandline.snapshot.cutting import TableWriter, in_order, join
-from strandline.snapshot.parquet import Cut, LocalTable, Open, named_schema
+from strandline.snapshot.rows.parquet import Cut, LocalTable, Open, named_schema
+from strandline.snapshot.savepoints.tablewriter import TableWriter, in_order, join
 
 Row = dict[str, Any]
 

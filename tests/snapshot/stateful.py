@@ -15,9 +15,9 @@ from strandline.core.ids import Partition
 from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS, group_of
 from strandline.format.heapfile import write_heap
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, PartitionInfo, TableFile
-from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import Cut, named_schema
-from strandline.snapshot.taking import Form, take_savepoint
+from strandline.snapshot.rows.parquet import Cut, named_schema
+from strandline.snapshot.savepoints.tablewriter import TableWriter
+from strandline.snapshot.savepoints.take import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest
 from tests.runtime.rescaling import KEYS, Job

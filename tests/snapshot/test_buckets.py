@@ -11,9 +11,10 @@ import pytest
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConfigurationError, NotFoundError
-from strandline.snapshot import opened
-from strandline.snapshot.listing import delete_snapshot, list_snapshots, verify_snapshot
-from strandline.snapshot.origin import decide
+from strandline.snapshot.opening import snapshot as opened
+from strandline.snapshot.opening.deletion import delete_snapshot
+from strandline.snapshot.opening.listing import list_snapshots, verify_snapshot
+from strandline.snapshot.opening.origin import decide
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run

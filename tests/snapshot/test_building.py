@@ -21,14 +21,14 @@ from strandline.core.errors import ConfigurationError, ConflictError, StateLimit
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import Manifest, StateInfo, TTLInfo
 from strandline.runtime.program import Restore
-from strandline.snapshot.building import SavepointBuilder, write_rows
-from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.parquet import read_tables
-from strandline.snapshot.rows import rows_of
-from strandline.snapshot.savepoint import fetching
-from strandline.snapshot.sorting import RowSorter
-from strandline.snapshot.taking import take_savepoint
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.parquet import read_tables
+from strandline.snapshot.savepoints.builder import SavepointBuilder, write_rows
+from strandline.snapshot.savepoints.savepoint import fetching
+from strandline.snapshot.savepoints.sorter import RowSorter
+from strandline.snapshot.savepoints.tablewriter import TableWriter
+from strandline.snapshot.savepoints.take import take_savepoint
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
 from tests.runtime.bench import OPS

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS
-from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import Cut, named_schema, read_tables, row_group_range
-from strandline.snapshot.rowsizes import row_sizes
+from strandline.snapshot.rows.parquet import Cut, named_schema, read_tables, row_group_range
+from strandline.snapshot.savepoints.tablewriter import TableWriter, row_sizes
 from tests.snapshot.rows import SCHEMA, Row, batches_of, files_of, opener, plain, same, size_of, states, written
 from tests.soak import examples
 

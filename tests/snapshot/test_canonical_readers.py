@@ -15,8 +15,8 @@ import pytest
 
 from strandline.core.errors import CorruptionError
 from strandline.format.manifest import FileRef
-from strandline.snapshot.cutting import TableWriter, join
-from strandline.snapshot.parquet import Cut, LocalTable, named_schema, read_tables, table_of
+from strandline.snapshot.rows.parquet import Cut, LocalTable, named_schema, read_tables, table_of
+from strandline.snapshot.savepoints.tablewriter import TableWriter, join
 from tests.snapshot.rows import opener
 
 COLUMNS = pa.schema({"key_group": pa.int32(), "user": pa.string(), "value": pa.struct({"n": pa.int64()})})
@@ -126,8 +126,8 @@ import sys
 from pathlib import Path
 import numpy as np
 import pyarrow as pa
-from strandline.snapshot.cutting import TableWriter, join
-from strandline.snapshot.parquet import Cut, named_schema, read_tables
+from strandline.snapshot.savepoints.tablewriter import TableWriter, join
+from strandline.snapshot.rows.parquet import Cut, named_schema, read_tables
 from tests.snapshot.rows import opener
 
 schema = named_schema(pa.schema({"key_group": pa.int32(), "n": pa.int64(), "value": pa.binary()}), "op", "state")

@@ -10,10 +10,10 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import arm, disarm_all
-from strandline.snapshot.copying import copy_snapshot
-from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.opened import find_snapshot, open_snapshot
-from strandline.snapshot.savepoint import begin
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.opening.snapshot import find_snapshot, open_snapshot
+from strandline.snapshot.savepoints.savepoint import begin
+from strandline.snapshot.tools.copy import copy_snapshot
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run, late_clock

@@ -22,13 +22,12 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import group_of, range_of
 from strandline.format.heapfile import write_heap
 from strandline.format.manifest import FileRef, Manifest, OlderSchema, OperatorInfo, PartitionInfo, StateInfo, TTLInfo
-from strandline.snapshot.comparing import StateComparison
-from strandline.snapshot.diffing import SnapshotDiff, StateDiff, diff_snapshots
-from strandline.snapshot.estimates import Count, Tally, _student
-from strandline.snapshot.grouprows import by_group, unequal_groups
-from strandline.snapshot.opened import Snapshot
-from strandline.snapshot.parquet import table_of
-from strandline.snapshot.rows import rows_of
+from strandline.snapshot.opening.snapshot import Snapshot
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.parquet import table_of
+from strandline.snapshot.tools.comparison import StateComparison
+from strandline.snapshot.tools.diff import Count, SnapshotDiff, StateDiff, Tally, _student, diff_snapshots
+from strandline.snapshot.tools.grouprows import by_group, unequal_groups
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest as manifest_of
 from tests.runtime.bench import OPS, Model

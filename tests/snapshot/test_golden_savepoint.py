@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from strandline.runtime.program import Restore
-from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.taking import FORMS, Form
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.savepoints.take import FORMS, Form
 from strandline.storage.place import Place
 from tests.runtime.bench import KINDS, Model
 from tests.runtime.rescaling import KEYS, Job

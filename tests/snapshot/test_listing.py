@@ -9,11 +9,12 @@ from strandline.checkpoint.folder import Folder
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.snapshot.copying import copy_snapshot
-from strandline.snapshot.listing import delete_files, delete_snapshot, list_snapshots, verify_snapshot
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.origin import rollback
-from strandline.snapshot.savepoint import begin
+from strandline.snapshot.opening.deletion import delete_files, delete_snapshot
+from strandline.snapshot.opening.listing import list_snapshots, verify_snapshot
+from strandline.snapshot.opening.origin import rollback
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.savepoints.savepoint import begin
+from strandline.snapshot.tools.copy import copy_snapshot
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import every_epoch
 from tests.clock import ManualClock

@@ -22,7 +22,7 @@ from strandline.core import failpoints, ids
 from strandline.core.errors import CorruptionError, FencedError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
-from strandline.snapshot.origin import decide, rollback
+from strandline.snapshot.opening.origin import decide, rollback
 from tests.checkpoint.helpers import HOUR_MS, every_epoch, late_clock
 from tests.snapshot.helpers import Job, jobdir_at, tree, url, write_savepoint
 from tests.soak import examples

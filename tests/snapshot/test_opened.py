@@ -17,10 +17,10 @@ from strandline.core.errors import ConfigurationError, CorruptionError, NotFound
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import BackendName
 from strandline.format.manifest import BACKENDS, MANIFEST, STATE_KINDS, OlderSchema, TableFile, TTLInfo
-from strandline.snapshot import opened as opening
-from strandline.snapshot import rows
-from strandline.snapshot.listing import list_snapshots, verify_snapshot
-from strandline.snapshot.opened import (
+from strandline.snapshot.opening import snapshot as opening
+from strandline.snapshot.opening.listing import list_snapshots, verify_snapshot
+from strandline.snapshot.opening.origin import rollback
+from strandline.snapshot.opening.snapshot import (
     Snapshot,
     find_snapshot,
     open_snapshot,
@@ -28,7 +28,7 @@ from strandline.snapshot.opened import (
     plain_url,
     savepoint_place,
 )
-from strandline.snapshot.origin import rollback
+from strandline.snapshot.rows import codecs as rows
 from tests.checkpoint.helpers import every_epoch
 from tests.clock import ManualClock
 from tests.snapshot.helpers import Job, jobdir_at, url, write_savepoint

@@ -19,7 +19,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST
-from strandline.snapshot.origin import decide, rollback, verify
+from strandline.snapshot.opening.origin import decide, rollback, verify
 from tests.checkpoint.helpers import HOUR_MS, LIFE, assert_restorable, every_epoch
 from tests.clock import ManualClock
 from tests.snapshot.helpers import Job, jobdir_at, tree, url, write_savepoint
@@ -144,7 +144,9 @@ def test_without_anything_to_lose_a_snapshot_is_read_once(
     tmp_path: Path, clock: ManualClock, savepoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[object] = []
-    monkeypatch.setattr("strandline.snapshot.origin.verify_files", lambda folder, files: read.append(folder) or [])
+    monkeypatch.setattr(
+        "strandline.snapshot.opening.origin.verify_files", lambda folder, files: read.append(folder) or []
+    )
     run = Job(tmp_path, clock, savepoint)
     assert not read
     run.checkpoint()

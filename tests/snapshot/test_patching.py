@@ -18,13 +18,13 @@ from msgspec import structs
 from strandline.checkpoint.folder import folder_at
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError, UserCodeError
 from strandline.format.manifest import FileRef, Manifest, SinkInfo, SourceInfo, TableFile
-from strandline.snapshot.building import SavepointBuilder
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.parquet import read_tables
-from strandline.snapshot.patching import Edit, Patch, make_patched
-from strandline.snapshot.savepoint import fetching
-from strandline.snapshot.taking import take_savepoint
-from strandline.snapshot.transforming import fitting
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.rows.parquet import read_tables
+from strandline.snapshot.savepoints.builder import SavepointBuilder
+from strandline.snapshot.savepoints.savepoint import fetching
+from strandline.snapshot.savepoints.take import take_savepoint
+from strandline.snapshot.tools.patch import Edit, Patch, make_patched
+from strandline.snapshot.tools.transform import fitting
 from tests.runtime.bench import OPS
 from tests.runtime.rescaling import KEYS, Job
 from tests.snapshot.exporting import exported_here

@@ -24,14 +24,14 @@ from strandline.checkpoint import restore
 from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.snapshot import reading
-from strandline.snapshot.metadata import METADATA_TABLES, metadata, metadata_schema
-from strandline.snapshot.opened import Snapshot, open_snapshot
-from strandline.snapshot.reading import StateReader, look_up, read_rows
-from strandline.snapshot.rows import rows_of
-from strandline.snapshot.sql import query
-from strandline.snapshot.tablekeys import TableKey, key_columns, key_from_text
-from strandline.snapshot.tables import Table, all_tables, find_table, tables
+from strandline.snapshot.opening.snapshot import Snapshot, open_snapshot
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.keys import TableKey, key_columns, key_from_text
+from strandline.snapshot.tables import reader as reading
+from strandline.snapshot.tables.metadata import METADATA_TABLES, metadata, metadata_schema
+from strandline.snapshot.tables.reader import StateReader, look_up, read_rows
+from strandline.snapshot.tables.sql import query
+from strandline.snapshot.tables.table import Table, all_tables, find_table, tables
 from strandline.storage.local import LocalStore
 from strandline.types.columns import from_arrow_type, to_python
 from strandline.types.datatypes import LongType

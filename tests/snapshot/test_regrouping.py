@@ -22,15 +22,15 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.ids import Partition
 from strandline.core.keygroups import BROADCAST_GROUPS, range_of
 from strandline.format.manifest import Manifest, TableFile
-from strandline.snapshot.building import SavepointBuilder
-from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.parquet import read_tables
-from strandline.snapshot.patching import Patch, make_patched
-from strandline.snapshot.regrouping import regrouped_marks
-from strandline.snapshot.rows import has_rows, rows_of
-from strandline.snapshot.savepoint import fetching
-from strandline.snapshot.transforming import transform
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.rows.codecs import has_rows, rows_of
+from strandline.snapshot.rows.parquet import read_tables
+from strandline.snapshot.savepoints.builder import SavepointBuilder
+from strandline.snapshot.savepoints.savepoint import fetching
+from strandline.snapshot.savepoints.tablewriter import TableWriter
+from strandline.snapshot.tools.patch import Patch, make_patched
+from strandline.snapshot.tools.regroup import regrouped_marks
+from strandline.snapshot.tools.transform import transform
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
 from tests.checkpoint.helpers import manifest

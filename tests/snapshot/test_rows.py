@@ -24,8 +24,8 @@ from strandline.format.manifest import StateInfo, TTLInfo
 from strandline.format.schemas import Schemas
 from strandline.format.values import ExpiringCodec, ValueCodec
 from strandline.runtime.state.panebytes import MARK_END, PaneCodec, key_of, pack_mark
-from strandline.snapshot import rowcodec
-from strandline.snapshot.rows import has_rows, rows_of
+from strandline.snapshot.rows import codec as rowcodec
+from strandline.snapshot.rows.codecs import has_rows, rows_of
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group

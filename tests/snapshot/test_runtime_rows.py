@@ -21,7 +21,7 @@ from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.sessions import NEWEST
 from strandline.runtime.operators.aggregates.windows import PANES
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
-from strandline.snapshot.rows import times_of
+from strandline.snapshot.rows.codecs import times_of
 from tests.checkpoint.helpers import manifest
 from tests.runtime import test_broadcast as broadcast
 from tests.runtime import test_joins as joins

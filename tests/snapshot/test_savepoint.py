@@ -16,15 +16,13 @@ from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import arm, disarm_all
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, StateInfo, TableFile
-from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.opened import METADATA, find_snapshot, open_snapshot
-from strandline.snapshot.parquet import Cut, read_tables
-from strandline.snapshot.savepoint import (
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.opening.snapshot import METADATA, check_form, find_snapshot, open_snapshot
+from strandline.snapshot.rows.parquet import Cut, read_tables
+from strandline.snapshot.savepoints.savepoint import (
     WRITING,
     begin,
     check_empty,
-    check_form,
     discard,
     discard_own,
     fetching,
@@ -32,6 +30,7 @@ from strandline.snapshot.savepoint import (
     publish,
     uploading,
 )
+from strandline.snapshot.savepoints.tablewriter import TableWriter
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import manifest

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from strandline.checkpoint import kinds
 from strandline.checkpoint.folder import folder_at
 from strandline.core.errors import NotFoundError
-from strandline.snapshot.listing import delete_snapshot, verify_snapshot
-from strandline.snapshot.taking import take_savepoint
+from strandline.snapshot.opening.deletion import delete_snapshot
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.savepoints.take import take_savepoint
 from strandline.storage.place import Place
 from strandline.storage.remote import _ObstoreStore, open_store
 from tests.runtime.bench import OPS, Model

@@ -14,11 +14,11 @@ from msgspec import structs
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.format.manifest import MANIFEST
-from strandline.snapshot import sql as module
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.reading import StateReader
-from strandline.snapshot.sql import query
-from strandline.snapshot.tables import Table
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.tables import sql as module
+from strandline.snapshot.tables.reader import StateReader
+from strandline.snapshot.tables.sql import query
+from strandline.snapshot.tables.table import Table
 from tests.snapshot.stateful import checkpoint_of, savepoint_of
 
 pytest.importorskip("duckdb")

@@ -22,10 +22,11 @@ from strandline.checkpoint import kinds
 from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, StrandlineError
 from strandline.core.scratch import LOCK, remove_abandoned
 from strandline.format.manifest import MANIFEST, Manifest
-from strandline.snapshot import exporters, taking
-from strandline.snapshot.export import ExportPart
-from strandline.snapshot.progress import SavepointProgress
-from strandline.snapshot.taking import Form, take_savepoint
+from strandline.snapshot.savepoints import exporters
+from strandline.snapshot.savepoints import take as taking
+from strandline.snapshot.savepoints.export import ExportPart
+from strandline.snapshot.savepoints.progress import SavepointProgress
+from strandline.snapshot.savepoints.take import Form, take_savepoint
 from strandline.storage.local import LocalStore
 from strandline.storage.place import Place
 from tests.runtime.bench import OPS, Model
@@ -249,7 +250,7 @@ def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
 
 
 def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Job, tmp_path: Path) -> None:
-    stuck = "import time; from strandline.snapshot import export; export.export = lambda *_: time.sleep(60)"
+    stuck = "import time; from strandline.snapshot.savepoints import export; export.export = lambda *_: time.sleep(60)"
     part = ExportPart(
         source=place(tmp_path / "storage", "job"), target=place(tmp_path, "savepoint"), operator=job.stored, scratch="",
         now_us=0,
@@ -274,7 +275,7 @@ def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Jo
 @pytest.mark.parametrize("form", ["canonical", "native"])
 def test_what_a_killed_export_leaves_is_removed_by_the_next(job: Job, tmp_path: Path, form: Form) -> None:
     """Also when all of its processes are killed at once, as by a lack of memory."""
-    stuck = "import os, sys, time; from strandline.snapshot import taking\n"
+    stuck = "import os, sys, time; from strandline.snapshot.savepoints import take as taking\n"
     stuck += "def hang(*_): os.write(1, b'here\\n'); time.sleep(60)\n"
     stuck += "taking._Native._bring = taking._Canonical._run = hang\n"
     stuck += "taking.take_savepoint(*taking.msgspec.msgpack.decode(sys.stdin.buffer.read(), "

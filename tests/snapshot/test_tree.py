@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.snapshot.tree import KeyGroupTree
+from strandline.snapshot.savepoints.tree import KeyGroupTree
 from tests.soak import examples
 
 FILE = 100

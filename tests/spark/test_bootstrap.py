@@ -22,9 +22,9 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import Manifest
 from strandline.plan.history import HistoryProgress
-from strandline.snapshot import taking
-from strandline.snapshot.opened import METADATA, open_snapshot
-from strandline.snapshot.savepoint import WRITING
+from strandline.snapshot.opening.snapshot import METADATA, open_snapshot
+from strandline.snapshot.savepoints import take as taking
+from strandline.snapshot.savepoints.savepoint import WRITING
 from strandline.spark.job import bootstrapping
 from tests import jvm
 from tests.soak import soaking

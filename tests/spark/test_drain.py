@@ -18,7 +18,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.times import FIRST_US, LAST_US
-from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.opening.snapshot import open_snapshot
 from strandline.spark.job.checking import check_upgrade
 from tests.soak import soaking
 from tests.spark.harness import Case, settle

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strandline.core.scratch import remove_abandoned
-from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.opening.snapshot import open_snapshot
 from tests.soak import soaking
 from tests.spark import pipeline, rated
 from tests.spark.harness import TIMEOUT_S, App, Case, Reader, eventually, keepers, settle

@@ -90,7 +90,7 @@ def test_a_supervisor_that_stalls_until_spark_has_forgotten(spark: Any, case: Ca
 
     def stall() -> None:
         """Runs in the supervisor's thread, until a checkpoint that waits for it is older than Spark's log."""
-        coordinator = run._attempt.coordinator  # type: ignore[union-attr]
+        coordinator = run._supervisor.attempt.coordinator  # type: ignore[union-attr]
 
         def is_forgotten() -> bool:
             pending = coordinator._pending

@@ -296,7 +296,7 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
         assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
         assert run.lookup("count.seen", "bob") == LookupResult("count.seen", wanted.epoch, 1)
         with monkeypatch.context() as as_on_a_cluster:
-            as_on_a_cluster.setattr(run._attempt._fleet, "_only_executor", None)
+            as_on_a_cluster.setattr(run._supervisor.attempt._fleet, "_only_executor", None)
             # Keepers of other machines are not found from here; tasks of Spark's have the real one.
             as_on_a_cluster.setattr(LookupWorker, "ask", lambda *_: {})
             assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted

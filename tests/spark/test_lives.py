@@ -168,15 +168,18 @@ class Stuck(sl.KeyedProcess):
 def test_a_job_that_waits_for_a_keeper_can_be_stopped(
     spark: Any, case: Case, stuck: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.spark.job.run._PATIENCE_S", 1.0)
+    monkeypatch.setattr("strandline.spark.job.supervision._PATIENCE_S", 1.0)
     process = Stuck() if stuck == "a timer" else Count()
     stream = sl.stream(small.source(spark, case.root / "in"))
     run = small.job(stream, case.root, case.local_dir, process=process).start(spark)
     small.write_rows(case.root / "in", 0, [("a", "x", 1)])
-    driver = eventually(lambda: run.status().epoch >= 1 and run._attempt and run._attempt.driver, "an epoch")
+    supervisor = run._supervisor
+    driver = eventually(
+        lambda: run.status().epoch >= 1 and supervisor.attempt and supervisor.attempt.driver, "an epoch"
+    )
     if stuck == "a keeper":
         os.kill(run.status().keepers[0].pid, signal.SIGSTOP)
-        asked = run._attempt.coordinator.request()  # type: ignore[union-attr]
+        asked = supervisor.attempt.coordinator.request()  # type: ignore[union-attr]
     eventually(lambda: driver.is_running, "a conversation with keepers")
     with pytest.raises(UnavailableError, match=r"has not ended within 0.05 s"):
         run.stop(timeout=0.05)

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 import strandline as sl
-from strandline.snapshot.listing import verify_snapshot
+from strandline.snapshot.opening.listing import verify_snapshot
 from tests.seaweed import Seaweed
 from tests.spark import small
 from tests.spark.harness import Case, eventually, settle

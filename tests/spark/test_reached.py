@@ -88,7 +88,7 @@ def test_a_job_that_does_not_start_is_found_no_more(spark: Any, case: Case, monk
 
     job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
     with monkeypatch.context() as patch:
-        patch.setattr("strandline.spark.job.starting.decide", fail)
+        patch.setattr("strandline.spark.job.preparation.decide", fail)
         with pytest.raises(sl.errors.ConfigurationError, match="it does not fit"):
             job.start(spark)
     assert found == ["starting"]

@@ -18,9 +18,9 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import Manifest
-from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.taking import take_savepoint
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.savepoints.take import take_savepoint
 from strandline.spark.job import saving
 from tests.spark import timed
 from tests.spark.harness import Case, Reader, Rows, eventually, settle
@@ -165,9 +165,9 @@ def test_a_job_stops_with_a_savepoint_not_behind_it_and_is_set_back(
         case.add(1)
         time.sleep(1)
         assert not case.is_complete()
-        assert run._attempt is not None
-        run._attempt.driver.error = sl.errors.KeeperError("lost")
-        run._attempt.driver.failed.set()
+        assert run._supervisor.attempt is not None
+        run._supervisor.attempt.driver.error = sl.errors.KeeperError("lost")
+        run._supervisor.attempt.driver.failed.set()
         eventually(lambda: run.status().restarts == 1 and run.status().state == "running", "it restarts")
         time.sleep(1)
         assert not case.is_complete()

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.reading import read_rows
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.tables.reader import read_rows
 from strandline.spark.tables.options import Options
 from strandline.spark.tables.source import TableReader
 from tests.snapshot.stateful import checkpoint_of, savepoint_of

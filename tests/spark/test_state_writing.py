@@ -21,10 +21,10 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.checkpoint.jobdir import START_PATH
 from strandline.format.manifest import Manifest, StateInfo
-from strandline.snapshot.building import SavepointBuilder
-from strandline.snapshot.export import Files
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.rows import rows_of
+from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.savepoints.builder import SavepointBuilder
+from strandline.snapshot.savepoints.export import Files
 from strandline.spark.building.tasks import TableTask
 from strandline.spark.building.writing import check_columns
 from strandline.storage.place import Place

@@ -23,9 +23,8 @@ from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.progress import JobProgress
-from strandline.spark.job.run import Run
 from strandline.spark.job.sourcewatch import SourceWatch
-from strandline.spark.job.supervision import Desired
+from tests.spark.runs import run_of
 
 
 def context_that(*, stopped: bool) -> Any:
@@ -95,11 +94,9 @@ def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bo
     else:
         with pytest.raises(SparkError, match="query of the job was stopped, and not by the job"):
             watch.has_ended()
-    run: Any = object.__new__(Run)
-    run._state, run._error, run._ended = "running", None, threading.Event()
+    run = run_of(trigger={"availableNow": True} if ends else {})
     driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
-    run._b = SimpleNamespace(name="job", trigger={"availableNow": True} if ends else {})
-    run._attempt = SimpleNamespace(query=query, driver=driver)
+    run._supervisor.attempt = SimpleNamespace(query=query, driver=driver)
     if not found_nothing:
         with pytest.raises(UnavailableError, match="was not exhausted"):
             run.process_all_available(0.2)
@@ -124,9 +121,8 @@ def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
 
 
 def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
-    run: Any = object.__new__(Run)
-    run._state, run._error, run._ended = "running", None, threading.Event()
-    run._b = SimpleNamespace(name="job", trigger={})
+    run = run_of()
+    supervisor = run._supervisor
 
     def attempt_with(process: Callable[[], None]) -> Any:
         driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
@@ -136,14 +132,14 @@ def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_ever
     again = attempt_with(lambda: processed.append(1))
 
     def restart() -> None:
-        run._attempt, run._state = again, "running"
+        supervisor.attempt, supervisor.state = again, "running"
 
     def stopped() -> None:
         # Spark's call returns when the query is stopped; the next attempt takes a moment.
-        run._state = "restarting"
+        supervisor.state = "restarting"
         threading.Timer(0.1, restart).start()
 
-    run._attempt = attempt_with(stopped)
+    supervisor.attempt = attempt_with(stopped)
     run.process_all_available(10)
     assert processed
 
@@ -430,9 +426,9 @@ def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> No
     made._b.name, made.coordinator.shows_all, made._unshown_since = "job", False, time.monotonic() - 3600
     with pytest.raises(UnavailableError, match="does not take its last rows") as caught:
         made._is_all_shown()
-    run: Any = object.__new__(Run)
-    assert not run._may_restart(caught.value)
-    assert run._may_restart(UnavailableError("storage is away"))
+    supervisor = run_of()._supervisor
+    assert not supervisor._may_restart(caught.value)
+    assert supervisor._may_restart(UnavailableError("storage is away"))
 
 
 def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:
@@ -473,10 +469,8 @@ class Beating:
 
 
 def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_that_are_due() -> None:
-    run: Any = object.__new__(Run)
-    run._state, run._error, run._ended = "running", None, threading.Event()
-    query = query_of()
-    run._b, run._attempt = SimpleNamespace(name="job", trigger={}), SimpleNamespace(query=query, driver=Beating())
+    run = run_of()
+    run._supervisor.attempt = SimpleNamespace(query=query_of(), driver=Beating())
     run.process_all_available(10)
 
 
@@ -517,35 +511,24 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
 
 def rescalable() -> Any:
     """Return a run, and have a thread begin it again with what it was told."""
-    run: Any = object.__new__(Run)
-    pipeline, context = (
-        SimpleNamespace(operators=[], settle=lambda said, stored: []),
-        SimpleNamespace(defaultParallelism=2),
-    )
-    run._b = SimpleNamespace(
-        name="job",
-        settings=sl.Settings(),
-        spark=SimpleNamespace(sparkContext=context),
-        plan=SimpleNamespace(pipeline=pipeline),
-        paused=threading.Event(),
-    )
-    run._state, run._error = "running", None
-    run._ended, run._changing, run._stopping = threading.Event(), threading.Lock(), threading.Event()
-    run._desired = run._begun_with = Desired()
-    run._checkpoint_of = lambda attempt, deadline, progress: time.sleep(0.05)
+    pipeline = SimpleNamespace(operators=[], settle=lambda said, stored: [])
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+    run = run_of(settings=sl.Settings(), spark=spark, plan=SimpleNamespace(pipeline=pipeline))
+    supervisor = run._supervisor
+    run._requests._checkpoint_of = lambda attempt, deadline, progress: time.sleep(0.05)
 
     def attempt() -> Any:
-        return SimpleNamespace(has=run._begun_with.parallelism.job, driver=SimpleNamespace(operators=[]))
+        return SimpleNamespace(has=supervisor.begun_with.parallelism.job, driver=SimpleNamespace(operators=[]))
 
     def supervise() -> None:
-        while not run._ended.wait(0.01):
-            if run._is_over():
+        while not supervisor.ended.wait(0.01):
+            if supervisor._is_over():
                 time.sleep(0.05)
-                run._state, run._attempt = "rescaling", None
-                run._begun_with = run._desired
-                run._attempt, run._state = attempt(), "running"
+                supervisor.state, supervisor.attempt = "rescaling", None
+                supervisor.begun_with = supervisor.desired
+                supervisor.attempt, supervisor.state = attempt(), "running"
 
-    run._attempt = attempt()
+    supervisor.attempt = attempt()
     threading.Thread(target=supervise, daemon=True).start()
     return run
 
@@ -555,10 +538,10 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_the_job() -> None:
     program = """
 import signal, sys, threading, time
 from types import SimpleNamespace
-from strandline.spark.job.run import Run
+from tests.spark.runs import run_of
 
-run = object.__new__(Run)
-run._ended, run._control, run._error, run._state = threading.Event(), SimpleNamespace(join=print), None, "running"
+run = run_of()
+run._control = SimpleNamespace(join=print)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(43))
 assert not run.await_termination(0.01)
 
@@ -579,28 +562,29 @@ def test_of_two_who_rescale_at_once_each_gets_what_he_wanted() -> None:
 
     def rescale(parallelism: int) -> None:
         run.rescale(parallelism, timeout=10)
-        got[parallelism] = run._attempt.has
+        got[parallelism] = run._supervisor.attempt.has
 
     both = [threading.Thread(target=rescale, args=(parallelism,)) for parallelism in (3, 5)]
     for thread in both:
         thread.start()
     for thread in both:
         thread.join()
-    run._ended.set()
+    run._supervisor.ended.set()
     assert got == {3: 3, 5: 5}
 
 
 def test_a_job_that_restarts_is_rescaled_when_it_is_back() -> None:
     run = rescalable()
-    back, run._attempt, run._state = run._attempt, None, "restarting"
+    supervisor = run._supervisor
+    back, supervisor.attempt, supervisor.state = supervisor.attempt, None, "restarting"
 
     def restarted() -> None:
-        run._attempt, run._state = back, "running"
+        supervisor.attempt, supervisor.state = back, "running"
 
     threading.Timer(0.1, restarted).start()
     run.rescale(3, timeout=10)
-    assert run._attempt.has == 3
-    run._state, run._attempt = "restarting", None
+    assert supervisor.attempt.has == 3
+    supervisor.state, supervisor.attempt = "restarting", None
     with pytest.raises(UnavailableError, match="is restarting"):
         run.rescale(4, timeout=0.05)
-    run._ended.set()
+    run._supervisor.ended.set()

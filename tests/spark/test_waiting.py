@@ -20,23 +20,22 @@ from strandline.core.ids import CheckpointId
 from strandline.core.times import END_US
 from strandline.plan.parallelism import ParallelismOverride
 from strandline.runtime.watermarks import REACHED
-from strandline.spark.job import run as running
-from strandline.spark.job import supervision
+from strandline.spark.job import requests, supervision
 from strandline.spark.job.attempt import end
 from strandline.spark.job.draining import Draining
-from strandline.spark.job.run import Run
+from strandline.spark.job.preparation import Preparation
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run as Keepers
 from tests.checkpoint.helpers import every_epoch, late_clock
+from tests.spark.runs import run_of
 
 
 class Asked:
     """A run whose attempts are coordinators that a test drives by hand, and what came of asking it for a checkpoint."""
 
     def __init__(self, tmp: Path) -> None:
-        self.run: Any = Run.__new__(Run)
-        self.run._b = SimpleNamespace(name="job", paused=threading.Event())
-        self.run._stopping, self.run._ended = threading.Event(), threading.Event()
+        self.run = run_of()
+        self.supervisor = self.run._supervisor
         self.store, self.tmp = open_store("memory://"), tmp
         self.answer: Any = None
         self.become("starting")
@@ -44,12 +43,12 @@ class Asked:
     def begin(self, *, drained: bool = False) -> Keepers:
         keepers = Keepers(self.store, self.tmp, late_clock(), config=every_epoch(tolerable_failures=None))
         driver = SimpleNamespace(drained=drained)
-        self.run._attempt = SimpleNamespace(coordinator=keepers.coordinator, driver=driver)
-        self.run._state = "running"
+        self.supervisor.attempt = SimpleNamespace(coordinator=keepers.coordinator, driver=driver)
+        self.supervisor.state = "running"
         return keepers
 
     def become(self, state: State) -> None:
-        self.run._state, self.run._attempt = state, None
+        self.supervisor.state, self.supervisor.attempt = state, None
 
     def ask(self, timeout: float | None = 30.0, **given: Any) -> threading.Thread:
         def ask() -> None:
@@ -128,8 +127,8 @@ def test_a_job_that_ends_is_not_waited_for(asked: Asked, state: State) -> None:
         asked.become(state)
     asking = asked.ask(None)
     time.sleep(0.05)
-    asked.run._ended.set()
-    asked.run._state = "failed"
+    asked.supervisor.ended.set()
+    asked.supervisor.state = "failed"
     if keepers is not None:
         keepers.coordinator.close("the run ended")
     asking.join(20)
@@ -140,8 +139,7 @@ def test_a_job_that_ends_is_not_waited_for(asked: Asked, state: State) -> None:
 def test_a_stop_with_a_checkpoint_of_a_job_that_comes_to_its_end_meanwhile(asked: Asked, finished: bool) -> None:
     """A job that has finished has a checkpoint of everything; one that has failed has none of what came last."""
     keepers, run = asked.begin(), asked.run
-    run._changing = threading.Lock()
-    run._thread = run._control = SimpleNamespace(join=lambda *_: None)
+    asked.supervisor.thread = asked.supervisor._control = SimpleNamespace(join=lambda *_: None)
     answers: list[Any] = []
 
     def stop() -> None:
@@ -154,8 +152,8 @@ def test_a_stop_with_a_checkpoint_of_a_job_that_comes_to_its_end_meanwhile(asked
     stopping.start()
     until(lambda: keepers.coordinator._requests)
     keepers.coordinator.close("the run ended")
-    run._state = "finished" if finished else "failed"
-    run._ended.set()
+    asked.supervisor.state = "finished" if finished else "failed"
+    asked.supervisor.ended.set()
     stopping.join(20)
     assert [type(answer) for answer in answers] == [type(None) if finished else CheckpointError]
 
@@ -171,11 +169,13 @@ def test_the_savepoint_of_a_drain_is_of_an_attempt_that_has_drained(
 ) -> None:
     """One that takes its place gives its windows once more: they would come again behind a savepoint of before that."""
     made: list[Any] = []
-    monkeypatch.setattr(running, "target_of", lambda *_: None)
-    monkeypatch.setattr(running, "save", lambda blueprint, take, *_: made.append(take()))
+    monkeypatch.setattr(requests, "target_of", lambda *_: None)
+    monkeypatch.setattr(requests, "save", lambda blueprint, take, *_: made.append(take()))
     keepers = asked.begin(drained=True)
     deadline = time.monotonic() + 30
-    saving = threading.Thread(target=asked.run._save_drained, args=(deadline, "url", "native", None), daemon=True)
+    saving = threading.Thread(
+        target=asked.run._requests._save_drained, args=(deadline, "url", "native", None), daemon=True
+    )
     saving.start()
     until(lambda: keepers.coordinator._requests)
     keepers.coordinator.close("the run ended")
@@ -183,7 +183,7 @@ def test_the_savepoint_of_a_drain_is_of_an_attempt_that_has_drained(
     keepers = asked.begin()
     time.sleep(0.1)
     assert not keepers.coordinator._requests
-    asked.run._attempt.driver.drained = True
+    asked.supervisor.attempt.driver.drained = True
     until(lambda: keepers.coordinator._requests)
     keepers.checkpoint()
     saving.join(20)
@@ -194,29 +194,25 @@ class Attempts:
     """A run whose supervisor is real, and whose attempts say what they have begun with. Storage is `go_back`'s."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run: Any = Run.__new__(Run)
         self.begun: list[tuple[int | None, list[int]]] = []
         self.gone_back: list[int] = []
         self.failures: dict[str, list[BaseException]] = {"go_back": [], "start": [], "watch": []}
-        run, noop = self.run, lambda *_, **__: None
+        noop = lambda *_, **__: None  # noqa: E731
         self.verified = SimpleNamespace(checkpoint=2, watermarks={REACHED: 0})
-        run._b = SimpleNamespace(
-            draining=Draining(), name="job", paused=threading.Event(), holds=nullcontext(), jobdir=None, clock=None,
-            plan=SimpleNamespace(sinks=[]),
-        )  # fmt: skip
-        run._stopping, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
-        run._desired = run._begun_with = supervision.Desired()
-        run._excluded, run._least_id, run._claim, run._failed_at = frozenset({2}), 1, None, 0.0
-        run._attempt, run._starting, run._error, run._state = None, None, None, "starting"
-        run._enter = lambda state: setattr(run, "_state", state)
-        run._tell_begin = run._end_attempt = noop
-        run._forget_attempt = lambda: setattr(run, "_attempt", None)
-        run._recover = lambda error: (run._enter("restarting"), run._forget_attempt())
-        run._checkpoint_of = lambda *_: None
+        self.run = run = run_of(
+            draining=Draining(), holds=nullcontext(), jobdir=None, clock=None, plan=SimpleNamespace(sinks=[])
+        )
+        self.supervisor = job = run._supervisor
+        job.excluded, job.least_id, job.claim, job._failed_at, job.state = frozenset({2}), 1, None, 0.0, "starting"
+        job._enter = lambda state: setattr(job, "state", state)
+        job._tell_begin = job._end_attempt = noop
+        job._forget_attempt = lambda: setattr(job, "attempt", None)
+        job._recover = lambda error: (job._enter("restarting"), job._forget_attempt())
+        run._requests._checkpoint_of = lambda *_: None
         monkeypatch.setattr(supervision, "Starting", self._starting)
         monkeypatch.setattr(supervision, "go_back", self._go_back)
-        monkeypatch.setattr(running, "verify_own", lambda *_: self.verified)
-        monkeypatch.setattr(running, "Starting", lambda *_: SimpleNamespace(check_rollback=noop))
+        monkeypatch.setattr(requests, "verify_own", lambda *_: self.verified)
+        monkeypatch.setattr(Preparation, "check_rollback", noop)
 
     def _fail(self, what: str) -> None:
         if self.failures[what]:
@@ -226,10 +222,10 @@ class Attempts:
         self._fail("go_back")
         self.gone_back.append(checkpoint)
 
-    def _starting(self, blueprint: Any, excluded: Any, least_id: int, claim: Any, told: Any) -> Any:
+    def _starting(self, preparation: Any) -> Any:
         def start() -> Any:
             self._fail("start")
-            self.begun.append((told.job, [*self.gone_back]))
+            self.begun.append((preparation.override.job, [*self.gone_back]))
             return SimpleNamespace(watch=watch, coordinator=SimpleNamespace(next_id=1))
 
         def watch(is_over: Callable[[], bool]) -> bool:
@@ -243,16 +239,16 @@ class Attempts:
     def __enter__(self) -> Attempts:
         self._thread = threading.Thread(target=self._supervise, daemon=True)
         self._thread.start()
-        until(lambda: self.run._state == "running")
+        until(lambda: self.supervisor.state == "running")
         return self
 
     def _supervise(self) -> None:
-        self.run._run_attempts()
-        self.run._enter("stopped")
-        self.run._ended.set()
+        self.supervisor._run_attempts()
+        self.supervisor._enter("stopped")
+        self.supervisor.ended.set()
 
     def __exit__(self, *_: object) -> None:
-        self.run._stopping.set()
+        self.supervisor.stopping.set()
         self._thread.join(20)
 
 
@@ -287,7 +283,8 @@ def test_a_panic_at_an_attempts_end_leaves_nothing_at_work() -> None:
 def test_the_end_is_heard_of_where_the_disk_refuses_whatever_belongs_to_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refuses: str
 ) -> None:
-    run = Attempts(monkeypatch).run
+    attempts = Attempts(monkeypatch)
+    run, supervisor = attempts.run, attempts.supervisor
 
     def fail() -> None:
         raise UnavailableError("no room on the disk")
@@ -295,13 +292,15 @@ def test_the_end_is_heard_of_where_the_disk_refuses_whatever_belongs_to_it(
     def refuse() -> None:
         raise OSError("no room on the disk")
 
-    run._run_attempts = fail
-    run._telling = SimpleNamespace(to_program=lambda error: error, in_logs=str)
-    run._b.clock, run._held = late_clock(), SimpleNamespace(close=lambda: None)
-    run._log = DriverLog(tmp_path / "gone" / "driver.log")
-    run._control = SimpleNamespace(end=refuse if refuses == "the socket" else lambda: None, join=lambda: None)
+    supervisor._run_attempts = fail
+    supervisor._telling = SimpleNamespace(to_program=lambda error: error, in_logs=str)
+    run._b.clock, supervisor._held = late_clock(), SimpleNamespace(close=lambda: None)
+    supervisor._log = DriverLog(tmp_path / "gone" / "driver.log")
+    supervisor._control = run._control = SimpleNamespace(
+        end=refuse if refuses == "the socket" else lambda: None, join=lambda: None
+    )
     with suppress(OSError):
-        run._supervise()
+        supervisor._supervise()
     with pytest.raises(UnavailableError, match="no room on the disk"):
         run.await_termination(1)
 
@@ -314,7 +313,7 @@ def test_a_rollback_survives_the_attempts_that_fail_before_it_is_carried_out(
         attempts.failures[at] = [UnavailableError("storage is away"), UnavailableError("storage is away")]
         attempts.run.rollback(2)
         assert attempts.begun == [(None, []), (None, [2])]
-        assert not attempts.run._excluded, "it was found damaged once, and is whole now"
+        assert not attempts.supervisor.excluded, "it was found damaged once, and is whole now"
         # Carried out once, whatever comes later; and again when it is asked for again.
         attempts.failures["watch"] = [UnavailableError("a keeper died")]
         until(lambda: len(attempts.begun) == 3)
@@ -331,8 +330,9 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
         SimpleNamespace(follows=None),
     )
     run._b.jobdir, run._b.spark = SimpleNamespace(store=SimpleNamespace(url="memory://")), None
-    run._log, run._control = SimpleNamespace(open=noop), SimpleNamespace(start=noop)
-    run._thread = attempts._thread = threading.Thread(target=attempts._supervise, daemon=True)
+    supervisor = attempts.supervisor
+    supervisor._log, run._control = SimpleNamespace(open=noop), SimpleNamespace(start=noop)
+    supervisor.thread = attempts._thread = threading.Thread(target=attempts._supervise, daemon=True)
     asking = threading.Thread(target=lambda: run.rollback(2, timeout=20.0), daemon=True)
 
     def first_told(*_: object, wait: bool) -> ParallelismOverride:
@@ -340,9 +340,9 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
         asking.join(0.2)
         return ParallelismOverride()
 
-    monkeypatch.setattr(running, "sweep", noop)
-    monkeypatch.setattr(running, "remove_abandoned", noop)
-    monkeypatch.setattr(running, "first_told", first_told)
+    monkeypatch.setattr(supervision, "sweep", noop)
+    monkeypatch.setattr(supervision, "remove_abandoned", noop)
+    monkeypatch.setattr(supervision, "first_told", first_told)
     run.start()
     until(lambda: attempts.gone_back == [2])
     asking.join(20)
@@ -354,7 +354,7 @@ def test_a_rollback_that_storage_refuses_is_an_error_and_the_job_goes_on(monkeyp
         attempts.failures["go_back"] = [NotFoundError("it is gone")]
         with pytest.raises(NotFoundError, match="it is gone"):
             attempts.run.rollback(CheckpointId(2))
-        assert (attempts.run._state, attempts.gone_back) == ("running", [])
+        assert (attempts.supervisor.state, attempts.gone_back) == ("running", [])
         assert not attempts.run._b.paused.is_set()
 
 
@@ -364,7 +364,7 @@ def test_a_job_does_not_go_back_to_a_checkpoint_that_it_was_drained_with(monkeyp
         attempts.verified.watermarks = {REACHED: END_US}
         with pytest.raises(ConfigurationError, match="does not go back to checkpoint 2: it was drained with that one"):
             attempts.run.rollback(2)
-        assert (attempts.run._state, attempts.gone_back) == ("running", [])
+        assert (attempts.supervisor.state, attempts.gone_back) == ("running", [])
 
 
 def test_commands_are_true_of_the_same_attempt_and_of_all_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,8 @@ def test_commands_are_true_of_the_same_attempt_and_of_all_later_ones(monkeypatch
         attempts.failures["go_back"] = [UnavailableError("storage is away")] * 3
         with pytest.raises(UnavailableError, match="the rollback to checkpoint 2 is not complete yet"):
             run.rollback(2, timeout=0.0)
-        run._desired = replace(run._desired, parallelism=run._desired.parallelism.and_then(3))
+        desired = attempts.supervisor.desired
+        attempts.supervisor.desired = replace(desired, parallelism=desired.parallelism.and_then(3))
         until(lambda: attempts.begun[-1] == (3, [2]))
         attempts.failures["watch"] = [UnavailableError("a keeper died")]
         until(lambda: attempts.begun[-2:] == [(3, [2])] * 2)
@@ -386,14 +387,18 @@ def test_a_run_that_is_stopped_with_a_checkpoint_stays_paused_in_whatever_attemp
     paused: list[bool] = []
     with Attempts(monkeypatch) as attempts:
         run = attempts.run
-        run._thread, run._control = threading.Thread(target=lambda: None), SimpleNamespace(join=lambda: None)
-        run._thread.start()
+        supervisor = attempts.supervisor
+        supervisor.thread, supervisor._control = (
+            threading.Thread(target=lambda: None),
+            SimpleNamespace(join=lambda: None),
+        )
+        supervisor.thread.start()
 
         def fail_then_checkpoint(timeout: float) -> None:
             attempts.failures["watch"] = [UnavailableError("a keeper died")]
             until(lambda: len(attempts.begun) == 2)
             paused.append(run._b.paused.is_set())
 
-        run.checkpoint = fail_then_checkpoint
+        run._requests.checkpoint = fail_then_checkpoint
         run.stop(checkpoint=True)
         assert (paused, run._b.paused.is_set()) == ([True], True)

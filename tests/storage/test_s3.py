@@ -15,8 +15,8 @@ from strandline.checkpoint.publish import publish
 from strandline.checkpoint.start import save_start
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.taking import FORMS, take_savepoint
+from strandline.snapshot.opening.listing import verify_snapshot
+from strandline.snapshot.savepoints.take import FORMS, take_savepoint
 from strandline.storage.base import ObjectStore
 from strandline.storage.place import Place
 from strandline.storage.remote import open_store

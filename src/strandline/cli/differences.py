@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from strandline.cli.output import add_row, console, table
-from strandline.snapshot.comparing import KeyDiff
-from strandline.snapshot.diffing import SnapshotDiff, StateDiff
-from strandline.snapshot.estimates import Count
+from strandline.snapshot.tools.comparison import KeyDiff
+from strandline.snapshot.tools.diff import Count, SnapshotDiff, StateDiff
 
 _MOST_CHARS = 200
 

@@ -19,9 +19,9 @@ from strandline.core.errors import ConfigurationError
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
 if TYPE_CHECKING:
     from strandline.format.manifest import Manifest
-    from strandline.snapshot.opened import Snapshot
-    from strandline.snapshot.patching import Plan, Source
-    from strandline.snapshot.progress import PatchProgress
+    from strandline.snapshot.opening.snapshot import Snapshot
+    from strandline.snapshot.savepoints.progress import PatchProgress
+    from strandline.snapshot.tools.patch import Plan, Source
 
 
 def _repeated(flag: str, metavar: str, help: str) -> Any:
@@ -67,8 +67,8 @@ def patch(
     All else is taken over: the place in the sources, watermarks, what sinks have pending. Nothing is at OUT unless all
     fits. What a name may be two things of is written with quotes: '"a.b"' is an operator, '"a"."b"' a state.
     """
-    from strandline.snapshot.opened import pinned_snapshot, savepoint_place
-    from strandline.snapshot.patching import Patch, make_patched
+    from strandline.snapshot.opening.snapshot import pinned_snapshot, savepoint_place
+    from strandline.snapshot.tools.patch import Patch, make_patched
 
     started = time.monotonic()
     options = parse_options(option)
@@ -136,9 +136,9 @@ def _sources(
 ) -> Iterator[tuple[str, Source]]:
     """Give what new rows of states come of; names and files that are not there are refused here."""
     from strandline.cli.rowfiles import rows_in
-    from strandline.snapshot.building import find_state
-    from strandline.snapshot.transforming import delete as leave_out
-    from strandline.snapshot.transforming import transform as select
+    from strandline.snapshot.savepoints.builder import find_state
+    from strandline.snapshot.tools.transform import delete as leave_out
+    from strandline.snapshot.tools.transform import transform as select
 
     for name, condition in _pairs("--delete", delete):
         yield name, leave_out(found, name, condition, options)

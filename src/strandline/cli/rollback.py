@@ -15,7 +15,7 @@ from strandline.control.commands import ROLLBACK, Rollback
 from strandline.core.clock import SystemClock
 from strandline.core.errors import NotFoundError
 from strandline.core.settings import parse_duration_ms
-from strandline.snapshot.origin import rollback as set_back
+from strandline.snapshot.opening.origin import rollback as set_back
 
 
 def rollback(

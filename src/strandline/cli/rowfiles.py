@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from strandline.core.errors import ConfigurationError, NotFoundError, OutputError, StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.snapshot.rows import rows_of
-from strandline.snapshot.tablecolumns import ANY_TIMES, VALUE
-from strandline.snapshot.tablekeys import key_columns
-from strandline.snapshot.transforming import fitting
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.columns import ANY_TIMES, VALUE
+from strandline.snapshot.rows.keys import key_columns
+from strandline.snapshot.tools.transform import fitting
 from strandline.types.columns import from_arrow_type, from_python, to_arrow_type
 from strandline.types.datatypes import (
     ArrayType,

@@ -16,7 +16,7 @@ from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.cli.verification import Reports
 from strandline.control.wire import ProgressMessage
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot.opened import (
+from strandline.snapshot.opening.snapshot import (
     Snapshot,
     check_outside_jobs,
     find_snapshot,
@@ -28,9 +28,9 @@ from strandline.storage.place import Place
 
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
 if TYPE_CHECKING:
-    from strandline.snapshot.copying import Copied
-    from strandline.snapshot.progress import SavepointProgress
-    from strandline.snapshot.taking import Form
+    from strandline.snapshot.savepoints.progress import SavepointProgress
+    from strandline.snapshot.savepoints.take import Form
+    from strandline.snapshot.tools.copy import Copied
 
 app = typer.Typer(
     help="Look at checkpoints and savepoints, check, copy, compare and delete them.",
@@ -70,7 +70,7 @@ def list_(
     Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong size, or
     a record cannot be read) or void (written beside the history that its job went on with).
     """
-    from strandline.snapshot.listing import list_snapshots
+    from strandline.snapshot.opening.listing import list_snapshots
 
     found = list_snapshots(url, parse_options(option))
     if json:
@@ -117,7 +117,7 @@ def verify(
     json: AsJson = False,
 ) -> None:
     """Read every byte of snapshots again; name what is missing or damaged. Exit code 1 if anything is."""
-    from strandline.snapshot.listing import verify_snapshot
+    from strandline.snapshot.opening.listing import verify_snapshot
 
     options = parse_options(option)
     reports = Reports("snapshot", json=json)
@@ -192,7 +192,7 @@ def diff(
     options = parse_options(option)
     to_options = parse_options(to_option) if to_option else options
     from strandline.cli.differences import as_data, print_diff
-    from strandline.snapshot.diffing import diff_snapshots
+    from strandline.snapshot.tools.diff import diff_snapshots
 
     with (
         pinned_snapshot(before, options) as one, pinned_snapshot(after, to_options) as other, progress_bar() as tell
@@ -222,7 +222,7 @@ def delete(
     A deletion that was broken off is ended by another one. Checkpoints are refused: their jobs delete them, and
     `strandline checkpoints gc` what no one needs.
     """
-    from strandline.snapshot.listing import delete_snapshot, find_deletable
+    from strandline.snapshot.opening.deletion import delete_snapshot, find_deletable
 
     options = parse_options(option)
     found = find_deletable(snapshot, options) if dry_run else delete_snapshot(snapshot, options)
@@ -261,7 +261,7 @@ def _form(found: Snapshot, wanted: Form | None) -> Form | None:
 
 
 def _copied(found: Snapshot, folder: Folder) -> Copied:
-    from strandline.snapshot.copying import copy_snapshot
+    from strandline.snapshot.tools.copy import copy_snapshot
 
     with progress_bar() as tell:
         told = BytesTold(tell, sum(file.size for file in found.manifest.stored()))
@@ -270,8 +270,8 @@ def _copied(found: Snapshot, folder: Folder) -> Copied:
 
 
 def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
-    from strandline.snapshot.copying import Copied
-    from strandline.snapshot.taking import take_savepoint
+    from strandline.snapshot.savepoints.take import take_savepoint
+    from strandline.snapshot.tools.copy import Copied
 
     with progress_bar() as tell:
 

@@ -36,8 +36,8 @@ def tables_(url: Url, option: StorageOptions = None, json: AsJson = False) -> No
     """List the tables of a snapshot: each state of each operator, with its columns."""
     from dataclasses import asdict
 
-    from strandline.snapshot.opened import pinned_snapshot
-    from strandline.snapshot.tables import tables
+    from strandline.snapshot.opening.snapshot import pinned_snapshot
+    from strandline.snapshot.tables.table import tables
 
     with pinned_snapshot(url, parse_options(option)) as snapshot:
         found = tables(snapshot)
@@ -75,11 +75,11 @@ def show(
     """Show the rows of a table, or of one key: then only the files are read that may hold it."""
     from strandline.cli.rows import print_rows
     from strandline.keeper.lean import defer_pandas
-    from strandline.snapshot.metadata import METADATA_TABLES, metadata
-    from strandline.snapshot.opened import pinned_snapshot
-    from strandline.snapshot.reading import StateReader
-    from strandline.snapshot.tablekeys import key_from_text
-    from strandline.snapshot.tables import all_tables, find_table
+    from strandline.snapshot.opening.snapshot import pinned_snapshot
+    from strandline.snapshot.rows.keys import key_from_text
+    from strandline.snapshot.tables.metadata import METADATA_TABLES, metadata
+    from strandline.snapshot.tables.reader import StateReader
+    from strandline.snapshot.tables.table import all_tables, find_table
 
     # It would take a third of the time that a look-up has.
     defer_pandas()
@@ -119,8 +119,8 @@ def query_(
     """
     from strandline.cli.rows import print_rows
     from strandline.keeper.lean import defer_pandas
-    from strandline.snapshot.opened import pinned_snapshot
-    from strandline.snapshot.sql import query
+    from strandline.snapshot.opening.snapshot import pinned_snapshot
+    from strandline.snapshot.tables.sql import query
 
     defer_pandas()
     options = parse_options(option)

@@ -14,7 +14,7 @@ from strandline.control.status import Savepoint, State, Status
 from strandline.control.wire import ProgressMessage
 from strandline.core.decoding import decodable
 from strandline.core.errors import UnavailableError
-from strandline.snapshot.progress import SavepointProgress
+from strandline.snapshot.savepoints.progress import SavepointProgress
 
 if TYPE_CHECKING:
     from strandline.keeper.lookups import LookupResult, LookupTable

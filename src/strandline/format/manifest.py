@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -14,6 +15,7 @@ from strandline.format.frame import RecordFormat
 from strandline.types.datatypes import parse_schema, parse_type
 
 Mode = Literal["full", "incremental"]
+_NAME_CHARS = 80
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -169,6 +171,20 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
     last_key_group: int
     rows: int
     file: FileRef
+
+
+def table_path(uid: str, state: str, sha256: str) -> str:
+    """Return where, in a savepoint's folder, the table's file with these bytes is.
+
+    Of the names is there what any file system and any url can have, so that `data/detect.seen-*.parquet` are the files
+    of one state; the whole names are inside the file.
+
+    >>> table_path("late orders", "timers.event", "8c…")
+    'data/late_orders.timers.event-8c….parquet'
+    """
+    operator = re.sub("[^A-Za-z0-9_-]", "_", uid).lstrip("_-")[:_NAME_CHARS] or "operator"
+    table = re.sub("[^A-Za-z0-9_.]", "_", state)[:_NAME_CHARS]
+    return f"data/{operator}.{table}-{sha256}.parquet"
 
 
 class OperatorInfo(msgspec.Struct, frozen=True, kw_only=True):

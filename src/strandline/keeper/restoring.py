@@ -24,10 +24,10 @@ from strandline.core.keygroups import BROADCAST_GROUPS, range_of
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
 from strandline.keeper.paths import local_copy
 from strandline.runtime.program import Program, Restore
-from strandline.snapshot.parquet import read_tables
-from strandline.snapshot.rowcodec import RowCodec
-from strandline.snapshot.rows import rows_of
-from strandline.snapshot.savepoint import fetching
+from strandline.snapshot.rows.codec import RowCodec
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.parquet import read_tables
+from strandline.snapshot.savepoints.savepoint import fetching
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 from strandline.control.status import Savepoint
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.snapshot.building import SavepointBuilder, find_state
-from strandline.snapshot.opened import pinned_snapshot, savepoint_place
-from strandline.snapshot.patching import Edit, Patch, make_patched
-from strandline.snapshot.transforming import transform
+from strandline.snapshot.opening.snapshot import pinned_snapshot, savepoint_place
+from strandline.snapshot.savepoints.builder import SavepointBuilder, find_state
+from strandline.snapshot.tools.patch import Edit, Patch, make_patched
+from strandline.snapshot.tools.transform import transform
 from strandline.spark.building.writing import Rows, check_columns, write_state
 from strandline.spark.job.saving import told
 from strandline.storage.place import Place

@@ -13,10 +13,10 @@ from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
 from strandline.core.scratch import Scratch
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.snapshot.building import groups_of, write_rows
-from strandline.snapshot.export import Files
-from strandline.snapshot.parquet import key_groups
-from strandline.snapshot.rows import rows_of
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.parquet import key_groups
+from strandline.snapshot.savepoints.builder import groups_of, write_rows
+from strandline.snapshot.savepoints.export import Files
 from strandline.spark.base.task_errors import SEAL, marking
 from strandline.storage.place import Place
 

@@ -24,11 +24,11 @@ from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.plan.columns import quoted
 from strandline.runtime.watermarks import REACHED
-from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
-from strandline.snapshot.export import Files
-from strandline.snapshot.opened import savepoint_place
-from strandline.snapshot.rows import rows_of
-from strandline.snapshot.tablecolumns import KEY_GROUP, key_fields
+from strandline.snapshot.opening.snapshot import savepoint_place
+from strandline.snapshot.rows.codecs import rows_of
+from strandline.snapshot.rows.columns import KEY_GROUP, key_fields
+from strandline.snapshot.savepoints.builder import SavepointBuilder, find_state, groups_of
+from strandline.snapshot.savepoints.export import Files
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.quiet import errors_reported

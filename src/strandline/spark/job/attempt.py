@@ -28,7 +28,7 @@ from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, look_up, table_of
 from strandline.keeper.paths import Places
-from strandline.snapshot.claimed import release
+from strandline.snapshot.opening.deletion import release
 from strandline.spark.base import auto_warmup as behind
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.draining import Draining

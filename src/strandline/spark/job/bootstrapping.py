@@ -14,13 +14,14 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.folder import Folder, folder_at
+from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
@@ -39,9 +40,9 @@ from strandline.format.manifest import MANIFEST, SourceInfo
 from strandline.keeper.paths import local_copy
 from strandline.plan.history import HistoryClock, HistoryProgress, Slice, progress_of
 from strandline.runtime.watermarks import Watermarks
-from strandline.snapshot.opened import Snapshot
-from strandline.snapshot.savepoint import check_empty, discard_own
-from strandline.snapshot.taking import Form, bring_source, take_savepoint
+from strandline.snapshot.opening.snapshot import Snapshot
+from strandline.snapshot.savepoints.savepoint import check_empty, discard_own
+from strandline.snapshot.savepoints.take import Form, bring_source, take_savepoint
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.spark_errors import unwrap_error
@@ -49,11 +50,11 @@ from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.history import History, Spool, describe, spool_root
+from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.saving import told
 from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging
-from strandline.spark.job.starting import Starting
 from strandline.spark.keepers.exchange import session_like, users_session_active
 from strandline.storage.place import Place
 
@@ -184,7 +185,7 @@ def _spooled(spool: Spool, wish: Wish) -> list[Slice]:
 def _next(before: list[Replay], b: Blueprint, wish: Wish, work: _Work) -> Replay:
     """Return what goes on from where others have come."""
     least_id, claim = (before[-1].next_id, before[-1].claim) if before else (CheckpointId(1), None)
-    return Replay(b, frozenset(), least_id, claim, wish=wish, work=work)
+    return Replay(Preparation(b, frozenset(), least_id, claim), wish, work)
 
 
 def _replayed(replays: list[Replay], restart: Restart, again: Callable[[], Replay]) -> Savepoint:
@@ -222,17 +223,26 @@ class _NoProgress:
         self._coordinator.add_source(checkpoint, None)
 
 
-@dataclass
-class Replay(Starting):
+class Replay:
     """One attempt to run over history: from the newest checkpoint of the bootstrap to a savepoint or an error."""
 
-    wish: Wish = field(kw_only=True)
-    work: _Work = field(kw_only=True)
+    def __init__(self, preparation: Preparation, wish: Wish, work: _Work) -> None:
+        self._b = preparation.blueprint
+        self._preparation = preparation
+        self._wish = wish
+        self._work = work
+        self._coordinator: Coordinator | None = None
+        self._driver: EpochDriver | None = None
+
+    @property
+    def claim(self) -> Claim | None:
+        """The newest claim that this bootstrap's driver has made."""
+        return self._preparation.claim
 
     @property
     def next_id(self) -> CheckpointId:
         """The number of the next checkpoint."""
-        return self._coordinator.next_id if self._coordinator else self._least_id
+        return self._coordinator.next_id if self._coordinator else self._preparation.least_id
 
     @property
     def has_advanced(self) -> bool:
@@ -258,28 +268,29 @@ class Replay(Starting):
         """Process what is left of the history, and make the savepoint."""
         try:
             driver, coordinator = self._begin()
-            assert self._fleet is not None
-            with self._fleet.breakable():
+            fleet = self._preparation.fleet
+            assert fleet is not None
+            with fleet.breakable():
                 self._process(driver, coordinator)
                 return self._save(driver, coordinator)
         finally:
             why = "the bootstrap ended"
-            end(self._b, why, self._driver, None, self._coordinator, self._fleet, self._cleanup)
+            end(self._b, why, self._driver, None, self._coordinator, self._preparation.fleet, self._preparation.cleanup)
             if self.claim is not None:
                 self._b.places.forget_failures(self.claim.generation)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
-        b, found = self._b, self._open(reads_sources=False)
+        b, found = self._b, self._preparation.open(reads_sources=False)
         manifest = found.origin.manifest
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
             b.jobdir, found.claim, b.checkpoints, b.clock, found.next_id, found.origin.confirmed,
             [operator.info(b.settings.backend) for operator in found.operators], staging.commit,
         )  # fmt: skip
-        timed = self.wish.history.is_timed
-        begins_us = next((part.first for part in self.work.slices if part.first is not None), None) if timed else None
+        timed = self._wish.history.is_timed
+        begins_us = next((part.first for part in self._work.slices if part.first is not None), None) if timed else None
         self._clock = HistoryClock(b.clock, begins_us)
-        for part in self.work.slices[: found.epoch]:
+        for part in self._work.slices[: found.epoch]:
             self._reach(part)
         stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
@@ -287,22 +298,22 @@ class Replay(Starting):
             b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
             JobProgress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock,
-            self.wish.history.is_timed, b.places.failures(found.claim.generation), b.settings.max_row_bytes,
+            self._wish.history.is_timed, b.places.failures(found.claim.generation), b.settings.max_row_bytes,
         )  # fmt: skip
         driver.progress.acks.update(found.acks)
         return driver, coordinator
 
     def _reach(self, part: Slice) -> None:
-        self._clock.reach(part.last if self.wish.history.is_timed else None)
+        self._clock.reach(part.last if self._wish.history.is_timed else None)
 
     def _process(self, driver: EpochDriver, coordinator: Coordinator) -> None:
         session, begun, started = session_like(self._b.spark), driver.progress.epoch, time.monotonic()
         told = started
-        for number in range(begun, len(self.work.slices)):
-            part = self.work.slices[number]
+        for number in range(begun, len(self._work.slices)):
+            part = self._work.slices[number]
             self._reach(part)
             before = coordinator.pending
-            driver.process(self.work.spool.read(session, part), number)
+            driver.process(self._work.spool.read(session, part), number)
             if coordinator.pending != before:
                 # Its time begins when its epoch is over, however long that took.
                 coordinator.postpone()
@@ -310,7 +321,7 @@ class Replay(Starting):
             failpoints.hit("bootstrap.epoch")
             coordinator.advance()
             how_far = progress_of(
-                number + 1, self.work.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
+                number + 1, self._work.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
             )
             self._report(how_far)
             if time.monotonic() - told > _TELL_S:
@@ -322,7 +333,7 @@ class Replay(Starting):
 
     def _report(self, how_far: HistoryProgress) -> None:
         try:
-            self.wish.report(how_far)
+            self._wish.report(how_far)
         except Exception as error:
             # It would fail again, however often the history is replayed.
             raise ConfigurationError(
@@ -331,7 +342,7 @@ class Replay(Starting):
 
     def _refuse_late(self, driver: EpochDriver) -> None:
         if late := driver.progress.late_rows:
-            orders = self.wish.history.orders
+            orders = self._wish.history.orders
             raise ConfigurationError(
                 f"{late} rows of the history are older than the watermark, and would be dropped: it came in the order "
                 f"of {describe(orders) or 'its files'}, which is not that of event time",
@@ -339,7 +350,7 @@ class Replay(Starting):
             )
 
     def _save(self, driver: EpochDriver, coordinator: Coordinator) -> Savepoint:
-        b, wish, work, started = self._b, self.wish, self.work, time.monotonic()
+        b, wish, work, started = self._b, self._wish, self._work, time.monotonic()
         if failed := driver.progress.failed_events:
             log.warning("%d events of the history failed and were left out: it gives no dead letters", failed)
         number = self._wait(coordinator.request(), driver, coordinator)

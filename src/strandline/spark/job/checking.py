@@ -10,14 +10,14 @@ from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, IncompatibleStateError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.plan.upgrade import Upgrade
-from strandline.snapshot.opened import open_folder
+from strandline.snapshot.opening.snapshot import open_folder
 from strandline.spark.job.attempt import Wanted
 from strandline.spark.job.compat import differences, to_regroup, watermark_changes
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.job import Job
+from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.program_jobs import Named
 from strandline.spark.job.run import Run
-from strandline.spark.job.starting import Starting
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 
@@ -46,19 +46,19 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: boo
     """
     spark = job._plan.sources.session
     blueprint = job._blueprint(spark, Wanted(url, drop=tuple(drop), reopen=reopen), store=_store_of(job))
-    starting = Starting(blueprint, frozenset(), CheckpointId(0), None)
-    origin, notes = starting.decide(), []
+    preparation = Preparation(blueprint, frozenset(), CheckpointId(0), None)
+    origin, notes = preparation.decide(), []
     if not origin.is_new:
         notes.append(
             "the job has restored this snapshot before: to restore it once more, a start needs again=, --again"
         )
         blueprint = replace(blueprint, wanted=replace(blueprint.wanted, again="check-upgrade"))
-        starting = Starting(blueprint, frozenset(), CheckpointId(0), None)
-        origin = starting.decide()
+        preparation = Preparation(blueprint, frozenset(), CheckpointId(0), None)
+        origin = preparation.decide()
     manifest, pipeline = origin.manifest, job._plan.pipeline
     assert manifest is not None
     refusals: list[str] = []
-    for check in [*job._checks(spark), *starting.checks(origin)]:
+    for check in [*job._checks(spark), *preparation.checks(origin)]:
         try:
             check()
         except IncompatibleStateError as error:

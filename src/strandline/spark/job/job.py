@@ -20,8 +20,8 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
-from strandline.snapshot.opened import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
-from strandline.snapshot.taking import FORMS, Form
+from strandline.snapshot.opening.snapshot import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
+from strandline.snapshot.savepoints.take import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job import program_jobs as watched

@@ -15,8 +15,8 @@ from strandline.checkpoint.source_log import read_source
 from strandline.checkpoint.start import Start
 from strandline.core.errors import CorruptionError, NotFoundError, StrandlineError
 from strandline.format.manifest import Manifest
-from strandline.snapshot.opened import open_folder
-from strandline.snapshot.origin import Origin
+from strandline.snapshot.opening.origin import Origin
+from strandline.snapshot.opening.snapshot import open_folder
 from strandline.spark.job.attempt import Blueprint
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import FileSource, LaterLog, check_files, file_sources, moved_files

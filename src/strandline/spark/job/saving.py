@@ -15,8 +15,8 @@ from strandline.core.errors import CheckpointError, ConfigurationError, Conflict
 from strandline.core.ids import Partition
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.keeper.paths import local_copy
-from strandline.snapshot.opened import savepoint_place
-from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
+from strandline.snapshot.opening.snapshot import savepoint_place
+from strandline.snapshot.savepoints.take import FORMS, Form, Report, take_savepoint
 from strandline.spark.job.attempt import Blueprint
 from strandline.storage.place import Place
 

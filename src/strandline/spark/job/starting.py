@@ -1,54 +1,32 @@
-"""From a job to a run of it: from the claim to the query's start, in seven steps. A restart takes them again."""
+"""From a job to an attempt, in seven steps: 1–4 are in preparation.py, then sources, sinks and the query."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from msgspec import structs
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.coordinator import Coordinator
-from strandline.checkpoint.generation import Claim, claim
-from strandline.checkpoint.jobdir import SINKS
-from strandline.checkpoint.restore import Choice
-from strandline.checkpoint.start import Start, load_start
-from strandline.control import journal
-from strandline.control.announcements import tell, tell_everybody
+from strandline.checkpoint.generation import Claim
+from strandline.control.announcements import tell
 from strandline.core import failpoints
-from strandline.core.errors import BEGIN_ANEW, CorruptionError
-from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.core.errors import CorruptionError
+from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest
-from strandline.keeper.protocol import Ack
-from strandline.plan.parallelism import ParallelismOverride, most_on_one
-from strandline.plan.pipeline import Operator
-from strandline.plan.upgrade import Upgrade
-from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
-from strandline.snapshot.origin import Origin, decide, verify
+from strandline.snapshot.opening.origin import Origin
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
-from strandline.spark.job.attempt import Attempt, Blueprint, Check, end
-from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
+from strandline.spark.base.session import polling_delay_ms, retained_batches
+from strandline.spark.job.attempt import Attempt, end
+from strandline.spark.job.compat import lost_sinks
 from strandline.spark.job.epochs import EpochDriver
-from strandline.spark.job.following import parallelism_of
+from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
-from strandline.spark.job.rewinding import SourcePlace, find_place
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchanges
-from strandline.spark.keepers.fleet import Fleet
-from strandline.spark.keepers.watch import Slot
-from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import ChangedFiles
@@ -56,51 +34,25 @@ from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
-from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PreparedRun:
-    """What there is of a run before its sources."""
-
-    claim: Claim
-    origin: Origin
-    operators: list[Operator]
-    exchanges: Exchanges
-    fleet: Fleet
-    acks: dict[Slot, Ack]
-    """What the keepers said when they had restored their state."""
-    next_id: CheckpointId
-    start: Start | None
-    """Where the job's life began, if no snapshot says how far it came."""
-
-    @property
-    def epoch(self) -> Epoch:
-        """Which the restored state is of."""
-        return self.origin.manifest.epoch if self.origin.manifest else Epoch(0)
-
-
-@dataclass
 class Starting:
-    """A run on its way. It becomes a complete attempt, or an error, and then nothing is left of it but the claim."""
+    """A start under way. It becomes a complete attempt, or an error, and then nothing is left of it but the claim."""
 
-    _b: Blueprint
-    _exclude: frozenset[CheckpointId]
-    _least_id: CheckpointId
-    claim: Claim | None
-    """The newest claim that this job's driver has made."""
-    _told: ParallelismOverride | None = None
-    """The parallelism that the run was told to have, whatever else says so; None: nobody could tell it anything."""
-
-    def __post_init__(self) -> None:
-        self._cleanup = contextlib.ExitStack()
-        self._fleet: Fleet | None = None
+    def __init__(self, preparation: Preparation) -> None:
+        self._b = preparation.blueprint
+        self._preparation = preparation
+        self._cleanup = preparation.cleanup
         self._coordinator: Coordinator | None = None
         self._driver: EpochDriver | None = None
         self._query: StreamingQuery | None = None
-        self._place: SourcePlace | None = None
+
+    @property
+    def claim(self) -> Claim | None:
+        """The newest claim that this job's driver has made."""
+        return self._preparation.claim
 
     @errors_reported()
     def start(self) -> Attempt:
@@ -109,79 +61,24 @@ class Starting:
             return self._start()
         except BaseException:
             end(
-                self._b, "the run did not start", self._driver, self._query, self._coordinator, self._fleet,
-                self._cleanup,
+                self._b, "the run did not start", self._driver, self._query, self._coordinator,
+                self._preparation.fleet, self._cleanup,
             )  # fmt: skip
             raise
 
     def break_off(self) -> None:
         """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
-        if self._fleet is not None:
-            self._fleet.break_off()
-
-    def _open(self, *, reads_sources: bool = True) -> PreparedRun:
-        """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
-        b = self._b
-        # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self.decide()
-        for check in self.checks(found, reads_sources=reads_sources):
-            check()
-        verify(b.jobdir, found)
-        # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
-        owned = self.claim = claim(b.jobdir, b.clock, self.claim)
-        # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
-        origin = self.decide(owned)
-        choice, manifest = origin.choice, origin.manifest
-        for damaged in choice.damaged_bases:
-            log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
-        lost = [skipped for skipped in choice.skipped if skipped.lost]
-        for skipped in lost:
-            log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
-        if lost and manifest is None:
-            raise CorruptionError(
-                f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
-                hint=f"bring the missing files back, or {BEGIN_ANEW}",
-            )
-        operators, upgrade = self._settle(origin)
-        start = self._load_start(origin)
-        next_id = max(choice.next_id, self._least_id)
-        if origin.is_new and manifest is not None and manifest.life == owned.life:
-            warn_of_sinks(b, manifest.checkpoint)
-        verify(b.jobdir, origin, found)
-        origin.make_base(b.jobdir, owned)
-        if reads_sources:
-            tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
-            changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
-            for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
-                tell_everybody(f"job '{b.name}': {change}")
-            if manifest is None and not origin.life:
-                warn_of_other_directory(b)
-        failpoints.hit("restore.claimed")
-        # 4. The keepers' programs name each partition's files; the keepers restore them.
-        epoch = manifest.epoch if manifest else Epoch(0)
-        parallelisms = {operator.uid: operator.parallelism for operator in operators}
-        exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
-        self._cleanup.callback(exchanges.close)
-        memory_bytes = self._partition_memory(parallelisms.values())
-        programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
-        fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
-        self._cleanup.callback(fleet.close)
-        # Before: those that have restored little wait for those that restore much.
-        fleet.keep_alive()
-        with fleet.breakable():
-            opened = fleet.open(epoch)
-        failpoints.hit("restore.keepers_opened")
-        return PreparedRun(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
+        self._preparation.break_off()
 
     def _start(self) -> Attempt:
-        b, found = self._b, self._open()
+        b, found = self._b, self._preparation.open()
         owned, origin, operators, fleet, start = found.claim, found.origin, found.operators, found.fleet, found.start
         manifest, epoch = origin.manifest, found.epoch
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
         fork = manifest is not None and manifest.life != owned.life
-        place = self._find_place(origin, start)
+        place = self._preparation.find_place(origin, start)
         rewind(spark_dir, place.files, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later. What goes to a system that is away goes on waiting, after the first start of the program.
@@ -247,106 +144,10 @@ class Starting:
             lag,
         )
 
-    def checks(self, origin: Origin, *, reads_sources: bool = True) -> list[Check]:
-        """Return what is looked at before a start from there; `strandline check-upgrade` does the same."""
-        sinks = [partial(self._check_sink, name, sink, origin) for name, sink, _ in self._b.plan.sinks]
-        fit = partial(self._check_fit, origin, reads_sources=reads_sources)
-        return [partial(self._check_drained, origin), fit, *sinks]
-
-    def check_rollback(self, manifest: Manifest) -> None:
-        """Raise what would stand against a start from an older checkpoint of the job's own, touching nothing."""
-        choice = Choice(manifest, [], self._least_id)
-        self._check_fit(Origin(choice, manifest, self._b.jobdir, is_new=True), reads_sources=True)
-
-    def decide(self, owned: Claim | None = None) -> Origin:
-        """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""
-        b = self._b
-        return decide(
-            b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim,
-            again=b.wanted.again, owned=owned, exclude=self._exclude, fsync=b.settings.fsync,
-        )  # fmt: skip
-
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
         b = self._b
         stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
-
-    def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
-        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
-        manifest = origin.manifest
-        said = parallelism_of(self._b.settings, self._b.spark, self._told)
-        operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
-        if manifest is None:
-            return operators, None
-        upgrade = check_compatible(
-            manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
-            fork=origin.is_fork,
-        )  # fmt: skip
-        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
-
-    @property
-    def _sinks(self) -> dict[str, Sink]:
-        return {name: sink for name, sink, _ in self._b.plan.sinks}
-
-    def _check_drained(self, origin: Origin) -> None:
-        # A drained checkpoint of its own is refused later: sinks may have to show first what the drain has given.
-        if origin.is_new or not origin.is_own:
-            self._b.draining.refuse(self._b.name, origin.manifest, reopen=self._b.wanted.reopen)
-
-    def _check_fit(self, origin: Origin, *, reads_sources: bool) -> None:
-        """Check that the program fits what is stored, and that its sources have what comes next."""
-        self._settle(origin)
-        start = self._load_start(origin)
-        if reads_sources:
-            self._find_place(origin, start)
-
-    def _check_sink(self, name: str, sink: Sink, origin: Origin) -> None:
-        """Ask a sink whether it can begin where the job does."""
-        sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
-
-    def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
-        b, manifest = self._b, origin.manifest
-        paths = {name: getattr(sink, "path", None) for name, sink, _ in b.plan.sinks}
-        return SinkContext(
-            b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
-            manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
-            frozenset(other for other, path in paths.items() if path == paths.get(name)),
-            self._gone_sinks(name, origin) if generation else frozenset(),
-        )  # fmt: skip
-
-    @cached_property
-    def _catalog(self) -> Catalog:
-        return read_catalog(self._b.jobdir)
-
-    def _gone_sinks(self, name: str, origin: Origin) -> frozenset[str]:
-        """Return the sinks that wrote where this one does, after what is restored, and do not in the program."""
-        manifest, sink = origin.manifest, self._sinks.get(name)
-        is_newest = origin.is_own and not origin.is_new and not origin.choice.skipped
-        if manifest is None or sink is None or not sink.destination or is_newest:
-            return frozenset()
-        known = [manifest, *self._catalog.manifests.values()]
-        listed = [stored for each in known if each.life == manifest.life for stored in each.sinks]
-        there = {other for other, each in self._sinks.items() if each.destination == sink.destination}
-        return frozenset(stored.name for stored in listed if stored.destination == sink.destination) - there
-
-    def _sinks_place(self) -> Place:
-        b = self._b
-        place = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
-        return structs.replace(place, path=f"{place.path}/{SINKS}" if place.path else SINKS)
-
-    def _find_place(self, origin: Origin, start: Start | None) -> SourcePlace:
-        """Return where the job goes on in its sources; look again only if it starts from something else by now."""
-        if self._place is None or (self._place.manifest, self._place.start) != (origin.manifest, start):
-            self._place = find_place(self._b, origin, start)
-        return self._place
-
-    def _load_start(self, origin: Origin) -> Start | None:
-        """Return where the job's life began, when there is no snapshot that says how far it came."""
-        manifest, restored = origin.manifest, origin.restored if origin.manifest else origin.choice.restored
-        start = load_start(self._b.jobdir, restored) if manifest is None or manifest.source is None else None
-        if start is not None:
-            check_start(self._b.name, start, self._b.plan.sources.names)
-        return start
 
     def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
         """Have the sinks show what is restored; return what has to wait, by sink."""
@@ -354,7 +155,7 @@ class Starting:
         waiting: dict[str, Sequence[str]] = {}
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
         listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
-        lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
+        lost = {} if manifest is None or fresh else lost_sinks(manifest, self._preparation.sinks)
         left = {name: listed.pop(name).pending for name in lost}
         pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -363,57 +164,20 @@ class Starting:
             if before and before != sink.destination:
                 tell(f"job '{b.name}': sink '{name}' goes on in {sink.destination}; its rows went to {before} before")
             owned.check()
-            sink.open(self._sink_context(name, origin, owned.life, owned.generation))
+            sink.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():
-            gone = None if name in b.wanted.drop else left_by(name, texts, self._sinks.values())
+            gone = None if name in b.wanted.drop else left_by(name, texts, self._preparation.sinks.values())
             if gone is not None:
                 owned.check()
-                gone.open(self._sink_context(name, origin, owned.life, owned.generation))
+                gone.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))
                 _show_left(gone, texts, epoch)
                 tell(f"job '{b.name}': sink '{name}', which it has no more, shows what was left to be: {gone.path}")
         for _, sink, _ in () if fresh else b.plan.sinks:
             owned.check()
             sink.tidy(epoch)
         return waiting
-
-    def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
-        b, restore = self._b, None
-        if origin.manifest is not None:
-            place = None if origin.is_own else origin.folder.place(b.checkpoints.storage_options)
-            restore = Restore(
-                checkpoint=origin.manifest.checkpoint, epoch=origin.manifest.epoch, stored=operator.migration.stored,
-                place=place,
-            )  # fmt: skip
-        return operator.program(
-            job=b.name,
-            generation=owned.generation,
-            backend=b.settings.backend,
-            mode=b.checkpoints.mode,
-            store_url=b.jobdir.store.url,
-            store_options=b.checkpoints.storage_options,
-            fsync=b.settings.fsync,
-            partition_memory_bytes=memory_bytes,
-            limit_bytes=b.settings.memory_backend_limit_bytes,
-            lease_ms=b.settings.keeper_lease_ms,
-            log_values=b.settings.show_values == "logs",
-            max_row_bytes=b.settings.max_row_bytes,
-            restore=restore,
-            python_path=[str(Path(entry).absolute()) for entry in sys.path],
-        )
-
-    def _partition_memory(self, parallelisms: Iterable[int]) -> int:
-        """Divide one machine's budget among the keepers that will be on it."""
-        sc: Any = self._b.spark.sparkContext
-        addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
-        hosts = [address.rpartition(":")[0] for address in addresses]
-        if len(hosts) > 1 and not has_one_process(sc.master):
-            # The driver is among them, and runs no keepers.
-            with contextlib.suppress(ValueError):
-                hosts.remove(core_setting(self._b.spark, "spark.driver.host"))
-        keepers = most_on_one(parallelisms, len(set(hosts)))
-        return max(32 << 20, self._b.settings.state_memory_bytes // max(1, keepers))
 
 
 def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
@@ -422,28 +186,3 @@ def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
     except CorruptionError as error:
         hint = f"{error.hint}; or give up what the sink was to show with drop={json.dumps([sink.name])}"
         raise CorruptionError(error.message, hint=hint, **error.fields) from None
-
-
-def warn_of_other_directory(blueprint: Blueprint) -> None:
-    """Warn of a relative checkpoint directory if a job of this name ran last with another one: it starts afresh."""
-    b, given = blueprint, str(blueprint.checkpoints.directory)
-    if "://" in given or Path(given).expanduser().is_absolute():
-        return
-    others = (record.directory for record in journal.records(b.places.local_dir, b.name))
-    before = next((url for url in others if url != b.jobdir.store.url), "")
-    if before:
-        log.warning(
-            "job '%s' starts afresh in %s: the checkpoint directory '%s' is relative to %s, and a job of this name ran "
-            "last with %s; if that is the one to go on, give Checkpoints(…) its absolute path",
-            b.name, b.jobdir.url, given, Path.cwd(), before,
-        )  # fmt: skip
-
-
-def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
-    """Say which sinks take nothing back, where a job goes back in time."""
-    for name, sink, _ in blueprint.plan.sinks:
-        if sink.visibility != "checkpoint" or not sink.takes_back:
-            log.warning(
-                "job '%s' goes back to checkpoint %d: what the sink '%s' has shown since stays, and comes again",
-                blueprint.name, checkpoint, name,
-            )  # fmt: skip

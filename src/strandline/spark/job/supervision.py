@@ -1,4 +1,7 @@
-"""Looking after a job that runs, in a thread of its own: attempts, one after another, until there is no more."""
+"""Supervises a job that runs, in a thread of its own: start, attempts, failures, restarts, stop.
+
+Requests of users are in requests.py; the steps of an attempt's start, and its life, in starting.py and attempt.py.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,30 @@ from strandline.core.errors import (
     NotFoundError,
     StateLimitError,
     StrandlineError,
+    UnavailableError,
     UserCodeError,
     discreet,
 )
 from strandline.core.ids import CheckpointId
+from strandline.core.scratch import remove_abandoned
+from strandline.keeper.paths import sweep
 from strandline.plan.parallelism import ParallelismOverride
-from strandline.snapshot.origin import go_back
+from strandline.snapshot.opening.origin import go_back
+from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import FailureReporter
-from strandline.spark.job.starting import Starting, warn_of_sinks
+from strandline.spark.job.following import Followed, Follower, first_told
+from strandline.spark.job.preparation import Preparation, warn_of_sinks
+from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import NOTHING, status_after
 
 log = logging.getLogger(__name__)
 
+_PATIENCE_S = 10.0
+"""How long a stop waits before it ends keepers that keep the job from ending."""
+_AGAIN_S = 1.0
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
@@ -66,44 +79,98 @@ class Desired:
     """The last one, whether it was carried out or not."""
 
 
-class Supervised:
-    """A job's attempts: begun, restarted after failures, ended. What can be asked of it meanwhile is `Run`'s."""
+class Supervisor:
+    """Runs a job's attempts: begins them, restarts after failures, ends them. One thread, until the job ends."""
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
-        self._b = blueprint
+        self.blueprint = blueprint
         self._restart = restart
         self._starting: Starting | None = None
-        self._known: Mapping[str, Any] = NOTHING
+        self.known: Mapping[str, Any] = NOTHING
         """What a status says while there is no attempt."""
-        self._attempt: Attempt | None = None
-        self._state: State = "starting"
-        self._since_ms = blueprint.clock.now_ms()
+        self.attempt: Attempt | None = None
+        self.state: State = "starting"
+        self.since_ms = blueprint.clock.now_ms()
         self._log = DriverLog(blueprint.places.driver_log)
-        self._desired = self._begun_with = Desired()
+        self.desired = self.begun_with = Desired()
         """As commands want the run, and as the newest attempt has begun: while they differ, another one is due."""
-        self._stopping = threading.Event()
-        self._changing = threading.Lock()
-        self._ended = threading.Event()
+        self.stopping = threading.Event()
+        self.changing = threading.Lock()
+        self.ended = threading.Event()
         self._error: BaseException | None = None
-        self._last_failure = ""
-        self._last_failure_ms: int | None = None
-        self._restarts = 0
+        self.last_failure = ""
+        self.last_failure_ms: int | None = None
+        self.restarts = 0
         self._in_a_row = 0
         self._failed_at = 0.0
         """When it failed, while it does not go on again."""
         self._has_done_epochs = False
         """Whether an epoch was done in some attempt that is over."""
         self._telling = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
-        self._excluded: frozenset[CheckpointId] = frozenset()
-        self._least_id = CheckpointId(1)
-        self._claim: Claim | None = None
+        self.excluded: frozenset[CheckpointId] = frozenset()
+        self.least_id = CheckpointId(1)
+        self.claim: Claim | None = None
         self._held: IO[str]
         """Keeps others from taking the job's directories away."""
         self._control: ControlServer
-        self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
+        self.thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
+
+    def start(self, control: ControlServer, follow: Followed) -> None:
+        """Begin the first attempt, and the thread that looks after it. Raises what is wrong with the program."""
+        b, self._control = self.blueprint, control
+        self._held = b.places.hold()
+        sweep(b.places.local_dir)
+        remove_abandoned(b.places.root)
+        hide_errors_of(EpochDriver.__call__.__code__)
+        self._log.open()
+        self._enter("starting")
+        tell(f"job '{b.name}' is starting: its checkpoints are in {b.jobdir.store.url}")
+        try:
+            # Commands that change what is desired wait until it is known.
+            with self.changing:
+                control.start()
+                self.desired = Desired(first_told(b.settings, b.spark, wait=True))
+            self._begin_first()
+            self.thread.start()
+            if b.settings.follows is not None:
+                Follower(b.name, follow, b.settings.follows, b.spark, b.clock, self.ended).start()
+        except BaseException as error:
+            if not self.thread.is_alive():
+                # Interrupted after the attempt had begun, and before the thread looked after it.
+                self._end_attempt()
+                control.end()
+                control.join()
+                self._note_failure(error)
+                self._enter("failed")
+                self.ended.set()
+                self._log.note(f"job '{b.name}' did not start: {error}")
+                self._log.close()
+                self._held.close()
+            raise
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the job has begun and has not ended."""
+        return self.thread.is_alive() and not self.ended.is_set()
+
+    def stop(self, timeout: float) -> None:
+        """End the job and its keepers. Raises UnavailableError if that takes longer than `timeout` seconds."""
+        self.stopping.set()
+        deadline, patience = time.monotonic() + timeout, _PATIENCE_S
+        while not self.ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"job '{self.blueprint.name}' has not ended within {timeout:g} s of being stopped",
+                    hint="call stop() again to wait longer, or end the program: its keepers end with it",
+                )
+            patience = _AGAIN_S
+            if (at_work := self._starting or self.attempt) is not None:
+                at_work.break_off()
+        self.thread.join(timeout)
+        self._control.join()
 
     def _begin_first(self) -> None:
-        while self._attempt is None:
+        while self.attempt is None:
             try:
                 self._begin()
             except BaseException as error:
@@ -115,12 +182,12 @@ class Supervised:
                     raise
                 raise found from None
 
-    def _is_at_work(self) -> bool:
+    def is_at_work(self) -> bool:
         # Another thread changes it: what was true a moment ago need not be any more.
-        return self._state == "running"
+        return self.state == "running"
 
-    def _is_ending(self) -> bool:
-        return self._stopping.is_set() or self._ended.is_set()
+    def is_ending(self) -> bool:
+        return self.stopping.is_set() or self.ended.is_set()
 
     def _supervise(self) -> None:
         try:
@@ -129,7 +196,7 @@ class Supervised:
             owned = not self._is_fenced()
             self._end_attempt(forget=owned)
             if owned:
-                self._b.places.remove(self._held)
+                self.blueprint.places.remove(self._held)
             self._enter("finished" if finished else "stopped")
         except BaseException as error:
             self._error = self._telling.to_program(error)
@@ -144,102 +211,106 @@ class Supervised:
                 self._held.close()
             finally:
                 # Whatever a disk refuses now: somebody waits for the end.
-                self._ended.set()
+                self.ended.set()
 
     def _run_attempts(self) -> bool:
         """Go on until the source is finished, and return True, or until somebody stops the job."""
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
-                if self._attempt is None:
+                if self.attempt is None:
                     self._begin()
-                assert self._attempt is not None
-                if self._attempt.watch(self._is_over):
+                assert self.attempt is not None
+                if self.attempt.watch(self._is_over):
                     return True
-                if not self._stopping.is_set():
+                if not self.stopping.is_set():
                     self._begin_again()
             except BaseException as error:
-                if not self._stopping.is_set():
+                if not self.stopping.is_set():
                     self._recover(unwrap_error(error))
         return False
 
     def _is_over(self) -> bool:
         """Whether the attempt at work is to end, since the job is, or since another attempt is to take its place."""
-        return self._stopping.is_set() or self._begun_with is not self._desired
+        return self.stopping.is_set() or self.begun_with is not self.desired
 
     def _begin_again(self) -> None:
         """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
-        assert self._attempt is not None
+        assert self.attempt is not None
         self._enter("rescaling")
-        self._least_id = self._attempt.coordinator.next_id
+        self.least_id = self.attempt.coordinator.next_id
         self._end_attempt()
         self._forget_attempt()
 
     def _begin(self) -> None:
-        desired = self._desired
+        desired = self.desired
         if desired.rollback is not None:
             self._go_back(desired.rollback)
-        starting = self._starting = Starting(
-            self._b, self._excluded, self._least_id, self._claim, desired.parallelism
-        )  # fmt: skip
+        starting = self._starting = Starting(self.preparation())
         try:
-            self._attempt = starting.start()
+            self.attempt = starting.start()
         finally:
-            self._claim = starting.claim
+            self.claim = starting.claim
             self._starting = None
-        self._begun_with = desired
+        self.begun_with = desired
         self._enter("running")
-        self._tell_begin(self._attempt)
+        self._tell_begin(self.attempt)
         if self._failed_at:
-            restored = self._attempt.restored
+            restored = self.attempt.restored
             log.warning(
-                "job '%s' goes on %s, %.1f s after it failed", self._b.name,
+                "job '%s' goes on %s, %.1f s after it failed", self.blueprint.name,
                 f"from checkpoint {restored.checkpoint}" if restored else "from its beginning",
                 time.monotonic() - self._failed_at,
             )  # fmt: skip
             self._failed_at = 0.0
+
+    def preparation(self) -> Preparation:
+        """Return the preparation of the next attempt, which has not begun."""
+        return Preparation(self.blueprint, self.excluded, self.least_id, self.claim, self.desired.parallelism)
 
     def _go_back(self, rollback: Rollback) -> None:
         """Carry out a rollback, unless that was done; storage that is away leaves it to the next attempt."""
         if rollback.is_recorded or rollback.refusal is not None:
             return
         try:
-            self._claim = go_back(self._b.jobdir, rollback.checkpoint, self._b.clock, self._claim)
+            self.claim = go_back(self.blueprint.jobdir, rollback.checkpoint, self.blueprint.clock, self.claim)
         except (NotFoundError, CorruptionError) as error:
             rollback.refusal = error
-            log.warning("job '%s' does not go back to checkpoint %d: %s", self._b.name, rollback.checkpoint, error)
+            log.warning(
+                "job '%s' does not go back to checkpoint %d: %s", self.blueprint.name, rollback.checkpoint, error
+            )
             return
         rollback.is_recorded = True
         # Every byte of it was read: it is whole now if it was found damaged before.
-        self._excluded -= {rollback.checkpoint}
-        warn_of_sinks(self._b, rollback.checkpoint)
+        self.excluded -= {rollback.checkpoint}
+        warn_of_sinks(self.blueprint, rollback.checkpoint)
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
-        attempt = self._attempt
+        attempt = self.attempt
         error = self._telling.complete(error if attempt is None else attempt.explained(error))
         said = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
-        self._least_id = attempt.coordinator.next_id if attempt else self._least_id
+        self.least_id = attempt.coordinator.next_id if attempt else self.least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
         if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
             raise error
         self._enter("restarting")
         delay_ms = self._restart.delay_ms(self._in_a_row)
         self._failed_at = self._failed_at or time.monotonic()
-        log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, said)
+        log.warning("job '%s' is restarted in %d ms: %s", self.blueprint.name, delay_ms, said)
         again = time.monotonic() + delay_ms / 1000
         self._end_attempt()
         self._forget_attempt()
-        self._restarts += 1
-        self._stopping.wait(max(0.0, again - time.monotonic()))
+        self.restarts += 1
+        self.stopping.wait(max(0.0, again - time.monotonic()))
 
     def _enter(self, state: State) -> None:
         """Be in a state, and leave word of it for those who ask when nobody answers."""
-        self._state = state
-        b, pid = self._b, os.getpid()
+        self.state = state
+        b, pid = self.blueprint, os.getpid()
         journal.write(b.places, journal.JournalEntry(
-            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.born(pid), since_ms=self._since_ms,
-            state=state, at_ms=b.clock.now_ms(), failure=self._last_failure, failure_ms=self._last_failure_ms,
+            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.born(pid), since_ms=self.since_ms,
+            state=state, at_ms=b.clock.now_ms(), failure=self.last_failure, failure_ms=self.last_failure_ms,
         ))  # fmt: skip
 
     def _tell_begin(self, attempt: Attempt) -> None:
@@ -247,24 +318,24 @@ class Supervised:
         operators, epoch = attempt.driver.operators, attempt.driver.progress.epoch
         after = f", after epoch {epoch}" if epoch else ""
         keepers = sum(operator.parallelism for operator in operators)
-        tell(f"job '{self._b.name}' runs{after}; operators: {len(operators)}, keepers: {keepers}")
+        tell(f"job '{self.blueprint.name}' runs{after}; operators: {len(operators)}, keepers: {keepers}")
 
     def _tell_end(self) -> None:
-        done = self._attempt.driver.progress if self._attempt is not None else None
+        done = self.attempt.driver.progress if self.attempt is not None else None
         after = f" after epoch {done.epoch}; rows in its life: {done.rows_in:,}" if done is not None else ""
-        if self._state == "failed":
+        if self.state == "failed":
             # Whoever runs the program hears it as an error.
-            self._log.note(self._last_failure)
-        tell(f"job '{self._b.name}' has {'failed' if self._state == 'failed' else 'ended'}{after}")
+            self._log.note(self.last_failure)
+        tell(f"job '{self.blueprint.name}' has {'failed' if self.state == 'failed' else 'ended'}{after}")
 
     def _note_failure(self, error: BaseException) -> str:
-        self._last_failure, self._last_failure_ms = self._telling.in_logs(error), self._b.clock.now_ms()
-        return self._last_failure
+        self.last_failure, self.last_failure_ms = self._telling.in_logs(error), self.blueprint.clock.now_ms()
+        return self.last_failure
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
             # What breaks while a job runs is whole in its checkpoint; what is broken there ends the job.
-            return self._pass_over(error) or (self._state == "running" and "checkpoint" not in error.fields)
+            return self._pass_over(error) or (self.state == "running" and "checkpoint" not in error.fields)
         if isinstance(error, UserCodeError):
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -275,7 +346,7 @@ class Supervised:
         # Only a job that has begun comes here: what refuses it now has let it in before, and may do so again.
         if isinstance(error, ConfigurationError) and "is_sparks" in error.fields:
             # A step or a sink's function may read what another program is replacing: a directory, a table.
-            return self._has_done_epochs or (self._attempt is not None and self._attempt.driver.progress.epochs > 0)
+            return self._has_done_epochs or (self.attempt is not None and self.attempt.driver.progress.epochs > 0)
         if isinstance(error, ConfigurationError) and "is_targets" in error.fields:
             return True
         return isinstance(error, AccessError) or not isinstance(error, _FINAL)
@@ -283,38 +354,38 @@ class Supervised:
     def _pass_over(self, error: BaseException) -> bool:
         """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""
         damaged = error.fields.get("checkpoint") if isinstance(error, CorruptionError) else None
-        if damaged is None or CheckpointId(damaged) in self._excluded:
+        if damaged is None or CheckpointId(damaged) in self.excluded:
             return False
         log.warning("checkpoint %s is damaged and is passed over: %s", damaged, self._telling.in_logs(error))
-        self._excluded |= {CheckpointId(damaged)}
+        self.excluded |= {CheckpointId(damaged)}
         return True
 
     def _end_attempt(self, *, forget: bool = False) -> None:
-        if self._attempt is not None:
-            self._attempt.close(forget=forget)
+        if self.attempt is not None:
+            self.attempt.close(forget=forget)
 
     def _forget_attempt(self) -> None:
-        if self._attempt is not None:
-            self._known = status_after(self._attempt)
-            self._has_done_epochs |= self._attempt.driver.progress.epochs > 0
-        self._attempt = None
+        if self.attempt is not None:
+            self.known = status_after(self.attempt)
+            self._has_done_epochs |= self.attempt.driver.progress.epochs > 0
+        self.attempt = None
 
     def _is_fenced(self) -> bool:
         try:
-            if self._claim is not None:
-                self._claim.check()
+            if self.claim is not None:
+                self.claim.check()
         except FencedError:
             return True
         except StrandlineError as error:
-            log.warning("job '%s': whether another driver owns it is not known: %s", self._b.name, error)
+            log.warning("job '%s': whether another driver owns it is not known: %s", self.blueprint.name, error)
             return True
         return False
 
-    def _raise_if_failed(self) -> None:
-        if self._ended.is_set() and self._error is not None:
+    def raise_if_failed(self) -> None:
+        if self.ended.is_set() and self._error is not None:
             if isinstance(self._error, StrandlineError):
                 raise self._error
             raise StrandlineError(
-                f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}",
-                discreet=f"job '{self._b.name}' failed: {discreet(self._error)}",
+                f"job '{self.blueprint.name}' failed: {type(self._error).__name__}: {self._error}",
+                discreet=f"job '{self.blueprint.name}' failed: {discreet(self._error)}",
             ) from self._error

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from strandline.api.badrecords import OnError, Then
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot.opened import plain_url
+from strandline.snapshot.opening.snapshot import plain_url
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.quiet import errors_reported

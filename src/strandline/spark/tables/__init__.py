@@ -14,10 +14,10 @@ from typing import Any, Self
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot import reading
-from strandline.snapshot import tables as snapshot_tables
-from strandline.snapshot.opened import pin_snapshot, pinned_snapshot
-from strandline.snapshot.tables import Table, TableSummary, find_table
+from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
+from strandline.snapshot.tables import reader as reading
+from strandline.snapshot.tables import table as snapshot_tables
+from strandline.snapshot.tables.table import Table, TableSummary, find_table
 from strandline.spark.tables.options import FORMAT, STORAGE
 from strandline.spark.tables.source import StrandlineSource
 from strandline.types.columns import from_arrow_type, to_python

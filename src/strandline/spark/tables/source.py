@@ -20,10 +20,10 @@ from pyspark.sql.types import StructField, StructType
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.pins import renew
 from strandline.format.manifest import OperatorInfo
-from strandline.snapshot.metadata import metadata, metadata_schema
-from strandline.snapshot.opened import pin_snapshot, pinned_snapshot
-from strandline.snapshot.reading import StateReader
-from strandline.snapshot.tables import Table, find_table
+from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
+from strandline.snapshot.tables.metadata import metadata, metadata_schema
+from strandline.snapshot.tables.reader import StateReader
+from strandline.snapshot.tables.table import Table, find_table
 from strandline.spark.base.ddl import spark_type
 from strandline.spark.tables.options import FORMAT, Options
 from strandline.storage.place import Place

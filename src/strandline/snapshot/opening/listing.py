@@ -1,0 +1,140 @@
+"""Lists and verifies snapshots wherever they lie, without a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strandline.checkpoint.check import Problem, State, VerifyReport, summaries, verify_manifest
+from strandline.checkpoint.folder import Folder
+from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.format.manifest import MANIFEST
+from strandline.snapshot.opening.deletion import DELETING
+from strandline.snapshot.opening.snapshot import (
+    METADATA,
+    Kind,
+    as_job,
+    check_form,
+    find_snapshot,
+    open_folder,
+)
+
+_JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
+_SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSummary:
+    """One line of a list; of a manifest that cannot be read, only url, kind, state and reason are known."""
+
+    url: str
+    kind: Kind
+    state: State
+    reason: str = ""
+    form: str = ""
+    """A savepoint's form, or a checkpoint's mode."""
+    job: str = ""
+    checkpoint: int = 0
+    epoch: int = 0
+    created_ms: int = 0
+    total_bytes: int = 0
+
+
+def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[SnapshotSummary]:
+    """List the savepoints and checkpoints at a path or url and everywhere below it, newest first.
+
+    Sizes are checked, contents are not. Raises NotFoundError for a local directory that is not there.
+    """
+    here = open_folder(url, options, fsync=False)
+    sizes = {info.path: info.size_bytes for info in here.list()}
+    if METADATA in sizes:
+        return [_single(here, url, options)]
+    if DELETING in sizes:
+        return [_half_deleted(here)]
+    jobs = {match[1] or "" for path in sizes if (match := _JOBS_OWN.fullmatch(path))}
+    found = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
+    for path in sizes:
+        match = _SAVEPOINT.fullmatch(path)
+        if match and not _JOBS_OWN.fullmatch(path):
+            found.append(_savepoint(Folder(here.store, match[1]), sizes))
+        folder, _, name = path.rpartition("/")
+        if name == DELETING and f"{folder}/{METADATA}" not in sizes:
+            found.append(_half_deleted(Folder(here.store, folder)))
+    return sorted(found, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
+
+
+def verify_snapshot(url: str, options: Mapping[str, str] | None = None) -> VerifyReport:
+    """Read every byte of a snapshot, and name each file that is missing or damaged.
+
+    One that is void where it lies has a problem, too. Raises NotFoundError as `open_snapshot` does.
+    """
+    try:
+        snapshot = find_snapshot(url, options, fsync=False)
+    except CorruptionError as error:
+        return VerifyReport(0, 0, [Problem(METADATA, error.message)])
+    report = verify_manifest(snapshot.folder, snapshot.manifest)
+    refused = [Problem(METADATA, snapshot.refused)] if snapshot.refused else []
+    if snapshot.kind == "savepoint":
+        try:
+            check_form(snapshot.manifest, snapshot.url)
+        except CorruptionError as error:
+            refused.append(Problem(METADATA, error.message))
+    return VerifyReport(report.files, report.bytes, report.problems + refused)
+
+
+def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
+    try:
+        jobdir = as_job(folder)
+    except NotFoundError:
+        # No manifest, or none that can be read: then nobody knows the job's name, and nothing can be judged.
+        names = [info.path for info in folder.list() if re.fullmatch(rf"chk-\d+/{METADATA}", info.path)]
+        reason = "its manifest cannot be read"
+        return [
+            SnapshotSummary(f"{folder.url}/{name.removesuffix(f'/{METADATA}')}", "checkpoint", "damaged", reason)
+            for name in names
+        ]
+    if jobdir is None:
+        return []
+    return [
+        SnapshotSummary(
+            f"{folder.url}/chk-{one.checkpoint}", "checkpoint", one.state, one.reason, one.mode, jobdir.job,
+            one.checkpoint, one.epoch, one.created_ms, one.total_bytes,
+        )
+        for one in summaries(jobdir)
+    ]  # fmt: skip
+
+
+def _half_deleted(folder: Folder) -> SnapshotSummary:
+    reason = "its deletion was broken off: `strandline snapshots delete` ends it"
+    return SnapshotSummary(folder.url, "savepoint", "damaged", reason)
+
+
+def _savepoint(folder: Folder, sizes: Mapping[str, int]) -> SnapshotSummary:
+    try:
+        manifest = folder.read(METADATA, MANIFEST.decode)
+    except CorruptionError as error:
+        return SnapshotSummary(folder.url, "savepoint", "damaged", error.message)
+    missing = [f.path for f in manifest.stored() if sizes.get(f"{folder.path}/{f.path}") != f.size]
+    state: State = "damaged" if missing else "complete"
+    reason = f"{len(missing)} files are missing or have another size, as {missing[0]}" if missing else ""
+    kind: Kind = "savepoint" if manifest.savepoint else "checkpoint"
+    return SnapshotSummary(
+        folder.url, kind, state, reason, manifest.savepoint or manifest.mode, manifest.job, manifest.checkpoint,
+        manifest.epoch, manifest.created_ms, manifest.total_bytes,
+    )  # fmt: skip
+
+
+def _single(here: Folder, url: str, options: Mapping[str, str] | None) -> SnapshotSummary:
+    try:
+        snapshot = find_snapshot(url, options, fsync=False)
+    except CorruptionError as error:
+        kind: Kind = "checkpoint" if re.search(r"/chk-\d+$", here.url) else "savepoint"
+        return SnapshotSummary(here.url, kind, "damaged", error.message)
+    manifest = snapshot.manifest
+    reason = snapshot.refused or "; ".join(snapshot.missing()[:3])
+    state: State = "void" if snapshot.refused.startswith("void") else "damaged" if reason else "complete"
+    return SnapshotSummary(
+        snapshot.url, snapshot.kind, state, reason, manifest.savepoint or manifest.mode, manifest.job,
+        manifest.checkpoint, manifest.epoch, manifest.created_ms, manifest.total_bytes,
+    )  # fmt: skip

@@ -1,0 +1,319 @@
+"""What tables of every kind of state have in common: entries come and go in the order of their bytes.
+
+A batch of entries becomes a batch of rows and the other way round; streams of them are cut between key groups, or
+within one that is too large where nothing that belongs together is cut apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import lt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import StateTypeError
+from strandline.format.manifest import OperatorInfo, StateInfo, TTLInfo
+from strandline.format.values import expiry_of
+from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
+from strandline.runtime.state.ttl.lifetimes import step_us, tag_of
+from strandline.snapshot.rows.columns import (
+    EXPIRES_AT,
+    KEY_GROUP,
+    MAP_KEY,
+    POSITION,
+    TIME,
+    WINDOW_END,
+    TableColumns,
+    key_fields,
+)
+from strandline.snapshot.rows.parquet import named_schema
+from strandline.types.datatypes import DataType, Field, TimestampType, parse_schema
+
+Entries = Sequence[tuple[bytes, bytes]]
+
+_READ_ENTRIES = 64
+_PART_ENTRIES, _PART_BYTES = 16_384, 16 << 20
+_GROUP_BYTES = 2
+_TIME = struct.Struct(">Q")
+_PARTS_OF_KEY = (MAP_KEY, POSITION, TIME, WINDOW_END)
+_BIAS = 1 << 63
+_LAST_US = _BIAS - 1
+_NOTHING = b"\0\0"
+
+
+class RowCodec:
+    """From entries of one state to rows, and back. Made by `rows_of`."""
+
+    whole_groups = False
+    """Whether `decode` and `encode` must be given whole key groups: the entries' order is not that of the rows."""
+    whole_keys = False
+    """Whether they must be given all there is of a key."""
+    plain = False
+    """Whether rows that `check` has passed are what `decode` gives of their entries, but for their order."""
+
+    def __init__(self, operator: OperatorInfo, state: StateInfo, own: Sequence[Field], over_us: int | None) -> None:
+        """`own` columns stand behind the key's; what expires up to `over_us` is left out of rows."""
+        self.state = state
+        self._uid, self._name = operator.uid, state.name
+        self._over_us = over_us
+        self._keys = [] if state.kind == "broadcast" else key_fields(parse_schema(operator.key_schema))
+        self._key_types: list[DataType] = [field.type for field in self._keys]
+        self._ttl: TTLInfo | None = state.ttl or None
+        expiry = [] if self._ttl is None else [Field(EXPIRES_AT, TimestampType())]
+        where = f"operator '{operator.uid}', state '{state.name}'"
+        self._columns = TableColumns(where, self._keys, [*own, *expiry], operator.max_parallelism, self._nullable())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return self._columns.schema
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns as files of the table have them."""
+        return named_schema(self.schema, self._uid, self._name)
+
+    def decode(self, entries: Entries) -> pa.RecordBatch:
+        """Return entries, in the order of their keys, as rows: by key group, key, and what comes behind it.
+
+        Raises CorruptionError if bytes are not what the manifest says of them.
+        """
+        keys, values = zip(*entries, strict=True) if entries else ((), ())
+        return self._decoded(keys, values)
+
+    def encode(self, rows: pa.RecordBatch, *, verify: bool = False) -> list[tuple[bytes, bytes]]:
+        """Return rows, in any order, as a keeper stores them, in the order of their keys.
+
+        They may lack `key_group`, which follows from the key; with `verify`, it is compared with that. Raises
+        StateTypeError, with fields column and row, for the first row that does not fit.
+        """
+        return self._encoded(self._columns.check(rows, verify=verify))
+
+    def check(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows, in any order, with exactly the table's columns: in its types, with their key groups.
+
+        They need not be all there is of a key or a key group. Raises StateTypeError as `encode` does, also for a key
+        group that is not the key's, and for two rows of one key if it sees them here already.
+        """
+        columns = self._columns.check(rows, verify=True)
+        if not self.plain:
+            self._encoded(columns)
+        found = self._columns.batch(columns)
+        try:
+            found.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise StateTypeError(
+                f"{self._columns.where}: the rows' Arrow columns are not valid: {error}", hint="make them anew"
+            ) from error
+        return found
+
+    def sort(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return all rows of some key groups, which `check` has passed, as `decode` gives them.
+
+        Raises StateTypeError naming a key of which there are two rows, or whose rows do not go together.
+        """
+        try:
+            return self._sorted(rows)
+        except StateTypeError as error:
+            if "row" not in error.fields:
+                raise
+            why = "there is more than one row of it" if "same_as" in error.fields else error.fields["why"]
+            raise StateTypeError(
+                f"{self._columns.where}: {self.name_key(rows, error.fields['row'])} does not fit: {why}",
+                hint=error.hint,
+            ) from None
+
+    def name_key(self, rows: pa.RecordBatch, row: int) -> str:
+        """Return how errors name the key of a row."""
+        names = [*(field.name for field in self._keys), *(n for n in _PARTS_OF_KEY if n in self.schema.names)]
+        return f"the key {', '.join(f'{name}={_shown(rows.column(name)[row])}' for name in names)}"
+
+    def decode_groups(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        """Return all entries of some key groups, in the order of their keys, as batches of rows.
+
+        A batch holds whole key groups, or a part of one. Where batches end depends on how state was stored: what is
+        to be equal for equal state has to be cut again, by rows.
+        """
+        for keys, values in self._parts(entries):
+            batch = self._decoded(keys, values)
+            if batch.num_rows:
+                yield batch
+
+    def encode_groups(
+        self, batches: Iterable[pa.RecordBatch], *, verify: bool = False
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Return rows in the order of their key groups as lists of entries; each goes on where the one before ended.
+
+        Rows must come in the order that `decode` gives them; with states whose entries hold several rows, those of a
+        key group are gathered first.
+        """
+        before = b""
+        for rows in self._gathered(batches) if self.whole_groups or self.whole_keys else batches:
+            found = self.encode(rows, verify=verify)
+            if not found:
+                continue
+            if found[0][0] <= before:
+                raise StateTypeError(
+                    f"{self._columns.where}: rows are not in order: after a batch that ends with the entry "
+                    f"{before[:40].hex()} comes one that begins with {found[0][0][:40].hex()}",
+                    hint="sort by key group and key, and give each row once",
+                )
+            before = found[-1][0]
+            yield found
+
+    # -- what the cleaning needs
+
+    @property
+    def cleaning(self) -> str | None:
+        """The name of the state that says when entries of this one expire; None: they do not."""
+        if self._ttl is None:
+            return None
+        return EVENT_TTL if self._ttl.time == "event" else PROCESSING_TTL
+
+    def cleaning_of(self, entries: Entries) -> list[tuple[bytes, bytes]]:
+        """Return what the state named `cleaning` must hold for these entries, in the order of keys."""
+        if self._ttl is None:
+            return []
+        step, tag = step_us(self._ttl.duration_ms * 1000), tag_of(self._name)
+        found = []
+        for key, value in entries:
+            expires_us = expiry_of(value)
+            if expires_us is not None:
+                at_us = min(-(-expires_us // step) * step, _LAST_US)
+                entry = self._cleaned(key)
+                found.append((entry[:2] + _TIME.pack(at_us + _BIAS) + tag + entry[2:], _NOTHING))
+        found.sort()
+        return found
+
+    def _cleaned(self, key: bytes) -> bytes:
+        """Return what the cleaning calls the entry of a key."""
+        return key
+
+    # -- for each kind of state
+
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
+        """Return the rows of entries, which are in order."""
+        raise NotImplementedError
+
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
+        """Return the entries of checked columns, in order."""
+        raise NotImplementedError
+
+    def _sorted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return checked rows, all of their key groups, in the order of entries and in their form."""
+        return self.decode(self._encoded(rows.columns))
+
+    def _nullable(self) -> list[str]:
+        """Return the columns that may hold nulls."""
+        return [EXPIRES_AT]
+
+    def _rows(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return rows of columns, without what has expired."""
+        batch = self._columns.batch(columns)
+        if self._over_us is None or self._ttl is None:
+            return batch
+        expires = columns[-1].view(pa.int64()).fill_null(_LAST_US).to_numpy()
+        return batch.filter(pa.array(expires > self._over_us))
+
+    def _in_order(self, keys: list[bytes]) -> np.ndarray[Any, Any] | None:
+        """Return the rows in the order of their keys; None if that is how they come. Refuses equal keys."""
+        if all(map(lt, keys, islice(keys, 1, None))):
+            return None
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        for one, other in zip(order, islice(order, 1, None), strict=False):
+            if keys[one] == keys[other]:
+                names = [name for name in self.schema.names[:-1] if name != KEY_GROUP]
+                why = f"row {one} has the same key"
+                raise self._columns.refused(names[0], other, why, hint="keep one of them", same_as=one)
+        return np.array(order)
+
+    # -- cutting
+
+    def _parts(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        rest = iter(entries)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size_bytes, least, begun = 0, _PART_ENTRIES, b""
+        # The pairs are let go of at once: so many of them would keep the garbage collector busy.
+        while some := tuple(zip(*islice(rest, _READ_ENTRIES), strict=True)):
+            keys += some[0]
+            values += some[1]
+            size_bytes += sum(map(len, some[1]))
+            if len(keys) < least and size_bytes < _PART_BYTES:
+                continue
+            end = self._end(keys, begun)
+            if end:
+                begun = _group_of(keys[end - 1])
+                yield keys[:end], values[:end]
+                keys, values = keys[end:], values[end:]
+            # Where nothing may be cut off yet, it is not tried again at once.
+            size_bytes, least = 0, len(keys) + _PART_ENTRIES
+        end = _in_group(keys, begun)
+        if end:
+            yield keys[:end], values[:end]
+        if end < len(keys):
+            yield keys[end:], values[end:]
+
+    def _end(self, keys: list[bytes], begun: bytes) -> int:
+        """Return how many of these entries can be decoded together whatever comes behind them.
+
+        Of key group `begun` a part was given before.
+        """
+        rest, groups = _in_group(keys, begun), bisect_left(keys, _group_of(keys[-1]))
+        if rest and groups:
+            return rest
+        if groups or self.whole_groups:
+            return groups
+        return self._end_of_key(keys)
+
+    def _end_of_key(self, keys: list[bytes]) -> int:
+        return len(keys)
+
+    def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut rows where nothing that belongs together is cut apart."""
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            if KEY_GROUP not in batch.schema.names:
+                raise StateTypeError(
+                    f"{self._columns.where}: rows in the order of their key groups have no column '{KEY_GROUP}'",
+                    hint="give them in one batch, or with their key groups",
+                )
+            if not batch.num_rows:
+                continue
+            start = self._start_of_last(batch, waiting[-1] if waiting else None)
+            if start is not None:
+                if start or waiting:
+                    yield pa.concat_batches([*waiting, batch.slice(0, start)])
+                waiting = []
+            waiting.append(batch.slice(start or 0))
+        if waiting:
+            yield pa.concat_batches(waiting)
+
+    def _start_of_last(self, rows: pa.RecordBatch, before: pa.RecordBatch | None) -> int | None:
+        """Return where the last rows begin that belong together; None if it is in the rows `before` them."""
+        groups = rows.column(KEY_GROUP).to_numpy(zero_copy_only=False)
+        start = int(np.searchsorted(groups, groups[-1]))
+        goes_on = not start and before is not None and before.column(KEY_GROUP)[-1].as_py() == groups[-1]
+        return None if goes_on else start
+
+
+def _group_of(key: bytes) -> bytes:
+    return key[:_GROUP_BYTES]
+
+
+def _in_group(keys: list[bytes], group: bytes) -> int:
+    """Return how many of the first of these keys are of a key group; none is of one before it."""
+    return bisect_right(keys, group, key=_group_of)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return f"{value.as_py()!r:.100}"
+    except (ValueError, OverflowError):
+        # A moment that Python cannot hold.
+        return f"{value.value} µs"

@@ -1,0 +1,195 @@
+"""A canonical savepoint made of rows: of a job that is yet to run, or of what another system knows.
+
+    with SavepointBuilder(place, "alerts", operators) as builder:
+        builder.write("detect", "seen", batches)
+        builder.finish()
+
+Its files are those that a savepoint of a job with this state has. Nothing is a savepoint before `finish`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import pyarrow as pa
+
+from strandline.checkpoint.folder import Folder, folder_at
+from strandline.checkpoint.publish import OutcomeUnknownError
+from strandline.core.clock import Clock, SystemClock
+from strandline.core.errors import ConfigurationError, StateTypeError
+from strandline.core.failpoints import hit
+from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
+from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import Scratch, refuse_full_disk
+from strandline.core.version import VERSION
+from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile, size_of
+from strandline.format.names import Named, find_named, name_in
+from strandline.snapshot.rows.codec import RowCodec
+from strandline.snapshot.rows.codecs import has_rows, rows_of
+from strandline.snapshot.savepoints.savepoint import begin, discard, join_pieces, publish, uploading
+from strandline.snapshot.savepoints.sorter import RowSorter
+from strandline.snapshot.savepoints.tablewriter import TableWriter
+from strandline.storage.place import Place
+
+
+def groups_of(operator: OperatorInfo, state: StateInfo) -> range:
+    """Return the key groups that rows of a state are of."""
+    return BROADCAST_GROUPS if state.kind == "broadcast" else range(operator.max_parallelism)
+
+
+def find_state(operators: Sequence[OperatorInfo], name: str) -> tuple[OperatorInfo, StateInfo]:
+    """Return the state that `uid.state` names. Raises ConfigurationError, which says which there are."""
+    tables = {Named(op.uid, info.name): (op, info) for op in operators for info in op.states if has_rows(info)}
+    there = list(tables)
+    found = find_named("what is given", name, there)
+    if found is None:
+        known = ", ".join(sorted(name_in(there, one) for one in there))
+        raise ConfigurationError(
+            f"there is no state '{name}'; there are: {known or 'none'}",
+            hint='name a state as "uid.state": the uid of its operator, and what it is declared as',
+        )
+    return tables[found]
+
+
+def write_rows(
+    codec: RowCodec,
+    batches: Iterable[pa.RecordBatch],
+    groups: range,
+    max_parallelism: int,
+    folder: Folder,
+    scratch: Path,
+) -> tuple[list[TableFile], list[TableFile]]:
+    """Write rows of a state, of a range of key groups and in any order, into files and pieces in a savepoint's folder.
+
+    Raises StateTypeError for rows that do not fit, and for a second row of a key, and StateLimitError for a key group
+    whose rows are too large to be sorted. What lies in `scratch` is the
+    caller's to delete. See `RowSorter` for what is in memory.
+    """
+    sorter = RowSorter(groups, scratch)
+    for batch in batches:
+        sorter.add(checked(codec, batch))
+    with uploading(folder) as uploads:
+        writer = TableWriter(codec.file_schema, groups, max_parallelism, scratch, made=uploads.put)
+        for batch in sorter.in_order():
+            writer.write(codec.sort(batch))
+        files, pieces = writer.finish()
+    return [one.table for one in files], [one.table for one in pieces]
+
+
+def checked(codec: RowCodec, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows as `RowCodec.check` does; what does not fit is named by its key."""
+    try:
+        return codec.check(batch)
+    except StateTypeError as error:
+        if "row" not in error.fields:
+            raise
+        # The number is of a batch, which whoever has many does not know.
+        of = codec.name_key(batch, error.fields["row"])
+        raise StateTypeError(f"{error.message}; it is of {of}", hint=error.hint, **error.fields) from None
+
+
+class SavepointBuilder:
+    """Writes a savepoint into an empty folder. Left without `finish`, nothing stays there.
+
+    Raises ConflictError if there is anything in the folder.
+    """
+
+    def __init__(
+        self,
+        target: Place,
+        job: str,
+        operators: Sequence[OperatorInfo],
+        *,
+        source: SourceInfo | None = None,
+        watermarks: Mapping[str, int] | None = None,
+        epoch: Epoch = Epoch(0),  # noqa: B008
+        scratch: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`operators` say which states there are; the files of `source` are in the folder when `finish` is called.
+
+        Without a source, a job that restores the savepoint reads its own from where it begins.
+        """
+        now_ms = (clock or SystemClock()).now_ms()
+        self.manifest = Manifest(
+            job=job, generation=Generation(0), checkpoint=CheckpointId(1), epoch=epoch, mode="full", created_ms=now_ms,
+            triggered_ms=now_ms, engine_version=VERSION, life=unique_name(), operators=list(operators), source=source,
+            watermarks=dict(watermarks or {}), savepoint="canonical",
+        )  # fmt: skip
+        """What `finish` publishes, but for the tables. It may be replaced until then."""
+        self.folder = folder_at(target)
+        self._tables: dict[tuple[str, str], tuple[list[TableFile], list[TableFile]]] = {}
+        self._finished = False
+        begin(self.folder)
+        self._scratch = Scratch("savepoint", scratch)
+        self.scratch = self._scratch.path
+
+    def write(self, uid: str, state: str, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write all rows of a state, in any order; they may lack `key_group`.
+
+        Raises StateTypeError for rows that do not fit, naming the first, and ConfigurationError for a state that is
+        not there or has rows already.
+        """
+        operator, info = self._empty(uid, state)
+        codec = rows_of(operator, info)
+        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            groups, most = groups_of(operator, info), operator.max_parallelism
+            self._tables[uid, state] = write_rows(codec, batches, groups, most, self.folder, Path(own))
+        hit("savepoint.built.state")
+
+    def add(self, uid: str, state: str, files: Sequence[TableFile], pieces: Sequence[TableFile] = ()) -> None:
+        """Say which files and pieces, which are in the folder, have the rows of a state. Raises as `write` does."""
+        self._empty(uid, state)
+        self._tables[uid, state] = list(files), list(pieces)
+
+    def _empty(self, uid: str, state: str) -> tuple[OperatorInfo, StateInfo]:
+        tables = {(op.uid, info.name): (op, info) for op in self.manifest.operators for info in op.states}
+        found = tables.get((uid, state)) or find_state(self.manifest.operators, f"{uid}.{state}")
+        if (uid, state) in self._tables:
+            raise ConfigurationError(
+                f"operator '{uid}', state '{state}': its rows were given before", hint="give all of a state at once"
+            )
+        return found
+
+    def finish(self) -> Manifest:
+        """Publish the savepoint, and return its manifest. Raises as `publish` does."""
+        operators = [
+            msgspec.structs.replace(operator, partitions=[], tables=self._joined(operator))
+            for operator in self.manifest.operators
+        ]
+        made = msgspec.structs.replace(self.manifest, operators=operators)
+        size_bytes = size_of(made.files())
+        made = msgspec.structs.replace(made, uploaded_bytes=size_bytes, total_bytes=size_bytes)
+        hit("savepoint.written")
+        try:
+            publish(self.folder, made)
+        except OutcomeUnknownError:
+            self._finished = True
+            raise
+        self._finished = True
+        return made
+
+    def _joined(self, operator: OperatorInfo) -> dict[str, list[TableFile]]:
+        found = {}
+        for info in operator.states:
+            files, pieces = self._tables.get((operator.uid, info.name), ([], []))
+            joined = join_pieces(self.folder, files, pieces, operator.max_parallelism, self.scratch)
+            if joined:
+                found[info.name] = joined
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._finished:
+            discard(self.folder)
+        self._scratch.close()
+        refuse_full_disk(error, self.scratch)

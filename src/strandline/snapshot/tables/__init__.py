@@ -1,0 +1,1 @@
+"""Reads a snapshot as tables: by range, by key, with SQL."""

@@ -1,0 +1,229 @@
+"""Reading the tables of a snapshot, from wherever it lies: whole, a range of key groups, or one key.
+
+A job may run meanwhile. What lies in a directory of this machine is read where it is, by links that the job's deletions
+do not touch; what lies elsewhere is fetched, a part at a time, and only if it may hold what is asked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.backends.reading import SnapshotReader, file_kind, open_reader
+from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.parallel import sha256_of
+from strandline.checkpoint.restore import check_size, fetch, lay_out, local_path
+from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
+from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.scratch import Scratch, refuse_full_disk
+from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
+from strandline.snapshot.opening.snapshot import Snapshot
+from strandline.snapshot.rows.keys import TableKey
+from strandline.snapshot.rows.parquet import Open, read_tables
+from strandline.snapshot.tables.table import Table, find_table
+
+_OPEN_PARTS = 8
+_KEYED_BY_GROUP = ("timers", "panes")
+"""Kinds of state in whose entries something stands before the key."""
+
+
+def read_rows(
+    snapshot: Snapshot, name: str, groups: range | None = None, key: Any = None, scratch: Path | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read a table, `uid.state`: all of its rows, those of a range of key groups, or those of one key; in order.
+
+    `scratch` is a local directory for what has to be fetched, the system's own by default. Raises NotFoundError if
+    there is no such table, or if the job has deleted the checkpoint meanwhile, and CorruptionError for damaged files.
+    """
+    table = find_table(snapshot, name)
+    with StateReader(scratch) as reader:
+        if key is not None:
+            yield reader.look_up(table, key)
+        else:
+            yield from reader.rows(table, groups)
+
+
+def look_up(snapshot: Snapshot, name: str, key: Any, scratch: Path | None = None) -> pa.RecordBatch:
+    """Return the rows of one key in a table, `uid.state`; none if it has no such key.
+
+    Only the part that may hold the key is fetched. Who looks up many keys keeps a `StateReader`. Raises as `read_rows`
+    does, and StateTypeError for what is no key of the operator.
+    """
+    with StateReader(scratch) as reader:
+        return reader.look_up(find_table(snapshot, name), key)
+
+
+class StateReader:
+    """Reads tables, and keeps open what one key after the other is looked up in. Several threads may use it."""
+
+    def __init__(self, scratch: Path | None = None) -> None:
+        """`scratch` is a local directory with room for what is fetched."""
+        self._scratch = Scratch("state", scratch)
+        self.scratch = self._scratch.path
+        """A directory of the reader's own, until it is closed."""
+        self._open: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()
+        self._verified: dict[Path, tuple[int, ...]] = {}
+        """By path, which files of this machine have been compared with their checksums."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> StateReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+        refuse_full_disk(error, self.scratch)
+
+    def close(self) -> None:
+        """Close all files, and delete what was fetched."""
+        while self._open:
+            self._open.popitem()[1].close()
+        self._scratch.close()
+
+    def rows(self, table: Table, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a range of key groups, or all, in order; of what is fetched, a part is there at a time."""
+        if table.is_broadcast:
+            wanted = BROADCAST_GROUPS
+        else:
+            whole = table.groups
+            wanted = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
+        with _still_there(table):
+            if table.files is not None:
+                yield from read_tables(table.files, wanted, self._opening(table.folder))
+            for part in table.partitions:
+                own = _common(wanted, part)
+                if not own:
+                    continue
+                opened = _Part(table.folder, table.operator, part, self._place())
+                try:
+                    yield from table.codec.decode_groups(opened.reader.scan(table.state.name, own))
+                finally:
+                    opened.close()
+
+    def look_up(self, table: Table, key: Any) -> pa.RecordBatch:
+        """Return the rows of one key, in order; none if it is not there."""
+        if table.is_broadcast:
+            raise ConfigurationError(
+                f"table '{table.name}': broadcast state belongs to no key", hint="read all of it, and filter its rows"
+            )
+        wanted = TableKey(table.operator, key)
+        with _still_there(table):
+            return self._in_files(table, wanted) if table.files is not None else self._in_parts(table, wanted)
+
+    def _in_files(self, table: Table, key: TableKey) -> pa.RecordBatch:
+        groups = range(key.group, key.group + 1)
+        opening = self._opening(table.folder)
+        batches = read_tables(table.files or [], groups, opening, key.may_be_in)
+        return _joined(table, [rows for batch in batches if (rows := key.among(batch)).num_rows])
+
+    def _in_parts(self, table: Table, key: TableKey) -> pa.RecordBatch:
+        part = table.part_of(key.group)
+        name = table.state.name
+        with self._lock:
+            reader = self._part(table, part).reader
+            if table.state.kind not in _KEYED_BY_GROUP:
+                return table.codec.decode(list(reader.scan_prefix(name, key.bytes)))
+            groups = range(key.group, key.group + 1)
+            batches = [key.among(batch) for batch in table.codec.decode_groups(reader.scan(name, groups))]
+        return _joined(table, [rows for rows in batches if rows.num_rows])
+
+    def _part(self, table: Table, part: PartitionInfo) -> _Part:
+        at = (f"{table.folder.url}/{table.metadata}", table.operator.uid, part.index)
+        found = self._open.get(at)
+        if found is None:
+            while len(self._open) >= _OPEN_PARTS:
+                self._open.popitem(last=False)[1].close()
+            found = self._open[at] = _Part(table.folder, table.operator, part, self._place())
+        self._open.move_to_end(at)
+        return found
+
+    def _verify(self, folder: Folder, file: FileRef, path: Path) -> None:
+        """Compare a file with its checksum: once, as long as it is the same file. Its pages have their own."""
+        found = path.stat()
+        same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._verified.get(path) == same:
+            return
+        if sha256_of(path) != file.sha256:
+            raise CorruptionError(
+                f"{folder.url}/{file.path}: damaged: its bytes do not match the manifest's checksum",
+                hint="`strandline snapshots verify` names every damaged file",
+                path=file.path,
+            )
+        self._verified[path] = same
+
+    def _place(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.scratch))
+
+    def _opening(self, folder: Folder) -> Open:
+        """Return what opens a savepoint's files: where they lie if that is on this machine, or else fetched."""
+
+        @contextmanager
+        def opened(file: FileRef) -> Iterator[Path]:
+            path = local_path(folder, file)
+            if path is not None:
+                check_size(folder, file, path)
+                self._verify(folder, file, path)
+                yield path
+                return
+            own = self._place()
+            try:
+                fetch(folder, [file], own)
+                yield own / file.name
+            finally:
+                shutil.rmtree(own, ignore_errors=True)
+
+        return opened
+
+
+class _Part:
+    """The files of a partition, open."""
+
+    def __init__(self, folder: Folder, operator: OperatorInfo, part: PartitionInfo, place: Path) -> None:
+        self._place = place
+        try:
+            lay_out(folder, part.files, place)
+            self.reader: SnapshotReader = open_reader(file_kind(operator.backend), place)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+    def close(self) -> None:
+        self.reader.close()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+@contextmanager
+def _still_there(table: Table) -> Iterator[None]:
+    """Tell files that a running job has deleted from files that are lost."""
+    try:
+        yield
+    except CorruptionError as error:
+        try:
+            table.folder.head(table.metadata)
+        except NotFoundError:
+            raise NotFoundError(
+                f"{table.folder.url}/{table.metadata}: the snapshot was deleted while it was read",
+                hint="a job deletes checkpoints beyond Checkpoints(retain=…): read the newest, or a savepoint",
+            ) from error
+        raise
+
+
+def _common(groups: range, part: PartitionInfo) -> range:
+    """Return which of some key groups a partition has; broadcast rows are of each."""
+    if groups == BROADCAST_GROUPS:
+        return groups
+    return range(max(groups.start, part.first_key_group), min(groups.stop, part.last_key_group + 1))
+
+
+def _joined(table: Table, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema=table.schema)
+    return pa.concat_batches(batches)

@@ -1,0 +1,164 @@
+"""The tables of a snapshot: which states it has, by name, and what is known of each without reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.pins import is_pin, renewed
+from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
+from strandline.format.names import Named, meant, name_in
+from strandline.snapshot.opening.snapshot import Snapshot
+from strandline.snapshot.rows.codec import RowCodec
+from strandline.snapshot.rows.codecs import has_rows, rows_of, times_of
+from strandline.types.columns import from_arrow_type
+
+
+@dataclass(frozen=True, slots=True)
+class TableSummary:
+    """One line of a list of tables."""
+
+    table: str
+    """`uid.state`"""
+    operator: str
+    state: str
+    kind: str
+    columns: dict[str, str]
+    """Spark's type of each, by name."""
+    rows: int | None
+    """None: only reading tells."""
+    bytes: int | None
+    """Stored; None where one file holds several states."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The state of an operator in a snapshot, as a table: all that reading it takes."""
+
+    folder: Folder
+    """To which the paths of files are relative."""
+    metadata: str
+    """The snapshot's manifest in that folder, or its pin: once it is gone, so may be the files."""
+    operator: OperatorInfo
+    state: StateInfo
+    name: str
+    """What it is called everywhere: `uid.state`, with quotes where that may be two."""
+    now_us: int | None
+    watermark_us: int | None
+    """How far the clock and event time had come: rows lack what had expired by then, as a savepoint does."""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep a pinned snapshot's files meanwhile. Raises NotFoundError if the pin is gone."""
+        with renewed(self.folder, self.metadata) if is_pin(self.metadata) else nullcontext():
+            yield
+
+    @cached_property
+    def codec(self) -> RowCodec:
+        """What makes rows of entries. Raises ConfigurationError for a kind of state that this release does not know."""
+        return rows_of(self.operator, self.state, now_us=self.now_us, watermark_us=self.watermark_us)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns: docs/format.md, "State as tables"."""
+        return self.codec.schema
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether rows belong to no key group, and every partition has all of them."""
+        return self.state.kind == "broadcast"
+
+    @property
+    def files(self) -> list[TableFile] | None:
+        """Of a canonical savepoint, the files of this table, in order; None for other snapshots."""
+        tables = self.operator.tables
+        return None if not isinstance(tables, dict) else tables.get(self.state.name, [])
+
+    @property
+    def partitions(self) -> list[PartitionInfo]:
+        """The partitions whose files hold its rows, in the order of key groups; none in a canonical savepoint."""
+        found = sorted(self.operator.partitions, key=lambda part: part.first_key_group)
+        return found[:1] if self.is_broadcast else found
+
+    def part_of(self, group: int) -> PartitionInfo:
+        """Return the partition that has a key group. Raises CorruptionError if the manifest has none."""
+        for part in self.partitions:
+            if part.first_key_group <= group <= part.last_key_group:
+                return part
+        raise CorruptionError(
+            f"{self.folder.url}/{self.metadata}: operator '{self.operator.uid}' lacks key group {group}"
+        )
+
+    @property
+    def groups(self) -> range:
+        """All key groups that its rows may have."""
+        return BROADCAST_GROUPS if self.is_broadcast else range(self.operator.max_parallelism)
+
+    def splits(self) -> list[range]:
+        """Cut its key groups so that no part or file is needed by two; ranges without files are left out."""
+        if self.is_broadcast:
+            return [self.groups]
+        if self.files is None:
+            return [range(part.first_key_group, part.last_key_group + 1) for part in self.partitions]
+        found: list[range] = []
+        for file in self.files:
+            first, last = file.first_key_group, file.last_key_group
+            if found and first < found[-1].stop:
+                found[-1] = range(found[-1].start, max(last + 1, found[-1].stop))
+            else:
+                found.append(range(first, last + 1))
+        return found
+
+    def summary(self) -> TableSummary:
+        """Return what is known without reading."""
+        known = self.files is not None
+        return TableSummary(
+            self.name, self.operator.uid, self.state.name, self.state.kind,
+            {field.name: from_arrow_type(field.type).ddl for field in self.schema},
+            sum(file.rows for file in self.files or ()) if known else None,
+            sum(file.file.size for file in self.files or ()) if known else None,
+        )  # fmt: skip
+
+
+def all_tables(snapshot: Snapshot) -> list[Table]:
+    """Return the tables of a snapshot, in the order of its manifest."""
+    return list(_tables(snapshot))
+
+
+def tables(snapshot: Snapshot) -> list[TableSummary]:
+    """Say which tables a snapshot has, and what is known of them without reading."""
+    return [table.summary() for table in _tables(snapshot)]
+
+
+def find_table(snapshot: Snapshot, name: str) -> Table:
+    """Return the table of this name: `uid.state`, or where no other operator has such a state, `state`.
+
+    Raises NotFoundError, which says which tables there are.
+    """
+    there = {Named(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
+    found = [there[one] for one in meant(name, [*there]) or [one for one in there if one.state == name]]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"'{table.name}'" for table in found or there.values())
+    if found:
+        raise NotFoundError(f"{snapshot.url}: '{name}' may be each of {names}", hint="write one of these")
+    raise NotFoundError(
+        f"{snapshot.url}: there is no table '{name}'",
+        hint=f"its tables are {names}" if names else "it has no keyed operator",
+    )
+
+
+def _tables(snapshot: Snapshot) -> Iterator[Table]:
+    manifest = snapshot.manifest
+    there = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
+    named = [Named(operator.uid, state.name) for operator, state in there]
+    for (operator, state), one in zip(there, named, strict=True):
+        name = name_in(named, one)
+        yield Table(snapshot.folder, snapshot.metadata, operator, state, name, *times_of(manifest))

@@ -1,0 +1,1 @@
+"""Compares, copies, patches and transforms snapshots."""
