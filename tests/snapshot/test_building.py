@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, ConflictError, StateLimitError, StateTypeError
+from strandline.core.errors import ConfigurationError, ConflictError, StateLimitError, StateTypeError, UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import Manifest, StateInfo, TTLInfo
 from strandline.runtime.program import Restore
@@ -265,6 +265,12 @@ def test_what_breaks_off_leaves_nothing(tmp_path: Path, step: str) -> None:
     with pytest.raises(OSError, match="broken off"):
         build(tmp_path, ("seen", [seen(("a", 1, 1))]))
     assert not list((tmp_path / "to").rglob("*.parquet"))
+    build(tmp_path)
+
+
+def test_without_a_temporary_directory_the_folder_stays_free(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="no temporary directory can be made"):
+        SavepointBuilder(place(tmp_path, "to"), "job", [OPERATOR], scratch=tmp_path / "none")
     build(tmp_path)
 
 

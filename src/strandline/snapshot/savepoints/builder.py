@@ -126,7 +126,11 @@ class SavepointBuilder:
         self._tables: dict[tuple[str, str], tuple[list[TableFile], list[TableFile]]] = {}
         self._finished = False
         begin(self.folder)
-        self._scratch = Scratch("savepoint", scratch)
+        try:
+            self._scratch = Scratch("savepoint", scratch)
+        except BaseException:
+            discard(self.folder)
+            raise
         self.scratch = self._scratch.path
 
     def write(self, uid: str, state: str, batches: Iterable[pa.RecordBatch]) -> None:
