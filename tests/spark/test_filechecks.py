@@ -94,7 +94,7 @@ def test_a_log_of_files_that_were_moved(source: Source) -> None:
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filechecks, "_qualified", lambda _, path: Path(path).as_uri())
+    monkeypatch.setattr(filechecks, "qualified", lambda _, path: Path(path).as_uri())
 
 
 def test_of_files_that_were_moved_those_that_the_snapshot_covers_may_be_gone(

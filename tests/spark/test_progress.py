@@ -80,7 +80,7 @@ class Sources:
         topics = KafkaTopics(claim, [], self.directory, {}, -1)
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            True, 100, (), [], topics,
+            True, 100, (), [], [topics.begin], topics,
         )  # fmt: skip
 
     def deliver(self) -> None:

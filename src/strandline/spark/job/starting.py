@@ -32,6 +32,7 @@ from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import ChangedFiles
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
+from strandline.spark.sources.patternnames import PatternNames
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
 
@@ -106,9 +107,11 @@ class Starting:
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
+        names = PatternNames(b.spark, spark_dir, place.file_sources, place.files, batch, source_numbers(source))
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
-            source_numbers(source), [cleaner.captured, changed.captured, commits.captured], topics,
+            source_numbers(source), [names.captured, cleaner.captured, changed.captured, commits.captured],
+            [names.begin, topics.begin], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,

@@ -283,10 +283,10 @@ def _qualified_roots(spark: SparkSession, source: FileSource) -> list[str]:
         return []
     parts = path.split("/")
     plain = next((at for at, part in enumerate(parts) if _GLOB & set(part)), len(parts))
-    return [_qualified(spark, "/".join(parts[:plain]) or "/")]
+    return [qualified(spark, "/".join(parts[:plain]) or "/")]
 
 
-def _qualified(spark: SparkSession, path: str) -> str:
+def qualified(spark: SparkSession, path: str) -> str:
     """Return the URI of a directory as Spark's log writes it."""
     jvm: Any = spark._jvm
     where = jvm.org.apache.hadoop.fs.Path(path)
@@ -297,7 +297,7 @@ def _qualified(spark: SparkSession, path: str) -> str:
 
 def _move_of(spark: SparkSession, source: FileSource) -> Move | None:
     roots = _qualified_roots(spark, source) if source.moved_from is not None else []
-    return Move(_qualified(spark, source.moved_from), roots[0]) if source.moved_from is not None and roots else None
+    return Move(qualified(spark, source.moved_from), roots[0]) if source.moved_from is not None and roots else None
 
 
 def _is_below(uri: str, root: str) -> bool:

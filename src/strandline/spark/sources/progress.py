@@ -96,6 +96,8 @@ class SourceProgress:
     """Spark's numbers of the sources, as `log.py` explains."""
     _captured: Sequence[Callable[[CheckpointId, int, Mapping[str, bytes]], None]]
     """Are told what a checkpoint has."""
+    _checks: Sequence[Callable[[int], None]]
+    """Look at a batch before it is processed."""
     _topics: KafkaTopics
 
     def __post_init__(self) -> None:
@@ -112,7 +114,8 @@ class SourceProgress:
 
         Raises CorruptionError as `deliver` does.
         """
-        self._topics.begin(batch)
+        for check in self._checks:
+            check(batch)
         if not self._start_is_kept:
             # Without it, a source that began at "now" would begin anew after a failure.
             files = capture_start(self._directory)
