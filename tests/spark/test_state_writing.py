@@ -7,7 +7,9 @@ import os
 import pickle
 import re
 import signal
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from strandline.snapshot.opening.snapshot import open_snapshot
 from strandline.snapshot.rows.codecs import rows_of
 from strandline.snapshot.savepoints.builder import SavepointBuilder
 from strandline.snapshot.savepoints.export import Files
+from strandline.spark.building import writing
 from strandline.spark.building.tasks import TableTask
 from strandline.spark.building.writing import check_columns
 from strandline.storage.place import Place
@@ -116,6 +119,35 @@ def test_rows_that_do_not_fit_are_refused_from_within_tasks(spark: Any, case: Ca
     refused("its table has the columns key_group, user, value; the rows have user", user="concat('u', id)")
     with pytest.raises(sl.errors.ConfigurationError, match=r"no state 'count.gone'; there are: count.seen"):
         sl.state.write(job, case.root / "to", {"count.gone": spark.range(1)})
+
+
+def test_a_task_that_writes_on_when_another_has_failed_leaves_nothing(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = str(case.root / "begun")
+
+    class Slow(TableTask):
+        def _write(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Files:
+            if first["value"][0].as_py() == 0:
+                Path(begun).touch()
+                time.sleep(1)
+            else:
+                for _ in range(1000):
+                    if Path(begun).exists():
+                        break
+                    time.sleep(0.01)
+            return super()._write(first, batches)
+
+    monkeypatch.setattr(writing, "TableTask", Slow)
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
+    most = job.operators()[0].max_parallelism
+    ordered = spark.range(100).selectExpr("concat('u', id) user").orderBy(F.expr(f"pmod(hash(user), {most})"))
+    users = [row.user for row in ordered.collect()]
+    rows = spark.createDataFrame([(users[0], 0), (users[-1], 1), (users[-1], 2)], "user string, value bigint")
+    with pytest.raises(sl.errors.StateTypeError, match="more than one row of it"):
+        sl.state.write(job, case.root / "to", {"count.seen": rows})
+    time.sleep(1.5)
+    assert not [path for path in (case.root / "to").rglob("*") if path.is_file()]
 
 
 def test_the_page_on_writing_state(spark: Any, case: Case) -> None:

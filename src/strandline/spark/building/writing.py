@@ -9,12 +9,14 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -46,6 +48,9 @@ Rows: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | Any"
 
 _BATCH_ROWS = 64 << 10
 _RANGES_PER_CORE = 2
+_PATIENCE_S = 10.0
+"""For tasks that Spark has given up: it kills their processes after `spark.python.task.killTimeout`, 2 s."""
+_LOOK_S = 0.05
 
 
 def write(
@@ -134,7 +139,7 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
     routed = df.repartition(1) if ranges == 1 else df.repartition(ranges, _route(df, operator, ranges))
     task = TableTask(target, operator, state, ranges)
     try:
-        with errors_reported():
+        with errors_reported(), _tasks_ended(df.sparkSession.sparkContext):
             # As rows of the action's last stage: of these Spark takes one attempt's of each task.
             found = [row[0] for row in map_batches(routed, task, f"{RESULT} string").collect()]
     except Exception as error:
@@ -142,6 +147,23 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
     written = [msgspec.json.decode(answer, type=Files) for answer in found]
     _check_apart(written, operator, state)
     return [(files.files[state.name], files.pieces[state.name]) for files in written]
+
+
+@contextmanager
+def _tasks_ended(sc: SparkContext) -> Iterator[None]:
+    """Wait for attempts that Spark has given up, of a job that failed or beside faster ones: they still write files."""
+    tracker, group = sc.statusTracker(), sc.getLocalProperty("spark.jobGroup.id")
+    before = set(tracker.getJobIdsForGroup(group))
+    try:
+        yield
+    finally:
+        jobs = [tracker.getJobInfo(job) for job in set(tracker.getJobIdsForGroup(group)) - before]
+        stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline and any(
+            info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None
+        ):
+            time.sleep(_LOOK_S)
 
 
 def _route(df: DataFrame, operator: OperatorInfo, ranges: int) -> Any:
