@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, CorruptionError
-from strandline.format.columnways import ColumnCodec
+from strandline.format.columnmapping import ColumnCodec
 from strandline.format.manifest import OlderSchema, StateInfo
 from strandline.format.schemas import Schemas, codec_of
 from strandline.format.values import MAX_SCHEMA_ID, ExpiringCodec, ValueCodec
@@ -231,7 +231,7 @@ def test_columns_that_stay_what_they_are_are_taken_over(last: str) -> None:
     retyped = schemas.followed_by(kinds[2], parse_type(f"struct<{last}, x: bigint>"), Hints())
     assert not isinstance(retyped.codec(parse_type(f"struct<{last}, x: bigint>")), ColumnCodec)
     with pytest.raises(CorruptionError, match="some are of another type"):
-        retyped.ways(parse_type(f"struct<{last}, x: bigint>"))  # type: ignore[arg-type]
+        retyped.mappings(parse_type(f"struct<{last}, x: bigint>"))  # type: ignore[arg-type]
 
 
 def test_what_was_dropped_does_not_come_back() -> None:

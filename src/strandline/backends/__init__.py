@@ -1,1 +1,1 @@
-"""State backends: bytes in, local files out. They never touch storage."""
+"""State backends, which keep bytes and write local files. They never access storage."""

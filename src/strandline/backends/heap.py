@@ -1,4 +1,4 @@
-"""Backends for state that fits in memory: the caller holds live objects, a snapshot is one heap file."""
+"""Backends for state that fits in memory: the caller holds live objects, and a snapshot is one heap file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ HEAP_FILE = "state.heap"
 class HeapBackend:
     """Serves `memory` (inline, with a limit) and `filesystem` (its file is uploaded, no limit).
 
-    What a snapshot held is kept encoded until the caller has taken each state over (`scan`, then `release`).
-    A state never released works as a plain store of bytes.
+    The entries of a restored snapshot stay encoded until the caller takes each state over (`scan`, then `release`).
+    A state that is never released works as a plain store of bytes.
     """
 
     keeps_all: Literal[True] = True
     unread: Mapping[int, BaseException] = {}
 
     def __init__(self, directory: Path, states: Sequence[str], *, inline: bool, limit_bytes: int | None) -> None:
-        """Open the snapshot in `directory`, or start empty when none is there."""
+        """Open the snapshot in `directory`, or start empty if there is none."""
         self.inline = inline
         self.limit_bytes = limit_bytes
         kept: dict[str, dict[bytes, bytes]] = {state: {} for state in states}
@@ -69,7 +69,7 @@ class HeapBackend:
         self._measure()
 
     def write(self, changes: Changes) -> None:
-        """Apply entries, all or, where the limit would be passed, none."""
+        """Apply all entries, or none if they would exceed the limit."""
         lists = {state: list(entries) for state, entries in changes.items()}
         size_bytes = self._kept_bytes + sum(_growth(self._entries(state), lists[state]) for state in lists)
         self._check_limit(size_bytes)
@@ -78,7 +78,7 @@ class HeapBackend:
         self._kept_bytes = self._encoded_bytes = size_bytes
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
-        """Write one file: the kept entries with the changes applied, and exactly what released states are given.
+        """Write one file: the kept entries with the changes applied, and of released states exactly the changes.
 
         Sorting holds the encoded entries of one released state in memory at a time.
         """
@@ -121,7 +121,7 @@ class HeapBackend:
             del self._kept[state]
 
     def metrics(self) -> dict[str, int]:
-        """Return the entries and bytes held here, and the state's encoded size when it was last measured."""
+        """Return the number and size of the entries held here, and the state's last measured encoded size."""
         return {
             "kept_entries_count": sum(len(entries) for entries in self._kept.values() if entries is not None),
             "kept_bytes": self._kept_bytes,
@@ -158,7 +158,7 @@ def _size(entries: dict[bytes, bytes]) -> int:
 
 
 def _growth(kept: dict[bytes, bytes], entries: list[Entry]) -> int:
-    """Return by how many bytes the entries would make the state grow."""
+    """Return the number of bytes by which the entries would make the state grow."""
     size_bytes = 0
     for key, value in entries:
         old = kept.get(key)

@@ -1,4 +1,4 @@
-"""What a backend may use and how RocksDB is tuned. The figures behind the defaults: docs/design/0001-compaction.md."""
+"""The memory of a backend and the tuning of RocksDB. docs/design/0001-compaction.md justifies the defaults."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from strandline.core.errors import ConfigurationError
 
 MIB = 1 << 20
 LEAST_BYTES = 1 * MIB
-"""Of a block cache, and of write buffers."""
+"""The smallest size of a block cache, and of write buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """How much memory one backend may use: for blocks it has read, and for entries it has not yet flushed."""
+    """The memory that one backend may use: for blocks that it has read, and for entries that it has not yet flushed."""
 
     block_cache_bytes: int
     write_buffer_bytes: int
@@ -29,28 +29,28 @@ class MemoryBudget:
 
     @property
     def memtable_bytes(self) -> int:
-        """Size at which a state's memtable is flushed: half the budget, so that one fills while one is flushed."""
+        """The size at which a state's memtable is flushed: half the budget, so that one fills while one is flushed."""
         return self.write_buffer_bytes // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How files are laid out and merged. A figure here is a trade of uploads, reads and disk space."""
+    """The layout and merging of files. Each figure trades uploads, reads and disk space against each other."""
 
     style: Literal["universal", "level"] = "universal"
     merge_trigger: int = 16
-    """Sorted runs (files of level 0, then levels) before merging is considered."""
+    """The number of sorted runs (files of level 0, then levels) from which on RocksDB considers a merge."""
     size_ratio: int = 10
     """Universal: a run joins a merge while it is at most this many percent larger than the newer runs together."""
     min_merge_width: int = 2
     max_merge_width: int = 0
-    """Universal: how many runs one merge takes; 0 is no limit."""
+    """Universal: the most runs in one merge; 0 is no limit."""
     max_space_percent: int = 80
     """Universal: garbage, in percent of the oldest run, at which everything is merged into one run."""
     level_multiplier: int = 10
     target_file_bytes: int = 128 * MIB
     blob_min_bytes: int = 0
-    """Values of at least this size live in blob files; 0 puts none there."""
+    """Values of at least this size are stored in blob files; 0: none."""
     blob_gc_age: float = 0.25
     blob_gc_force: float = 1.0
     block_bytes: int = 4096
@@ -63,13 +63,13 @@ DEFAULT_TUNING = Tuning()
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How a state's keys say which of them belong together, where they are read group by group.
+    """The key prefixes of a state that is read group by group: keys with the same prefix are a group.
 
-    The filters of files then know of groups too: without them, to find that a group has no entry takes a look into
+    The filters of files then contain the prefixes too. Without them, to find that a group has no entry takes a read of
     every file.
     """
 
     size_bytes: int
-    """Groups are told apart by this many bytes; one whose prefix is shorter is read without filters."""
+    """The length of the prefix in the filters; a group with a shorter prefix is read without filters."""
     exact: bool
-    """Whether the prefix of each group has this size."""
+    """True: the prefix of each group has this size."""

@@ -1,4 +1,4 @@
-"""The entries of a snapshot's files, read without opening a backend on them: for whoever needs but some of them."""
+"""Readers of a snapshot's files, which need no backend and read only some of the entries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from strandline.backends.heap import HEAP_FILE
 from strandline.backends.rocksfiles import SstFiles, Translating
+from strandline.backends.rocksoptions import end_of_prefix
 from strandline.core.keygroups import BROADCAST_GROUP, first_key, group_of
 from strandline.core.settings import BackendName
 from strandline.format.heapfile import read_heap
@@ -22,11 +23,11 @@ FileKind = Literal["rocksdb", "heap"]
 _READAHEAD_BYTES = 2 << 20
 _ENTRIES = 256
 _OPEN_FILES = 64
-"""Opened when the database is, RocksDB would read the index of every file, however few are asked for."""
+"""Without a limit, RocksDB would read the index of every file when the database is opened."""
 
 
 def file_kind(backend: BackendName | str) -> FileKind:
-    """Return what a backend's files are: those of one kind can be opened by each backend of that kind."""
+    """Return the kind of a backend's files: each backend of that kind can open them."""
     return "rocksdb" if backend == "rocksdb" else "heap"
 
 
@@ -35,25 +36,25 @@ class SnapshotReader(Protocol):
 
     @property
     def states(self) -> Collection[str]:
-        """The names of the states that it holds."""
+        """The names of its states."""
 
     def scan(self, state: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries of a range of key groups, in key order; none of a state that is not there."""
+        """Iterate over the entries of a range of key groups, in key order; an absent state has none."""
         ...
 
     def scan_prefix(self, state: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries whose key begins with `prefix`, in key order, and read hardly anything else."""
+        """Iterate over the entries whose key begins with `prefix`, in key order, and read little else."""
         ...
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         ...
 
 
 def open_reader(kind: FileKind, directory: Path) -> SnapshotReader:
     """Open a directory that holds every file of one snapshot of one partition, each under its name; files may be links.
 
-    Raises CorruptionError, then or while they are read, if files are damaged that `fetch` did not verify.
+    Raises CorruptionError, also during reads, if files are damaged that `fetch` did not verify.
     """
     return _RocksDBReader(directory) if kind == "rocksdb" else _HeapReader(directory)
 
@@ -114,11 +115,11 @@ class _RocksDBReader:
         while some := list(islice(entries, _ENTRIES)):
             yield from some
             first = some[-1][0] + b"\0"
-        # It is a quarter faster than walking, and ends at a damaged block as if it were through: to walk on tells.
+        # `items` is a quarter faster than `_walk`, but ends without an error at a damaged block: `_walk` raises it.
         yield from self._walk(state, first, end, _READAHEAD_BYTES)
 
     def scan_prefix(self, state: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._walk(state, prefix, _behind(prefix), 0)
+        return self._walk(state, prefix, end_of_prefix(prefix), 0)
 
     def _walk(self, state: str, first: bytes, end: bytes | None, readahead_bytes: int) -> Iterator[tuple[bytes, bytes]]:
         family = self._families.get(state)
@@ -131,7 +132,7 @@ class _RocksDBReader:
         while walk.valid():
             yield walk.key(), walk.value()
             walk.next()
-        # An iterator that meets a damaged block ends like one that is through: only its status tells.
+        # At a damaged block an iterator ends as it does after the last entry: only its status tells them apart.
         with self._translating:
             walk.status()
 
@@ -142,16 +143,10 @@ class _RocksDBReader:
 
 
 def _reading(end: bytes | None, readahead_bytes: int) -> ReadOptions:
-    """Return options that must live as long as the iterator, which looks at the bound in them and does not keep it."""
+    """Return options, which must live as long as the iterator: it refers to the bound in them."""
     reading = ReadOptions()
     reading.set_total_order_seek(True)
     reading.set_readahead_size(readahead_bytes)
     if end is not None:
         reading.set_iterate_upper_bound(end)
     return reading
-
-
-def _behind(prefix: bytes) -> bytes | None:
-    """Return the least key behind all that begin with `prefix`; None if there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None

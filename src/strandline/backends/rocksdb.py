@@ -1,6 +1,6 @@
-"""State larger than memory, in RocksDB: one database a partition, one column family a state.
+"""The backend for state larger than memory: a RocksDB database for each partition, a column family for each state.
 
-There is no write-ahead log: what survives a crash is the last snapshot.
+There is no write-ahead log: only the last snapshot survives a crash.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from strandline.backends.rocksoptions import family_options, reading_from, readi
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
-# Sorting, and each `Rdict.write`, hold the GIL from start to end: small pieces let the uploads and heartbeats of other
-# threads run. Sorted runs of this size make writing random keys twice as fast and reading them a sixth faster.
+# A sort and an `Rdict.write` hold the GIL from start to end: small batches let the uploads and heartbeats of other
+# threads run. Sorted runs of this size make writes of random keys twice as fast and reads of them a sixth faster.
 _RUN_ENTRIES = 20_000
 _SORTED_READ_KEYS = 1000
 _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
-_LOOK_ENTRIES = 4096
+_SIZE_CHECK_ENTRIES = 4096
 _DEFAULT_FAMILY = "default"
 _STATISTICS = {
     "flush_written_bytes": "rocksdb.flush.write.bytes",
@@ -77,9 +77,9 @@ class RocksDBBackend:
     ) -> None:
         """Open an empty directory, or one that holds every file of one snapshot under its name.
 
-        SST and blob files of the snapshot are only ever read and unlinked, so they may be hard links. States of the
-        snapshot that `states` does not name stay in it and are carried along. `groupings`, of states that are read by
-        group, may change from one opening to the next.
+        SST and blob files of the snapshot are only read and unlinked, so they may be hard links. States of the snapshot
+        that `states` does not name stay in the database and in later snapshots. `groupings`, of states that are read
+        by group, may change from one opening to the next.
         """
         self._directory = directory
         self._memory = memory
@@ -103,8 +103,8 @@ class RocksDBBackend:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
         self._options.enable_statistics()
         self._file_bytes = tuning.target_file_bytes
-        found = (self._directory / "CURRENT").exists()
-        existing = Rdict.list_cf(str(self._directory), self._options) if found else []
+        is_snapshot = (self._directory / "CURRENT").exists()
+        existing = Rdict.list_cf(str(self._directory), self._options) if is_snapshot else []
         names = sorted({*existing, *states} - {_DEFAULT_FAMILY})
         families = self._family_options = {
             name: family_options(self._cache, self._buffers, memory, tuning, self._groupings.get(name))
@@ -125,18 +125,18 @@ class RocksDBBackend:
         return values
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries whose key begins with `prefix`, in key order, as they are when the walk begins."""
+        """Iterate over the entries whose key begins with `prefix`, in key order, as they are at the start."""
         return self._walk(state, reading_from(prefix, None), max(prefix, first))
 
     def _walk(self, state: str, reading: ReadOptions, first: bytes) -> Iterator[tuple[bytes, bytes]]:
-        # `reading` must not be let go of before the iterator, which looks at the bound in it and does not keep it.
+        # `reading` must live as long as the iterator, which refers to the bound in it.
         with self._reading:
             walk = self._family(state).iter(reading)
             walk.seek(first)
         while walk.valid():
             yield walk.key(), walk.value()
             walk.next()
-        # An iterator that meets a damaged block ends like one that is through: only its status tells.
+        # At a damaged block an iterator ends as it does after the last entry: only its status tells them apart.
         with self._reading:
             walk.status()
 
@@ -144,32 +144,32 @@ class RocksDBBackend:
         grouping = self._groupings.get(state)
         if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
             return list(self._walk(state, reading_from(prefix, grouping), prefix))
-        found = []
+        entries = []
         with self._reading:
             walk = self._group_walk(state)
             walk.seek(prefix)
             while walk.valid():
-                found.append((walk.key(), walk.value()))
+                entries.append((walk.key(), walk.value()))
                 walk.next()
             walk.status()
-        return found
+        return entries
 
     def _group_walk(self, state: str) -> RdictIter:
-        """Return an iterator over groups, as a rule the last one again: to make one is most of the work."""
-        # Read before one is made: what is written meanwhile makes it old.
+        """Return an iterator over groups, the last one if nothing was written since: making one is most of the work."""
+        # Read the count before the iterator is made: a write in between makes it outdated.
         written = self._written
-        walk, made = self._walks.get(state, (None, -1))
-        if walk is None or made != written:
+        walk, walk_written = self._walks.get(state, (None, -1))
+        if walk is None or walk_written != written:
             walk = self._family(state).iter(self._reading_groups)
             self._walks[state] = walk, written
         return walk
 
     def release(self, state: str) -> None:
-        """Do nothing: this backend keeps the state."""
+        """Check the name only: this backend keeps the state."""
         self._family(state)
 
     def clip(self, groups: range) -> None:
-        """Delete by ranges, which costs nothing now: merging leaves out later what is in them."""
+        """Delete ranges, which takes no time now: later merges leave out their entries."""
         with self._translating:
             for family in self._families.values():
                 if groups.start:
@@ -177,29 +177,29 @@ class RocksDBBackend:
                 family.delete_range(first_key(groups.stop), first_key(BROADCAST_GROUP), self._writing)
 
     def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
-        """Make files of them and take these in as they are: nothing is merged, and no write buffer fills."""
+        """Write SST files and ingest them: nothing is merged, and no write buffer fills."""
         family, number = self._family(state), 0
-        # Beside the database, which takes all files in its directory for its own; what a kill leaves goes with those.
-        beside = self._directory.with_name(f"{self._directory.name}-load")
-        beside.mkdir(exist_ok=True)
+        # RocksDB treats all files in its directory as its own. After a kill, this one is removed with the database.
+        folder = self._directory.with_name(f"{self._directory.name}-load")
+        folder.mkdir(exist_ok=True)
         first = next(entries, None)
         while first is not None:
-            path = beside / f"{number}.sst"
+            path = folder / f"{number}.sst"
             with self._translating:
-                made = SstFileWriter(self._family_options[state])
-                made.open(str(path))
-                made[first[0]] = first[1]
+                writer = SstFileWriter(self._family_options[state])
+                writer.open(str(path))
+                writer[first[0]] = first[1]
                 for count, (key, value) in enumerate(entries, 1):
-                    made[key] = value
-                    if count % _LOOK_ENTRIES == 0 and made.file_size() >= self._file_bytes:
+                    writer[key] = value
+                    if count % _SIZE_CHECK_ENTRIES == 0 and writer.file_size() >= self._file_bytes:
                         break
-                made.finish()
+                writer.finish()
                 options = IngestExternalFileOptions()
                 options.set_move_files(True)
                 family.ingest_external_file([str(path)], options)
             path.unlink(missing_ok=True)
             first, number = next(entries, None), number + 1
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, changes: Changes) -> None:
         """Apply entries in batches that hold the GIL for a few milliseconds each."""
@@ -210,7 +210,7 @@ class RocksDBBackend:
                 time.sleep(0)
 
     def _write_batch(self, state: str, entries: list[Entry]) -> None:
-        """Write one batch; while RocksDB stalls writers, wait here without the GIL rather than there with it."""
+        """Write one batch; while RocksDB stalls writers, sleep without the GIL instead of waiting there with it."""
         while True:
             batch = WriteBatch(raw_mode=True)
             batch.set_default_column_family(self._handles[state])
@@ -223,21 +223,21 @@ class RocksDBBackend:
             try:
                 with self._translating:
                     self._db.write(batch, self._writing)
-                return self._forget_walks()
+                return self._drop_walks()
             except UnavailableError as error:
                 if "Write stall" not in error.message:
                     raise
             time.sleep(_STALL_S)
 
-    def _forget_walks(self) -> None:
-        """Iterators see the state as it was when they were made, and hold on to memtables and files of then."""
+    def _drop_walks(self) -> None:
+        """Drop the iterators, which see the state at the time of their making, and keep its memtables and files."""
         self._written += 1
         self._walks.clear()
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
-        """Apply the last entries, flush, and hard-link the files of this moment into `into`.
+        """Apply the last entries, flush, and hard-link the current files into `into`.
 
-        Merging in the background is not waited for: it would take seconds, and saves few uploads.
+        It does not wait for merges in the background, which would take seconds and save few uploads.
         """
         self.write(changes)
         with self._translating:
@@ -245,14 +245,14 @@ class RocksDBBackend:
                 family.flush(False)
             for family in self._families.values():
                 family.flush(True)
-            self._forget_walks()
+            self._drop_walks()
             into.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(into))
             self._fit_cache()
         return sorted(filter(None, map(self._snapshot_file, list(into.iterdir()))), key=lambda file: file.name)
 
     def _fit_cache(self) -> None:
-        """Give the block cache what the indexes and filters of the open files, held outside it, leave of its budget."""
+        """Set the block cache's size to its budget less the indexes and filters of open files, which are outside it."""
         readers_bytes = self._total(_FAMILY_PROPERTIES["table_readers_bytes"])
         self._cache.set_capacity(max(self._memory.block_cache_bytes - readers_bytes, LEAST_BYTES))
 
@@ -260,7 +260,7 @@ class RocksDBBackend:
         return sum(family.property_int_value(prop) or 0 for family in self._families.values())
 
     def _snapshot_file(self, path: Path) -> LocalFile | None:
-        """Give a file of RocksDB's checkpoint its lasting name, or remove it where a restore can do without."""
+        """Give a file of RocksDB's checkpoint its permanent name, or remove it if a restore does not need it."""
         if name := self._files.lasting_name(path.name):
             path = path.rename(path.with_name(name))
             return LocalFile(name, path, path.stat().st_size, shared=True)
@@ -270,7 +270,7 @@ class RocksDBBackend:
         return None
 
     def move(self, state: str, to: str) -> None:
-        """Copy: RocksDB's column families keep their names for life."""
+        """Copy the entries, since RocksDB cannot rename column families."""
         if state in self._families:
             self.load(to, self.scan(state))
             self.forget(state)
@@ -278,14 +278,14 @@ class RocksDBBackend:
     def forget(self, state: str) -> None:
         family = self._families.pop(state, None)
         if family is not None:
-            self._forget_walks()
+            self._drop_walks()
             del self._handles[state], self._family_options[state]
             with self._translating:
                 family.close()
                 self._db.drop_column_family(state)
 
     def metrics(self) -> dict[str, int]:
-        """Return memory in use, what is on disk, and what flushes and merges wrote since the backend was opened."""
+        """Return memory in use, sizes on disk, and the bytes that flushes and merges wrote since the opening."""
         with self._translating:
             figures = {
                 "block_cache_bytes": self._cache.get_usage(),
@@ -297,9 +297,9 @@ class RocksDBBackend:
             return figures | _statistics(self._options.get_statistics() or "")
 
     def close(self) -> None:
-        """Free everything in memory; files stay. What was not persisted is given up."""
+        """Free all memory; files stay. Changes since the last `persist` are lost."""
         if self._families:
-            # Without this, closing would first flush what nobody will read, and wait for merges.
+            # Without this, `close` would first flush memtables, which are not needed, and wait for merges.
             self._db.cancel_all_background(True)
         self._walks.clear()
         self._handles.clear()
@@ -317,19 +317,19 @@ class RocksDBBackend:
 
 
 def _get_run(family: Rdict, keys: list[Any]) -> Iterable[bytes | None]:
-    """Read a run of keys; sorted ones are found faster, and few are not worth the sorting."""
+    """Read a run of keys, in sorted order, which is faster, unless they are few."""
     if len(keys) < _SORTED_READ_KEYS:
         return family.get(keys) or []
     ordered = sorted(keys)
-    found = dict(zip(ordered, family.get(ordered) or [], strict=True))
-    return map(found.__getitem__, keys)
+    values = dict(zip(ordered, family.get(ordered) or [], strict=True))
+    return map(values.__getitem__, keys)
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Cut entries into batches, small ones of large values, sorted within runs: neighbours enter a memtable fast."""
+    """Cut entries into batches of limited size, sorted within runs: sorted keys enter a memtable faster."""
     rest = iter(entries)
     while run := list(islice(rest, _RUN_ENTRIES)):
-        # A key comes once, so comparing entries never gets to their values.
+        # Keys are unique, so the sort never compares values.
         run.sort()
         start, size_bytes = 0, 0
         for at, size in enumerate(map(_entry_bytes, run)):
@@ -346,6 +346,6 @@ def _entry_bytes(entry: Entry) -> int:
 
 
 def _statistics(text: str) -> dict[str, int]:
-    """Pick our figures out of RocksDB's statistics, lines like `rocksdb.flush.write.bytes COUNT : 17`."""
+    """Parse our figures from RocksDB's statistics, lines like `rocksdb.flush.write.bytes COUNT : 17`."""
     counts = {words[0]: int(words[3]) for line in text.splitlines() if (words := line.split())[1:2] == ["COUNT"]}
     return {name: counts.get(ticker, 0) for name, ticker in _STATISTICS.items()}

@@ -1,4 +1,4 @@
-"""What RocksDB's files are called for ever, and what its errors are in our words."""
+"""The permanent names of RocksDB's files, and the translation of its errors into ours."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from strandline.core.errors import CorruptionError, StrandlineError, Unavailable
 from strandline.core.ids import unique_name
 
 _TAG_DIGITS = 16
-_OWN = re.compile(r"\d+\.(?:sst|blob)")
+_ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _LASTING = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 
 
 class SstFiles:
-    """The lasting names of an opened database's SST and blob files.
+    """The permanent names of an opened database's SST and blob files.
 
     RocksDB numbers its files in one sequence that a restore sets back, so that after a restore the same number names
-    other bytes. Hence a snapshot calls each of them `number-tag.sst`, the tag drawn once each time a backend is opened:
-    no name ever stands for two contents.
+    other bytes. Hence a snapshot names each of them `number-tag.sst`, with a random tag for each opening of a backend:
+    no name ever has two contents.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Rename the files of a snapshot in `directory`, if it holds one, to what RocksDB calls them."""
+        """Rename the files of a snapshot in `directory`, if there is one, to RocksDB's names."""
         self._tag = unique_name()[:_TAG_DIGITS]
         self._restored: dict[str, str] = {}
         for path in list(directory.iterdir()):
             if match := _LASTING.fullmatch(path.name):
                 self._adopt(path, match[1] + match[2])
 
-    def _adopt(self, path: Path, own: str) -> None:
-        if own in self._restored:
+    def _adopt(self, path: Path, name: str) -> None:
+        if name in self._restored:
             raise CorruptionError(
-                f"{path.parent}: holds {path.name} and {self._restored[own]}, files of two snapshots",
+                f"{path.parent}: holds {path.name} and {self._restored[name]}, files of two snapshots",
                 hint="restore one snapshot into an empty directory",
             )
-        self._restored[own] = path.name
-        path.rename(path.with_name(own))
+        self._restored[name] = path.name
+        path.rename(path.with_name(name))
 
-    def lasting_name(self, own: str) -> str | None:
-        """Return the name that a file keeps for ever, or None for a file that is neither SST nor blob."""
-        if not _OWN.fullmatch(own):
+    def lasting_name(self, name: str) -> str | None:
+        """Return the permanent name of a file, or None for a file that is neither SST nor blob."""
+        if not _ROCKSDB_NAME.fullmatch(name):
             return None
-        number, suffix = own.split(".")
-        return self._restored.get(own, f"{number}-{self._tag}.{suffix}")
+        number, suffix = name.split(".")
+        return self._restored.get(name, f"{number}-{self._tag}.{suffix}")
 
 
 class Translating:
-    """Turns RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
+    """Translates RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
 
     __slots__ = ("_directory", "_noted")
 
     def __init__(self, directory: Path, noted: dict[int, BaseException] | None = None) -> None:
-        """Errors are `noted`, by the thread that has them."""
+        """Errors are added to `noted`, by thread id."""
         self._directory = directory
         self._noted = noted
 
@@ -70,7 +70,7 @@ class Translating:
             if ours is not None:
                 raise ours from error
         finally:
-            # Its traceback has this frame: the two would keep the values of a write until garbage is collected.
+            # The error's traceback has this frame: the cycle would keep the values of a write until a collection.
             del ours
 
     def _translated(self, error: BaseException) -> StrandlineError | None:

@@ -1,4 +1,4 @@
-"""RocksDB's options, made of a memory budget and a tuning."""
+"""RocksDB's options for a memory budget and a tuning."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rocksdict import (
 
 from strandline.backends.options import MIB, Grouping, MemoryBudget, Tuning
 
-# Of a memtable's size, what its filter of groups takes.
+# The share of a memtable's size that its filter of groups takes.
 _GROUP_FILTER = 0.02
 
 
 def family_options(
     cache: Cache, buffers: WriteBufferManager, memory: MemoryBudget, tuning: Tuning, grouping: Grouping | None = None
 ) -> Options:
-    """Return the options of each column family, and of the database, which counts what it does if it is told to."""
+    """Return the options of a column family, or of the database, without statistics."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
@@ -54,7 +54,7 @@ def family_options(
 
 
 def write_options() -> WriteOptions:
-    """Return how to write: without a log, and without waiting with the GIL held."""
+    """Return the options of writes: without a log, and without waiting with the GIL held."""
     writing = WriteOptions()
     setattr(writing, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
     writing.no_slowdown = True
@@ -62,24 +62,24 @@ def write_options() -> WriteOptions:
 
 
 def reading_groups() -> ReadOptions:
-    """Return how an iterator goes to one group after another, where all prefixes have the same size."""
+    """Return the options of an iterator that reads one group after another, where all prefixes have the same size."""
     reading = ReadOptions()
     reading.set_prefix_same_as_start(True)
     return reading
 
 
 def reading_from(prefix: bytes, grouping: Grouping | None) -> ReadOptions:
-    """Return how an iterator goes through the keys that begin with `prefix`, by filters if it says a group's."""
+    """Return the options of an iterator over the keys that begin with `prefix`, with filters if it is a group's."""
     reading = ReadOptions()
     reading.set_total_order_seek(grouping is None or len(prefix) < grouping.size_bytes)
-    end = _end_of(prefix)
+    end = end_of_prefix(prefix)
     if end is not None:
         reading.set_iterate_upper_bound(end)
     return reading
 
 
-def _end_of(prefix: bytes) -> bytes | None:
-    """Return the first key behind all that begin with `prefix`, or None where there is no such key."""
+def end_of_prefix(prefix: bytes) -> bytes | None:
+    """Return the first key after all that begin with `prefix`, or None if there is none."""
     cut = prefix.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
 
@@ -123,6 +123,6 @@ def _set_blobs(options: Options, tuning: Tuning) -> None:
 
 
 def _open_files() -> int:
-    """Return how many files RocksDB may hold open: all of them (-1, the fastest) where the process may open enough."""
+    """Return the most files that RocksDB keeps open: all (-1, the fastest) if the process may open enough."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return -1 if soft == resource.RLIM_INFINITY or soft >= 1 << 16 else max(soft // 4, 64)

@@ -1,1 +1,1 @@
-"""Ids, key groups, settings, errors, clock: what every other layer may use."""
+"""Ids, key groups, settings, errors and the clock, which every other layer may import."""

@@ -1,4 +1,4 @@
-"""Time comes through here, so that a test can run it by hand."""
+"""The clock, an argument of every component that needs time, so that a test can set it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds that never run backwards; only differences mean something."""
+        """Return milliseconds that never decrease; only differences between two values mean something."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Types that are decoded in several threads.
+"""A decorator for msgspec structs that several threads decode.
 
-Of two threads that decode a struct for the first time, msgspec 0.22 shows one the fields that the other has found so
-far, and the process may end with SIGSEGV. So a type is looked into where it is defined.
+When two threads decode a struct type for the first time, msgspec 0.22 lets one see the fields that the other has
+collected so far, and the process may end with SIGSEGV. So the type information is built where the type is defined.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ T = TypeVar("T")
 
 
 def decodable(kind: type[T]) -> type[T]:
-    """Have msgspec know a struct, and those in it, before there are threads: a decorator."""
+    """Build msgspec's type information for a struct and the structs in it, before threads start; return the struct."""
     msgspec.json.Decoder(kind)
     return kind

@@ -1,4 +1,4 @@
-"""One error root; branches by what the handler does about it. Every error pickles with its fields."""
+"""The error classes: one root, and a branch for each way to handle an error. Every error pickles with its fields."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ BEGIN_ANEW = (
     "begin anew with another job name or checkpoint directory: then sources are read as at the first start, and rows "
     "that sinks have shown come again, so give them other places too, or sinks.files(…, existing='replace')"
 )
-"""A hint's last resort, with what becomes of the sinks."""
+"""The last resort that a hint offers, with its effect on the sinks."""
 
 
 class StrandlineError(Exception):
     """Root of every error that Strandline raises on purpose.
 
-    The message names what, where, expected and actual; `hint` names the next step. `discreet` is what may be said where
-    no keys, events or other values may stand: in log files and in a job's status. Unless given, it is the message.
+    The message names what, where, expected and actual; `hint` names the next step. `discreet` is the text for places
+    that may hold no keys, events or other values: log files and a job's status. It defaults to the message.
     """
 
     def __init__(self, message: str, *, hint: str = "", discreet: str = "", **fields: Any) -> None:
@@ -50,9 +50,9 @@ def _rebuild(
 
 
 def discreet(error: BaseException) -> str:
-    """Return what may be said of any error where no keys, events or other values may stand.
+    """Return an error's text for places that may hold no keys, events or other values.
 
-    Of an error that is not ours, what it says may be a value: ValueError and KeyError quote them.
+    The message of a foreign error is left out, since it may quote a value, as those of ValueError and KeyError do.
     """
     if isinstance(error, StrandlineError):
         return error.discreet
@@ -64,27 +64,27 @@ class ConfigurationError(StrandlineError):
 
 
 class IncompatibleStateError(ConfigurationError):
-    """The program does not fit the state it would be restored from. Nothing was touched."""
+    """The program does not fit the state that it would be restored from. The state is unchanged."""
 
 
 class AccessError(ConfigurationError):
-    """Another system refuses the job's credentials or rights. A start ends with it; a job that ran is restarted."""
+    """Another system refuses the job's credentials or rights. A job that starts fails; one that ran is restarted."""
 
 
 class NotFoundError(StrandlineError):
-    """A named thing is not there."""
+    """A named object, job or checkpoint does not exist."""
 
 
 class ConflictError(StrandlineError):
-    """A conditional create found the object already there."""
+    """A conditional create failed, since the object already exists."""
 
 
 class FencedError(StrandlineError):
-    """A newer driver owns the job: this one must stop and touch nothing more."""
+    """A newer driver owns the job: this one must stop and change nothing more."""
 
 
 class UnavailableError(StrandlineError):
-    """Storage or a process did not answer: trying again may help."""
+    """Storage or a process did not answer: a retry may help."""
 
 
 class CorruptionError(StrandlineError):
@@ -92,11 +92,11 @@ class CorruptionError(StrandlineError):
 
 
 class CheckpointError(StrandlineError):
-    """A checkpoint failed or timed out. The job goes on while few enough fail in a row."""
+    """A checkpoint failed or timed out. The job continues until too many fail in a row."""
 
 
 class VersionMismatchError(StrandlineError):
-    """A keeper is not at the state version the epoch needs: the job must be restored."""
+    """A keeper does not have the state version that the epoch needs: the job must be restored."""
 
 
 class KeeperError(StrandlineError):
@@ -104,11 +104,11 @@ class KeeperError(StrandlineError):
 
 
 class SparkError(StrandlineError):
-    """Spark failed at a part of the job. The message has its reason; all it said is in the file that is named."""
+    """Spark failed in a part of the job. The message has its reason; the file that it names has Spark's full error."""
 
 
 class SinkError(StrandlineError):
-    """A function of a sink raised, or a sink failed: what it writes to may be gone for now. The job is restarted."""
+    """A sink or a function of one failed; its target may be unavailable for now. The job is restarted."""
 
 
 class UserCodeError(StrandlineError):
@@ -116,17 +116,17 @@ class UserCodeError(StrandlineError):
 
     @property
     def discreet(self) -> str:
-        """The message without the program's data: of what holds values everywhere, not more than what it is."""
+        """The message without the program's data: only the operator and the kind, since any text may quote values."""
         where = f"operator '{self.fields['operator']}': " if "operator" in self.fields else ""
         return self._discreet or f"{where}{type(self).__name__}; what it says may quote values, and is not shown here"
 
 
 class OutputError(UserCodeError):
-    """The user's function gave an output row that does not fit the declared output schema."""
+    """The user's function returned an output row that does not fit the declared output schema."""
 
 
 class StateTypeError(UserCodeError):
-    """The user's function gave a state value that does not fit the declared type."""
+    """The user's function wrote a state value that does not fit the declared type."""
 
 
 class NullKeyError(UserCodeError):

@@ -1,8 +1,8 @@
-"""Named places where a test makes the program crash, fail or wait. They do nothing unless armed.
+"""Failpoints: named places where a test makes the program crash, fail or wait. They do nothing unless armed.
 
-A real process is armed through the environment: STRANDLINE_FAILPOINTS="name=kill;other=error@3".
-The action runs at the n-th hit (`@n`, default the first) and only once in a process, and where
-STRANDLINE_FAILPOINTS_DIR is set, only once among all processes that share that directory.
+The environment arms those of a real process: STRANDLINE_FAILPOINTS="name=kill;other=error@3".
+The action runs at the n-th hit (`@n`, default the first), once in a process. If STRANDLINE_FAILPOINTS_DIR is set, it
+runs once among all processes that share that directory.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ def arm(name: str, action: Callable[[], None], *, at: int = 1) -> None:
 
 
 def disarm_all() -> None:
-    """Forget every armed failpoint."""
+    """Disarm all failpoints and reset their counts."""
     _armed.clear()
     _hits.clear()
 
 
 def arm_from_environment() -> None:
-    """Arm what STRANDLINE_FAILPOINTS asks for; called once by each process's entry point."""
+    """Arm the failpoints in STRANDLINE_FAILPOINTS; each process's entry point calls this once."""
     for item in filter(None, os.environ.get("STRANDLINE_FAILPOINTS", "").split(";")):
-        name, _, what = item.partition("=")
-        what, _, at = what.partition("@")
-        arm(name.strip(), _action(name, what.strip()), at=int(at or 1))
+        name, _, action = item.partition("=")
+        action, _, at = action.partition("@")
+        arm(name.strip(), _action(name, action.strip()), at=int(at or 1))
 
 
-def _action(name: str, what: str) -> Callable[[], None]:
-    if what == "kill":
+def _action(name: str, action: str) -> Callable[[], None]:
+    if action == "kill":
         return lambda: os.kill(os.getpid(), signal.SIGKILL)
-    if what == "error":
+    if action == "error":
         return lambda: _raise(name)
-    if what.startswith("sleep:"):
-        return lambda: time.sleep(float(what.removeprefix("sleep:")))
-    raise ValueError(f"failpoint '{name}': unknown action '{what}', expected kill, error or sleep:<seconds>")
+    if action.startswith("sleep:"):
+        return lambda: time.sleep(float(action.removeprefix("sleep:")))
+    raise ValueError(f"failpoint '{name}': unknown action '{action}', expected kill, error or sleep:<seconds>")
 
 
 def _raise(name: str) -> None:

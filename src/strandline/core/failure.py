@@ -1,4 +1,4 @@
-"""Errors of ours on their way from one process to another."""
+"""Encodes our errors for another process, and formats errors for logs without values or credentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strandline.core.errors import StrandlineError, discreet
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return what was raised as an Exception: a Rust library's panic is none."""
+    """Return an Exception for any BaseException; the panic of a Rust library is not an Exception."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
@@ -32,7 +32,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_failure(error: StrandlineError) -> Failure:
-    """Make an error fit for sending, whatever the user's function put into it."""
+    """Encode an error; fields that cannot be sent, since the user's function may set any, become text."""
     fields = {name: _sendable(value) for name, value in error.fields.items()}
     return Failure(
         kind=type(error).__name__, message=_text(error.message), hint=_text(error.hint), fields=fields,
@@ -47,21 +47,21 @@ def _sendable(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Half a surrogate pair is no text, and would end the connection instead of the epoch."""
+    """Escape lone surrogates, which cannot be encoded and would end the connection instead of the epoch."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def from_failure(failure: Failure) -> StrandlineError:
-    """Make the error again on the other side."""
+    """Rebuild the error in the receiving process."""
     kind = getattr(errors, failure.kind, StrandlineError)
     error: StrandlineError = kind(failure.message, hint=failure.hint, discreet=failure.discreet, **failure.fields)
     return error
 
 
 def whole(what: str, error: BaseException, *, with_values: bool) -> str:
-    """Return what a log has of an error that nobody expected: its traceback, or only its kind and lines.
+    """Format an unexpected error for a log: with its traceback, or only with its kind and lines.
 
-    Where no values may stand, nothing of what it says, which may quote any, nor of what it came of.
+    Without values, its message, which may quote some, and its cause are left out.
     """
     if with_values:
         return f"{what}\n{''.join(traceback.format_exception(error)).rstrip()}"
@@ -70,11 +70,11 @@ def whole(what: str, error: BaseException, *, with_values: bool) -> str:
 
 
 def shortened(text: str, most: int = 2000) -> str:
-    """Return a text that quotes values, or its beginning: one of them may be a whole file."""
+    """Cut a text that quotes values to a length: one value may be a whole file."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def without_credentials(text: str) -> str:
-    """Return a text without the users of its urls, and without their query strings, which may be signed."""
+    """Replace the credentials of the urls in a text, and their query strings, which may be signed."""
     text = re.sub(r"://[^/@\s]+@", "://***@", text)
     return re.sub(r"(https?://[^\s?\"]+)\?[^\s\"]*", r"\1?***", text)

@@ -1,4 +1,4 @@
-"""Distinct types for the numbers that cross module borders, and the one source of unique names."""
+"""Distinct types for the numbers that cross module borders, and the only source of unique names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import random
 from typing import NewType
 
 Epoch = NewType("Epoch", int)
-"""How many epochs an operator has applied; 0 is the empty state before the first."""
+"""The number of epochs that an operator has applied; 0 is the empty state before the first."""
 
 CheckpointId = NewType("CheckpointId", int)
-"""Number of a checkpoint within one job, growing, never reused."""
+"""Number of a checkpoint within one job; it only grows and is never reused."""
 
 Generation = NewType("Generation", int)
 """Number of a driver's claim on a job; the newest claim owns the job."""
@@ -24,5 +24,5 @@ _random = random.SystemRandom()
 
 
 def unique_name() -> str:
-    """Return 128 random bits in hex: a name that was never used before."""
+    """Return a unique name: 128 random bits in hex."""
     return f"{_random.getrandbits(128):032x}"

@@ -1,4 +1,4 @@
-"""Key groups: which partition owns which keys. Flink's formulas, tested against shared vectors."""
+"""Key groups, which assign keys to partitions. Flink's formulas, tested against shared vectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from strandline.core.ids import KeyGroup, Partition
 MIN_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
 BROADCAST_GROUP = 0xFFFF
-"""No key has it: what is the same in all partitions lies under it."""
+"""The group of entries that are the same in all partitions. No key hashes to it."""
 BROADCAST_GROUPS = range(BROADCAST_GROUP, BROADCAST_GROUP + 1)
 
 
@@ -25,14 +25,14 @@ def partition_of(key_group: KeyGroup, max_parallelism: int, parallelism: int) ->
 
 
 def range_of(partition: Partition, max_parallelism: int, parallelism: int) -> range:
-    """Return the key groups that a partition owns: one or more."""
+    """Return the key groups that a partition owns, at least one."""
     first = -(-partition * max_parallelism // parallelism)
     last = ((partition + 1) * max_parallelism - 1) // parallelism
     return range(first, last + 1)
 
 
 def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:
-    """Refuse a parallelism that key groups cannot serve."""
+    """Raise ConfigurationError for a parallelism that the key groups do not allow."""
     if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise ConfigurationError(
             f"operator '{uid}': max_parallelism is {max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}",

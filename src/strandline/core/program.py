@@ -1,4 +1,4 @@
-"""The user's program: where in it something was written."""
+"""Locates calls of Strandline in the user's program, for messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _OURS = str(Path(__file__).parent.parent) + "/"
 
 
 def line_of_program() -> str:
-    """Return the file and line that called Strandline, as `app.py:12`; "" if nobody else did.
+    """Return the file and line that called Strandline, as `app.py:12`; "" if all callers are in Strandline.
 
-    Costs a microsecond for each call in between.
+    Takes a microsecond for each stack frame in between.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame.f_code):
@@ -21,5 +21,5 @@ def line_of_program() -> str:
 
 
 def _is_ours(code: CodeType) -> bool:
-    # What a dataclass makes stands in no file.
+    # The generated __init__ of a dataclass has no file.
     return code.co_filename.startswith(_OURS) or (code.co_filename == "<string>" and code.co_name == "__init__")

@@ -1,7 +1,7 @@
-"""Temporary directories that outlive no process: what a killed one has left, the next one removes.
+"""Temporary directories that are removed with their process; the next process removes those of a killed one.
 
-Each holds a file that its process has locked. A directory with this file and without the lock is abandoned, whatever
-the process's id is used for now. No other directory is touched, whatever its name.
+Each holds a file that its process has locked. A directory with this file and without the lock is abandoned, even if
+the process id is in use again. Other directories are never removed, whatever their names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAKE_ROOM = "make room there, or set TMPDIR (for a job: Settings(local_dir=…)
 class Scratch:
     """A temporary directory, named by its `kind`; removed by `close`, or after a kill by the next process.
 
-    Of the same parent directory, that is: the one for temporary files by default.
+    That is the next process with the same parent directory, by default the system's for temporary files.
     """
 
     def __init__(self, kind: str, parent: Path | None = None) -> None:
@@ -42,11 +42,11 @@ class Scratch:
                     hint=_MAKE_ROOM,
                 ) from None
             with contextlib.suppress(OSError):
-                # Where locks are not supported, nothing is ever taken for abandoned.
+                # Without support for locks, no directory ever counts as abandoned.
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if (self.path / LOCK).exists():
                 return
-            # Another process took it for abandoned before it was locked.
+            # Another process removed it before it was locked.
             self._lock.close()
 
     def __enter__(self) -> Path:
@@ -63,13 +63,13 @@ class Scratch:
 
 
 def refuse_full_disk(error: BaseException | None, scratch: Path) -> None:
-    """Raise UnavailableError for an error that says that a disk is full, whichever library says it.
+    """Raise UnavailableError for any library's error that says that a disk is full.
 
-    An error of ours passes: it names its place already.
+    Our own errors are not replaced: they name the place already.
     """
     if error is None or isinstance(error, StrandlineError):
         return
-    # Arrow, DuckDB and RocksDB have the system's words in theirs.
+    # The messages of Arrow, DuckDB and RocksDB contain the system's.
     reason = next((text for text in map(os.strerror, _FULL) if text in str(error)), "")
     if not reason:
         return
@@ -77,20 +77,20 @@ def refuse_full_disk(error: BaseException | None, scratch: Path) -> None:
 
 
 def remove_abandoned(parent: Path | None = None) -> None:
-    """Remove the directories that killed processes of this user have left in a directory."""
+    """Remove the scratch directories that killed processes of this user have left in a directory."""
     with contextlib.suppress(OSError):
         for path in (parent or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
             remove_if_abandoned(path)
 
 
 def remove_if_abandoned(directory: Path) -> None:
-    """Remove one of these directories if the process that made it has ended."""
+    """Remove a scratch directory if the process that created it has ended."""
     with contextlib.suppress(OSError):
         if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
             return
         with (directory / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The lock last: what is left by a removal that is broken off is removed by the next.
+            # The lock file goes last: if this removal is interrupted, the next one completes it.
             for path in directory.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One frozen, validated Settings, and the parsing of durations and sizes that users write."""
+"""The settings of a job, frozen and validated, and the parsers of durations and sizes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_duration_ms(value: str | int | float, what: str) -> int:
-    """Return milliseconds of '10s', '500ms', '2 min' or a number of seconds; more than 10,000 years are refused."""
-    found_ms: int | None = None
-    # What is infinite overflows.
+    """Return the milliseconds of '10s', '500ms', '2 min' or a number of seconds; refuse more than 10,000 years."""
+    duration_ms: int | None = None
+    # An infinite number overflows.
     with suppress(OverflowError):
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            found_ms = round(value * 1000)
+            duration_ms = round(value * 1000)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
         if match and match[2] in _DURATION_MS:
-            found_ms = round(float(match[1]) * _DURATION_MS[match[2]])
-    if found_ms is not None and found_ms <= LONGEST_MS:
-        return found_ms
-    if found_ms is not None:
+            duration_ms = round(float(match[1]) * _DURATION_MS[match[2]])
+    if duration_ms is not None and duration_ms <= LONGEST_MS:
+        return duration_ms
+    if duration_ms is not None:
         raise ConfigurationError(f"{what} is {value!r}, expected at most 10,000 years", hint="write a shorter one")
     raise ConfigurationError(
         f"{what} is {value!r}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
@@ -47,7 +47,7 @@ def parse_duration_ms(value: str | int | float, what: str) -> int:
 
 
 def parse_size_bytes(value: str | int, what: str) -> int:
-    """Return bytes of '512MB', '4 GB' or a number of bytes."""
+    """Return the bytes of '512MB', '4 GB' or a number of bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if isinstance(value, str):
@@ -69,12 +69,12 @@ def default_local_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowExecutors:
-    """A parallelism that follows the cluster: a partition for each task that its executors run at once.
+    """A parallelism that follows the cluster: a partition for each task slot of its executors.
 
-    That is the number of executors times the cores of each (`spark.executor.cores` / `spark.task.cpus`), but not below
-    `min` and not above `max`; of an operator, not above its max_parallelism either. A job begins with the room that
-    there is. When there has been more for as long as `after`, or less, it is rescaled as by `run.rescale`, to what
-    there was at least, or at most, in this time.
+    The slots are the number of executors times the cores of each (`spark.executor.cores` / `spark.task.cpus`). The
+    parallelism is not below `min` and not above `max`; that of an operator is not above its max_parallelism either. A
+    job begins with the slots that exist. When there have been more for as long as `after`, the job is rescaled, as by
+    `run.rescale`, to the lowest number in this time; when there have been fewer, to the highest.
 
     >>> settings = Settings(parallelism=FollowExecutors(min=2, max=64))
     """
@@ -97,13 +97,13 @@ class FollowExecutors:
 
     @property
     def after_ms(self) -> int:
-        """For how long there must have been more room, or less."""
+        """The time for which there must have been more slots, or fewer, in milliseconds."""
         return parse_duration_ms(self.after, "FollowExecutors: after")
 
     def within(self, room: int) -> int:
-        """Return a number of partitions for so many tasks at once."""
-        wanted = max(self.min, room)
-        return wanted if self.max is None else min(self.max, wanted)
+        """Return the number of partitions for a number of task slots: `room`, limited by `min` and `max`."""
+        count = max(self.min, room)
+        return count if self.max is None else min(self.max, count)
 
 
 def _is_count(number: object) -> bool:
@@ -112,19 +112,18 @@ def _is_count(number: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a job may tune. Components (store, clock, backend) are arguments, not settings.
+    """The settings of a job. Components (store, clock, backend) are arguments, not settings.
 
-    `fsync` False: what is written to local directories (`file://`) becomes durable when the operating system comes to
-    it, seconds later. A crash of processes then still loses nothing; a power cut or a crash of the machine may lose or
-    tear checkpoints that were complete, with rows that were made visible since: exactly once does not outlive it.
-    Object storage does not know this setting.
+    `fsync` False: the operating system writes files in local directories (`file://`) to disk seconds later. A crash of
+    processes then still loses nothing. A power cut or a crash of the machine may lose or tear complete checkpoints,
+    while sinks keep the rows that they made visible since: exactly once is not guaranteed after it. This setting has
+    no effect on object storage.
 
-    `show_values` says where keys, events and what else a program's data may be are quoted when something fails. With
-    "errors", in what is raised in the program, and not in log files, nor in the status; "nowhere": not there either;
-    "logs": everywhere.
+    `show_values` says where errors quote keys, events and other data of the program. "errors": in exceptions that the
+    program gets, but not in log files or the status; "nowhere": not in exceptions either; "logs": everywhere.
 
-    `max_row` is how large a row may be that is sent to an operator, or that it gives: Spark holds several copies of it,
-    and ends its JVM where they do not fit.
+    `max_row` limits the size of a row that is sent to an operator, or that it outputs: Spark holds several copies of
+    it, and its JVM ends if they do not fit into memory.
     """
 
     backend: BackendName = "rocksdb"
@@ -140,10 +139,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ConfigurationError(f"backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
-        given = self.parallelism
-        if given is not None and not isinstance(given, FollowExecutors) and not _is_count(given):
+        number = self.parallelism
+        if number is not None and not isinstance(number, FollowExecutors) and not _is_count(number):
             raise ConfigurationError(
-                f"parallelism is {given!r}, expected a positive number",
+                f"parallelism is {number!r}, expected a positive number",
                 hint="or FollowExecutors(), to have as many partitions as the cluster runs tasks at once",
             )
         if not isinstance(self.fsync, bool):
@@ -153,7 +152,7 @@ class Settings:
                 f"show_values is {self.show_values!r}, expected one of {', '.join(map(repr, _SHOW_VALUES))}"
             )
         check_local_path("local_dir", self.local_dir)
-        # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
+        # Parse all values once here, so that a wrong setting fails in the line that sets it.
         _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms, self.max_row_bytes)
 
     @property
@@ -163,25 +162,25 @@ class Settings:
 
     @property
     def follows(self) -> FollowExecutors | None:
-        """How the parallelism follows the cluster, if it does."""
+        """The rule by which the parallelism follows the cluster, if it does."""
         return self.parallelism if isinstance(self.parallelism, FollowExecutors) else None
 
     @property
     def state_memory_bytes(self) -> int:
-        """Budget of all keepers of one machine together."""
+        """The memory of all keepers of one machine together."""
         return parse_size_bytes(self.state_memory, "state_memory")
 
     @property
     def memory_backend_limit_bytes(self) -> int:
-        """How far one partition's state may grow in the `memory` backend."""
+        """The largest size of one partition's state in the `memory` backend."""
         return parse_size_bytes(self.memory_backend_limit, "memory_backend_limit")
 
     @property
     def max_row_bytes(self) -> int:
-        """How large a row may be on its way to and from operators."""
+        """The largest size of a row that is sent to an operator, or that it outputs."""
         return parse_size_bytes(self.max_row, "max_row")
 
     @property
     def keeper_lease_ms(self) -> int:
-        """After how long a keeper that nobody asks for ends itself."""
+        """The time without a request after which a keeper ends itself."""
         return parse_duration_ms(self.keeper_lease, "keeper_lease")

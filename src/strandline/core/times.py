@@ -1,9 +1,8 @@
-"""The ends of time: what times events can have, and what becomes of sums that lead beyond them.
+"""The range of event times, and conversions of times beyond it.
 
-Times are whole numbers of microseconds since 1970. Events' times are within `FIRST_US` and `LAST_US`, as `datetime` has
-them; durations are at most `LONGEST_MS`. So the sum of a time and some durations fits into 64 bits, in Python, numpy,
-Arrow and Spark alike, and is compared as what it is. Only where such a sum is shown as a time does it become the end
-that it is beyond.
+Times are whole numbers of microseconds since 1970. Event times are between `FIRST_US` and `LAST_US`, the range of
+`datetime`; durations are at most `LONGEST_MS`. So the sum of a time and some durations fits into 64 bits in Python,
+numpy, Arrow and Spark, and can be compared. Only when it is shown as a time is it clamped to the range.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ FIRST_US = -62_135_596_800_000_000
 LAST_US = 253_402_300_799_999_999
 """9999-12-31 23:59:59.999999 UTC."""
 LONGEST_MS = 10_000 * 366 * 86_400_000
-"""The longest duration that somebody can ask for."""
+"""The longest duration that a program can set."""
 END_US = 1 << 62
-"""The watermark at the end of time: nothing comes any more. Beyond all sums of times and durations."""
+"""The watermark after the last event. It is later than all sums of times and durations."""
 
 Times = TypeVar("Times", int, "npt.NDArray[np.int64]")
 
@@ -30,12 +29,12 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def within(us: Times) -> Times:
-    """Return a time, or an array of times, as it can be shown: beyond the ends of time, these ends."""
+    """Clamp a time, or an array of times, to the range of event times."""
     if isinstance(us, int):
         return FIRST_US if us < FIRST_US else LAST_US if us > LAST_US else us
     return us.clip(FIRST_US, LAST_US)
 
 
 def as_datetime(us: int) -> dt.datetime:
-    """Return the aware datetime, in UTC, of a time as it can be shown."""
+    """Return the aware datetime, in UTC, of a time, clamped to the range of event times."""
     return _EPOCH + dt.timedelta(0, 0, within(us))

@@ -1,4 +1,4 @@
-"""Paths and urls as users write them: tells one from the other, and refuses what is neither."""
+"""Checks of paths and urls that users write: tells paths from urls, and refuses text that is neither."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strandline.core.errors import ConfigurationError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/+)")
 _BUCKETS = ("s3", "s3a", "s3n", "gs", "az", "abfs", "abfss", "wasb", "wasbs", "memory")
-"""Schemes whose urls begin with the name of a bucket: these need both slashes."""
+"""Schemes of urls that begin with the name of a bucket: these need both slashes."""
 _HINTS = {
     "dbfs": "give the url of the cloud storage behind it (s3://…, abfss://…, gs://…): DBFS is none that checkpoints "
     "and savepoints can be in",
@@ -20,17 +20,17 @@ _HINTS = {
 def check_url(url: str | Path, *, hadoop: bool = False) -> str:
     """Return a path or url as text; raise ConfigurationError for one like `s3:/bucket`, with a single slash.
 
-    It would be taken for a local directory named `s3:`. With `hadoop`, Spark's file systems read it, some of which
+    It would be read as a local directory named `s3:`. With `hadoop`, Spark's file systems read it, some of which
     have urls with one slash, as `dbfs:/data`.
     """
     text = str(url)
-    found = _SCHEME.match(text)
-    if found is None or len(found[2]) == 2:
+    match = _SCHEME.match(text)
+    if match is None or len(match[2]) == 2:
         return text
-    scheme = found[1].lower()
+    scheme = match[1].lower()
     if scheme == "file" or (hadoop and scheme not in _BUCKETS):
         return text
-    text = _shown(text)
+    text = _without_credentials(text)
     why = "; pathlib.Path makes one slash of two: give a string" if isinstance(url, Path) else ""
     meant = f"{scheme}://{text.partition(':')[2].lstrip('/')}"
     raise ConfigurationError(
@@ -39,8 +39,8 @@ def check_url(url: str | Path, *, hadoop: bool = False) -> str:
     )
 
 
-def _shown(text: str) -> str:
-    """Return a url without credentials."""
+def _without_credentials(text: str) -> str:
+    """Return a url without credentials and query string."""
     return re.sub(r":(/+)[^/@]+@", r":\1***@", re.split("[?#]", text)[0])
 
 
@@ -48,7 +48,7 @@ def check_local_path(what: str, path: str | Path) -> None:
     """Raise ConfigurationError for a url where a path of this machine is expected."""
     text = str(path)
     if _SCHEME.match(text) is not None:
-        text = _shown(text)
+        text = _without_credentials(text)
         raise ConfigurationError(
             f"{what} is '{text}', expected a path of this machine, and no url",
             hint=f"write it like '/var/lib/strandline'; a local directory of that name is './{text}'",

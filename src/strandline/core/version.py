@@ -1,3 +1,3 @@
-"""The package's version: that of the distribution, and what manifests say they were written by."""
+"""The package's version, that of the distribution; manifests record it as their writer's."""
 
 VERSION = "0.1.0"

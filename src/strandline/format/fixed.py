@@ -1,6 +1,6 @@
-"""The fixed layout: a fixed-width scalar, or a struct of such, packed as numbers behind a header.
+"""The fixed layout: a fixed-width scalar, or a struct of such, packed as numbers after a header.
 
-`header (2) ‖ [null bitmap] ‖ numbers`, all little-endian. Many values are handled at once as one numpy array.
+`header (2) ‖ [null bitmap] ‖ numbers`, all little-endian. Many values are encoded and decoded as one numpy array.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FixedLayout:
         return lambda value: pack(header, convert(value))
 
     def decoder(self, usual: Callable[[bytes], bytes]) -> Callable[[bytes], Any]:
-        """Return the function that decodes one value; `usual` makes sense of a header that is not the usual one."""
+        """Return the function that decodes one value; `usual` converts a value that has another header."""
         unpack, unpack_values = self._one.unpack, self._values_only.unpack
         head = struct.pack("<H", self._header)
         make, convert = self._make, self._scalars[0].from_number
@@ -104,7 +104,7 @@ class FixedLayout:
     # -- many values
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
-        """Encode values at once; raises TypeError, OverflowError or ValueError if one does not fit."""
+        """Encode values together; raises TypeError, OverflowError or ValueError if one does not fit."""
         if not values:
             return []
         packed = self._new(len(values))
@@ -121,7 +121,7 @@ class FixedLayout:
         return self._cut(packed)
 
     def decode_many(self, data: Sequence[bytes]) -> list[Any] | None:
-        """Decode values at once; None if some have another header or size and must be looked at one by one."""
+        """Decode values together; None if some have another header or size and must be decoded one by one."""
         packed = self.unpack(data)
         if packed is None:
             return None
@@ -147,12 +147,12 @@ class FixedLayout:
     # -- Arrow
 
     def encode_arrow(self, array: pa.Array) -> list[bytes]:
-        """Encode an Arrow array without nulls at its top."""
+        """Encode an Arrow array without nulls at its top level."""
         array = conform(array, self._kind)
         packed = self._new(len(array))
         children = array.flatten() if self._is_struct else [array]
         for i, (child, kind) in enumerate(zip(children, self._types, strict=True)):
-            # What is kept can be read again, by whatever reads it.
+            # A value that Python cannot represent must not be stored.
             check_readable(child, kind)
             if child.null_count:
                 absent = child.is_null().to_numpy(zero_copy_only=False)
@@ -161,7 +161,7 @@ class FixedLayout:
         return self._cut(packed)
 
     def decode_arrow(self, data: Sequence[bytes | None]) -> pa.Array | None:
-        """Decode values into an Arrow array, null where None; None if some must be looked at one by one."""
+        """Decode values into an Arrow array, null where None; None if some must be decoded one by one."""
         absent = None
         present: Sequence[Any] = data
         if None in data:
@@ -188,7 +188,7 @@ class FixedLayout:
         return packed
 
     def _cut(self, packed: Numbers) -> list[bytes]:
-        # The fastest way from one buffer to many bytes objects.
+        # This is the fastest way to cut one buffer into many bytes objects.
         return tolist(packed.view(self._slices))
 
     @staticmethod

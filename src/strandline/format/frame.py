@@ -26,12 +26,12 @@ def frame(magic: bytes, version: int, payload: bytes) -> bytes:
 
 
 def unframe(data: bytes, magic: bytes, version: int, where: str) -> bytes:
-    """Return the payload; raise CorruptionError naming `where` if anything is off."""
+    """Return the payload; raise CorruptionError naming `where` if any part is not as expected."""
     if len(data) < _HEADER.size + _CHECKSUM_BYTES:
         raise CorruptionError(f"{where}: {len(data)} bytes are too few for a file of this kind: it was cut off")
-    found_magic, found_version, length = _HEADER.unpack_from(data)
-    if found_magic != magic:
-        raise CorruptionError(f"{where}: begins with {found_magic!r}, expected {magic!r}: not a file of this kind")
+    actual_magic, actual_version, length = _HEADER.unpack_from(data)
+    if actual_magic != magic:
+        raise CorruptionError(f"{where}: begins with {actual_magic!r}, expected {magic!r}: not a file of this kind")
     if len(data) != _HEADER.size + length + _CHECKSUM_BYTES:
         raise CorruptionError(
             f"{where}: holds {len(data)} bytes, expected {_HEADER.size + length + _CHECKSUM_BYTES}: it was cut off"
@@ -39,9 +39,9 @@ def unframe(data: bytes, magic: bytes, version: int, where: str) -> bytes:
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if hashlib.sha256(body).digest() != checksum:
         raise CorruptionError(f"{where}: its checksum does not match: it was damaged")
-    if found_version != version:
+    if actual_version != version:
         raise CorruptionError(
-            f"{where}: format version {found_version}, this release reads {version}",
+            f"{where}: format version {actual_version}, this release reads {version}",
             hint="read it with a newer release of strandline",
         )
     return body[_HEADER.size :]
@@ -49,20 +49,20 @@ def unframe(data: bytes, magic: bytes, version: int, where: str) -> bytes:
 
 @dataclass(frozen=True)
 class RecordFormat(Generic[R]):
-    """A kind of framed JSON file, which holds one record; `what` it is called in errors."""
+    """A kind of framed JSON file, which holds one record; errors call it `what`."""
 
     magic: bytes
     version: int
     kind: type[R]
     what: str
     check: Callable[[R], str] = lambda record: ""
-    """Returns what this release cannot read of a record whose fields are as expected; empty: it reads all of it."""
+    """Returns the part of a decoded record that this release cannot read; empty: it can read all."""
 
     def __post_init__(self) -> None:
         decodable(self.kind)
 
     def encode(self, record: R) -> bytes:
-        """Return a record's file."""
+        """Return the bytes of a record's file."""
         return frame(self.magic, self.version, msgspec.json.encode(record))
 
     def decode(self, data: bytes, where: str) -> R:

@@ -2,7 +2,7 @@
 
 `header ‖ block …`, where the header is `magic ‖ version ‖ crc32` and a block is
 `kind ‖ index ‖ length ‖ payload ‖ crc32 of all before in the block`, numbers little-endian. A state begins with a
-block that holds its name and goes on with blocks of entries in key order; the last block counts the entries.
+block of its name, and blocks of its entries in key order follow; the last block counts the entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ State = tuple[str, Iterable[tuple[bytes, bytes]]]
 
 
 def write_heap(file: BinaryIO, states: Iterable[State]) -> None:
-    """Write states, each a name and its entries in key order, holding one block in memory at a time."""
+    """Write states, each a name and its entries in key order, with one block in memory at a time."""
     _checked(file, _HEADER.pack(HEAP_MAGIC, HEAP_VERSION))
     index = count = 0
     for name, entries in states:
@@ -69,10 +69,10 @@ def _checked(file: BinaryIO, head: bytes, payload: bytes = b"") -> None:
 
 
 def read_heap(file: BinaryIO, where: str) -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:
-    """Walk a heap file block by block: (state, entries), and (state, []) where a state begins.
+    """Read a heap file block by block: yield (state, entries), and (state, []) where a state begins.
 
-    Raises CorruptionError naming `where` unless every byte up to the end of the file is as written; what was
-    given before the error is not to be trusted.
+    Raises CorruptionError naming `where` unless every byte up to the end of the file is as written; entries from before
+    the error may be wrong.
     """
     size_bytes = os.fstat(file.fileno()).st_size
     _read_header(file, where)
@@ -108,22 +108,22 @@ def _read_header(file: BinaryIO, where: str) -> None:
 
 
 def _read_blocks(file: BinaryIO, size_bytes: int, where: str) -> Iterator[tuple[int, bytes]]:
-    """Give each block's kind and payload, the end block last; every block is checked before it is given."""
+    """Yield each block's kind and payload, once it is checked; the end block is the last."""
     index = 0
     while True:
         at = file.tell()
         head = file.read(_BLOCK.size)
         if len(head) < _BLOCK.size:
             raise CorruptionError(f"{where}: ends at byte {at} without an end block: it was cut off")
-        kind, found_index, length = _BLOCK.unpack(head)
+        kind, actual_index, length = _BLOCK.unpack(head)
         if length + _CHECKSUM.size > size_bytes - at - _BLOCK.size:
             raise CorruptionError(f"{where}: block {index} at byte {at} reaches beyond the end: cut off or damaged")
         payload = file.read(length)
         checksum = file.read(_CHECKSUM.size)
         if _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))) != checksum:
             raise CorruptionError(f"{where}: the checksum of block {index} at byte {at} does not match: it was damaged")
-        if found_index != index or kind not in (_STATE, _ENTRIES, _END):
-            raise CorruptionError(f"{where}: found block {found_index} of kind {kind}, expected block {index}")
+        if actual_index != index or kind not in (_STATE, _ENTRIES, _END):
+            raise CorruptionError(f"{where}: found block {actual_index} of kind {kind}, expected block {index}")
         yield kind, payload
         if kind == _END:
             break
@@ -133,16 +133,16 @@ def _read_blocks(file: BinaryIO, size_bytes: int, where: str) -> Iterator[tuple[
 
 
 def _entries(payload: bytes, where: str) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = []
+    entries: list[tuple[bytes, bytes]] = []
     at, end = 0, len(payload)
     try:
         while at < end:
             key_bytes, value_bytes = _ENTRY.unpack_from(payload, at)
             value_at = at + _ENTRY.size + key_bytes
             at = value_at + value_bytes
-            found.append((payload[value_at - key_bytes : value_at], payload[value_at:at]))
+            entries.append((payload[value_at - key_bytes : value_at], payload[value_at:at]))
     except struct.error:
         at = -1
     if at != end:
         raise CorruptionError(f"{where}: a block's entries do not fill it: it was damaged")
-    return found
+    return entries

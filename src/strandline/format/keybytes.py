@@ -1,4 +1,4 @@
-"""Many encoded keys end to end, taken apart by whole columns."""
+"""Decodes the bytes of many keys column by column."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ESCAPE = 0xFF
 
 
 class KeyBytes:
-    """The bytes of keys. Where a column begins is said for each key by its place in all of them.
+    """The concatenated bytes of keys. `at` has for each key the position in them at which a column begins.
 
-    Raises ValueError where there is no column of the kind that is asked for.
+    Its methods raise ValueError if there is no column of their kind at a position.
     """
 
     def __init__(self, data: Sequence[bytes]) -> None:
@@ -25,7 +25,7 @@ class KeyBytes:
         self.bytes = np.frombuffer(b"".join(data), np.uint8)
 
     def slices(self, at: Numbers, width: int) -> Numbers:
-        """Return `width` bytes of each key, a row each."""
+        """Return `width` bytes of each key, as the rows of an array."""
         if not len(at):
             return np.empty((0, width), np.uint8)
         if at.max() + width > len(self.bytes):
@@ -33,7 +33,7 @@ class KeyBytes:
         return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(self.bytes, width)[at])
 
     def texts(self, at: Numbers) -> tuple[pa.Array, Numbers]:
-        """Return what was escaped and ended with two zeros as binaries, and where the next column begins."""
+        """Return escaped texts, which end with two zeros, as binaries, and the positions of the next column."""
         first = np.searchsorted(self._zeros, at)
         last = first.copy()
         pending = np.arange(len(at))
@@ -52,7 +52,7 @@ class KeyBytes:
         inside[ends] -= 1
         inside = np.cumsum(inside, dtype=np.int8)[:-1]
         if escaped.any():
-            # Of 00 FF, the second goes.
+            # Drop the FF of 00 FF.
             zeros = self._zeros[self._following == _ESCAPE]
             inside[zeros[inside[zeros] == 1] + 1] = 0
         offsets = np.zeros(len(at) + 1, np.int64)
@@ -69,6 +69,6 @@ class KeyBytes:
 
     @cached_property
     def _following(self) -> Numbers:
-        """The byte behind each zero; behind the last byte of all, none that may be there."""
-        found: Numbers = np.append(self.bytes, 1)[self._zeros + 1]
-        return found
+        """The byte after each zero; after the last byte of all, 1, which is invalid there."""
+        following: Numbers = np.append(self.bytes, 1)[self._zeros + 1]
+        return following

@@ -1,4 +1,4 @@
-"""Key columns: encodings whose byte order is the order of the values, and none of which is another's prefix."""
+"""Encodings of key columns. Their byte order is the order of the values, and none is a prefix of another."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WIDE_BIAS = 1 << 127
 
 
 class KeyColumn:
-    """Encodes and decodes one column of a key: one value after the other, unless it knows better."""
+    """Encodes and decodes one column of a key: value by value, unless a subclass has a faster way."""
 
     def __init__(self, kind: DataType) -> None:
         self._kind = kind
@@ -47,7 +47,7 @@ class KeyColumn:
     """Encode one value; raises TypeError, ValueError and the like if it does not fit."""
 
     def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
-        """Encode values into iterables, whose items joined side by side are the encodings."""
+        """Encode values into iterables; the encoding of a value is the concatenation of its item of each iterable."""
         return [map(self.encode, values)]
 
     def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
@@ -55,11 +55,11 @@ class KeyColumn:
         return self.pieces(to_python(array, self._kind))
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
-        """Decode the value that begins at `at`; return it and where it ends."""
+        """Decode the value that begins at `at`; return it and the position of its end."""
         raise NotImplementedError
 
     def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
-        """Decode the values that begin at these places; return them as a column, and where they end."""
+        """Decode the values that begin at these positions; return a column and the positions of their ends."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ def key_column(kind: DataType) -> KeyColumn:
 
 
 class FixedColumn(KeyColumn):
-    """Numbers of fixed width: as unsigned integers that keep their order, big-endian."""
+    """Numbers of fixed width, as unsigned integers in the same order, big-endian."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind)
@@ -119,14 +119,14 @@ class FixedColumn(KeyColumn):
             unsigned: Numbers = numbers.view(self._native)
             moved: Numbers = unsigned ^ bias
             return moved
-        # As group-by in Spark: all NaNs are one, above everything, and -0.0 is 0.0.
+        # As in Spark's group-by, all NaNs are equal and above all numbers, and -0.0 is 0.0.
         canonical = np.where(np.isnan(numbers), numbers.dtype.type(math.nan), numbers + numbers.dtype.type(0.0))
         bits = canonical.view(self._native)
         ordered: Numbers = np.where(bits & bias, ~bits, bits ^ bias)
         return ordered
 
     def restore(self, ordered: Numbers) -> list[Any]:
-        """Return the values of what `order` made."""
+        """Return the values from which `order` made these integers."""
         numbers = self._restored(ordered)
         return one_nan(numbers.tolist()) if self._is_float else self._scalar.from_numbers(numbers)
 
@@ -155,7 +155,7 @@ class FixedColumn(KeyColumn):
         return self.restore_arrow(ordered), at + self._width
 
     def restore_arrow(self, ordered: Numbers) -> pa.Array:
-        """Return the values of what `order` made, as a column."""
+        """Return the values from which `order` made these integers, as a column."""
         numbers = self._restored(ordered)
         if isinstance(self._kind, DecimalType):
             digits = pa.array(numbers).cast(pa.decimal128(_LONG_DIGITS, 0))
@@ -167,7 +167,7 @@ class FixedColumn(KeyColumn):
 
 
 def _decimal_scalar(kind: DecimalType) -> FixedScalar:
-    """Return how decimals that fit 64 bits turn into numbers and back."""
+    """Return the conversions between decimals that fit 64 bits and numbers."""
     longs, to_number, with_point = FIXED_SCALARS[LongType()], unscaled(kind.scale), scaled(kind.scale)
     limit = 10**kind.precision
 
@@ -186,7 +186,7 @@ def _decimal_scalar(kind: DecimalType) -> FixedScalar:
 
 
 class TextColumn(KeyColumn):
-    """Strings in UTF-8 and binaries: 00 becomes 00 FF, and 00 00 ends it."""
+    """Strings in UTF-8 and binaries: 00 becomes 00 FF, and 00 00 is the end."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind)
@@ -214,8 +214,8 @@ class TextColumn(KeyColumn):
         return raw.decode() if self._is_text else raw, zero + 2
 
     def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
-        found, ends = keys.texts(at)
-        return found.cast(to_arrow_type(self._kind)), ends
+        texts, ends = keys.texts(at)
+        return texts.cast(to_arrow_type(self._kind)), ends
 
 
 class WideDecimalColumn(KeyColumn):
@@ -241,7 +241,7 @@ class WideDecimalColumn(KeyColumn):
 
 
 class StructColumn(KeyColumn):
-    """Structs: before each field 01 if it is null, 02 if its encoding follows. Nulls come first."""
+    """Structs: a field is 01 if it is null, else 02 and its encoding. Nulls come first."""
 
     def __init__(self, kind: StructType) -> None:
         super().__init__(kind)
@@ -291,5 +291,5 @@ def one_nan(values: list[Any]) -> list[Any]:
 
 
 def _no_bytes(value: Any) -> bytes:
-    # bytes(3) would be three zeros.
+    # bytes(3) would return three zeros.
     raise TypeError(f"{value!r} is no binary")

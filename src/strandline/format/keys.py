@@ -1,4 +1,4 @@
-"""Stored keys: `key group (2 bytes, big-endian) ‖ columns`, ordered as bytes as their values are, prefix-free.
+"""The encoding of keys: `key group (2 bytes, big-endian) ‖ columns`, in the values' order as bytes, and prefix-free.
 
 See docs/format.md.
 """
@@ -27,9 +27,9 @@ _DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, IndexEr
 
 
 class KeyCodec:
-    """Encodes and decodes keys. Of one column the key is the scalar, of several a tuple. Keys are never null.
+    """Encodes and decodes keys: scalars if there is one column, tuples if there are several. Keys are never null.
 
-    Encoding raises StateTypeError for a key that does not fit; decoding raises CorruptionError for bytes that are none.
+    Encoding raises StateTypeError for a key that does not fit; decoding raises CorruptionError for invalid bytes.
     """
 
     def __init__(self, types: Sequence[DataType]) -> None:
@@ -43,7 +43,7 @@ class KeyCodec:
         self._coercions = [_coercion(kind) for kind in self.types]
         self._ddl = ", ".join(kind.ddl for kind in self.types)
         fixed = [column for column in self._columns if isinstance(column, FixedColumn)]
-        # All columns of fixed width: many keys are one numpy array.
+        # If all columns have fixed width, many keys are one numpy array.
         self._fixed = fixed if len(fixed) == len(self._columns) else []
         parts: list[Any] = [("group", ">u2"), *((f"f{i}", column.dtype) for i, column in enumerate(self._fixed))]
         self._dtype = np.dtype(parts)
@@ -53,7 +53,7 @@ class KeyCodec:
 
     @property
     def size_bytes(self) -> int | None:
-        """How many bytes every encoded key has, its key group among them; None where one has more than another."""
+        """The size of every encoded key, with its key group; None if sizes differ."""
         return self._dtype.itemsize if self._fixed else None
 
     # -- encoding
@@ -84,7 +84,7 @@ class KeyCodec:
             raise self._misfit(keys, error) from None
 
     def encode_arrow(self, key_groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Encode keys given as Arrow columns without nulls."""
+        """Encode keys from Arrow columns without nulls."""
         if self._fixed:
             ordered = [c.arrow_order(column) for c, column in zip(self._fixed, columns, strict=True)]
             return self._cut(key_groups.to_numpy(), ordered)
@@ -93,7 +93,7 @@ class KeyCodec:
         return list(map(b"".join, zip(groups, *pieces)))  # noqa: B905
 
     def encode_sub(self, value: Any) -> bytes:
-        """Encode a value of the one column without a key group: what stands after a key, like the key of a map."""
+        """Encode a value of the only column without a key group, to follow a key, like the key of a map."""
         try:
             return self._first.encode(value)
         except _DOES_NOT_FIT as error:
@@ -109,7 +109,7 @@ class KeyCodec:
     # -- decoding
 
     def decode(self, data: bytes) -> tuple[int, Any, int]:
-        """Return the key group, the key, and where in the bytes the key ends."""
+        """Return the key group, the key, and the position in the bytes at which the key ends."""
         if len(data) < _GROUP_BYTES:
             raise CorruptionError(f"a stored key has {len(data)} bytes, which is less than its key group")
         at = _GROUP_BYTES
@@ -140,8 +140,8 @@ class KeyCodec:
             groups = keys.slices(keys.starts, _GROUP_BYTES).view(">u2").reshape(-1).astype(np.int32)
             at, columns = keys.starts + _GROUP_BYTES, []
             for column in self._columns:
-                found, at = column.decode_arrow(keys, at)
-                columns.append(found)
+                values, at = column.decode_arrow(keys, at)
+                columns.append(values)
             if np.array_equal(at, keys.ends):
                 return groups, columns
             why = "some end elsewhere"
@@ -170,7 +170,7 @@ class KeyCodec:
     # -- checks
 
     def coerce(self, key: Any) -> Any:
-        """Return a user's key checked and in its one form; raise StateTypeError if it does not fit."""
+        """Return a user's key in its canonical form; raise StateTypeError if it does not fit."""
         try:
             if self._single:
                 return self.normalise([self._coercions[0](key)])[0]
@@ -181,7 +181,7 @@ class KeyCodec:
             raise self._error(key, str(misfit)) from None
 
     def normalise(self, keys: list[Any]) -> list[Any]:
-        """Return keys such that equal keys are found in a dict: all NaNs are one object, -0.0 is 0.0."""
+        """Return keys such that a dict finds equal keys: all NaNs are one object, -0.0 is 0.0."""
         if self._normalisers is None:
             return keys
         if self._single:

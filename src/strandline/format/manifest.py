@@ -1,4 +1,4 @@
-"""The manifest: everything a checkpoint is, in one object that is published by one conditional create."""
+"""The manifest of a checkpoint: one object that describes all of it, and whose conditional create publishes it."""
 
 from __future__ import annotations
 
@@ -19,67 +19,67 @@ _NAME_CHARS = 80
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of a snapshot: what the backend calls it, where it is, and what its bytes must be."""
+    """A file of a snapshot: its name in the backend, its path, and the size and hash of its bytes."""
 
     name: str
     size: int
     sha256: str
     path: str = ""
-    """Below the job's directory; empty when the bytes are `inline`."""
+    """The path below the job's directory; empty when the bytes are `inline`."""
     inline: bytes | None = None
     shared: bool = False
-    """True: other checkpoints may reference the same path; it is deleted by reachability alone."""
+    """True: other checkpoints may reference the same path; it is deleted once no checkpoint does."""
 
 
 def stored_once(files: Iterable[FileRef]) -> list[FileRef]:
-    """Return which of some files lie in storage, each path once: operators and sources may reference the same."""
+    """Return the files that are objects in storage, each path once: operators and sources may reference the same."""
     return list({file.path: file for file in files if file.inline is None}.values())
 
 
 def size_of(files: Iterable[FileRef]) -> int:
-    """Return how many bytes some files are: after a rescale, several partitions have parts of the same one."""
-    found = list(files)
-    return sum(file.size for file in stored_once(found)) + sum(f.size for f in found if f.inline is not None)
+    """Return the total size of files, each counted once: after a rescale, several partitions share a file."""
+    refs = list(files)
+    return sum(file.size for file in stored_once(refs)) + sum(f.size for f in refs if f.inline is not None)
 
 
 class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How long what a state holds lives after it was written."""
+    """The expiry of a state's values: `duration_ms` after they were written."""
 
     duration_ms: int
     refresh: str
-    """"write", or "read": reading prolongs it too."""
+    """"write", or "read": a read prolongs it too."""
     time: str
-    """"processing" or "event": the time that its expiry is in."""
+    """"processing" or "event": the time in which it is measured."""
 
 
 class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_field="kind", omit_defaults=True):
-    """Windows of one length that begin at fixed times: tumbling and sliding ones."""
+    """Windows of one length that begin at fixed times: tumbling and sliding windows."""
 
     size_ms: int
     every_ms: int
     start_ms: int
-    """Behind a multiple of `every_ms` since 1970: where one begins."""
+    """The offset of their starts from the multiples of `every_ms` since 1970."""
     time: Literal["event", "processing"]
     lateness_ms: int = 0
-    """For how long windows are kept once they are complete."""
+    """The time for which complete windows are kept."""
 
     def __str__(self) -> str:
         return f"{self.size_ms} ms every {self.every_ms} ms from {self.start_ms} ms{_by(self.time)}"
 
 
 class SessionWindows(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind", omit_defaults=True):
-    """Sessions: those in state have their ends, so that the gap may change."""
+    """Sessions. State has the end of each, so that the gap may change."""
 
     time: Literal["event", "processing"]
     lateness_ms: int = 0
-    """For how long sessions are kept once they are complete."""
+    """The time for which complete sessions are kept."""
 
     def __str__(self) -> str:
         return f"sessions{_by(self.time)}"
 
 
 class CountWindows(msgspec.Struct, frozen=True, kw_only=True, tag="count", tag_field="kind"):
-    """Windows of so many events of a key."""
+    """Windows of a fixed number of events of a key."""
 
     events: int
 
@@ -88,13 +88,13 @@ class CountWindows(msgspec.Struct, frozen=True, kw_only=True, tag="count", tag_f
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, tag="interval", tag_field="kind", omit_defaults=True):
-    """What a join within an interval matches: how much later than the left row the right one may be."""
+    """The condition of an interval join: the bounds of the right row's time minus the left row's."""
 
     lower_ms: int
     upper_ms: int
     how: str
     bounds: str = "[]"
-    """Which of both are included: `[`, `]`."""
+    """`[` includes the lower bound, `]` the upper one."""
 
     def __str__(self) -> str:
         excluded = "" if self.bounds == "[]" else f", {self.bounds}"
@@ -109,28 +109,28 @@ def _by(time: str) -> str:
 
 
 class OlderSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A type that a state's values had, and how they become those of the next higher schema id."""
+    """A former type of a state's values, and their conversion into those of the next higher schema id."""
 
     value_type: str
     renamed: dict[str, str] = {}
-    """By path in the next type: what a field was called in this one."""
+    """By path in the next type: the field's name in this one."""
     fill: dict[str, bytes] = {}
-    """By path in the next type: what a field has that this one lacks, encoded as a value of its type; else null."""
+    """By path in the next type: the encoded value of a field that this type lacks; null for others."""
 
 
 class AggregateInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A result of built-in aggregation, by which its state is found."""
+    """A result of built-in aggregation, and the columns of its state."""
 
     function: str
-    """As in `sl.agg`; `first_valid` and `last_valid` are those of values only."""
+    """Its name in `sl.agg`; `first_valid` and `last_valid` ignore nulls."""
     type: str
     """Spark DDL of the result."""
     columns: list[str]
-    """Those of the accumulator, which others may share."""
+    """The columns of the accumulator, which other results may share."""
 
 
 class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared state: enough to read its bytes without the program."""
+    """A declared state, with all that is needed to read its bytes without the program."""
 
     name: str
     kind: str
@@ -139,17 +139,17 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     key_type: str = ""
     """Spark DDL of a map's keys; empty for other kinds."""
     schema_id: int = 0
-    """What values of `value_type` are stored with."""
+    """The schema id of stored values of `value_type`."""
     older: dict[int, OlderSchema] | msgspec.UnsetType = msgspec.UNSET
-    """By schema id: what values may still be stored with; left out when none are."""
+    """By schema id: the former types that stored values may still have; left out if there are none."""
     ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
     """Left out for a state that does not expire."""
     windows: Windows | msgspec.UnsetType = msgspec.UNSET
-    """How the windows are cut that the state is of; left out where it can be read without knowing that."""
+    """The windows of the state; left out if it can be read without them."""
     merge: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    """Of accumulators of built-in aggregates: how two become one, by their columns."""
+    """For accumulators of built-in aggregates: by column, the function that merges two of them."""
     aggregates: dict[str, AggregateInfo] | msgspec.UnsetType = msgspec.UNSET
-    """Of the first state of such an operator: the results, by name."""
+    """In the first state of such an operator: its results, by name."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,10 +174,10 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_path(uid: str, state: str, sha256: str) -> str:
-    """Return where, in a savepoint's folder, the table's file with these bytes is.
+    """Return the path, in a savepoint's folder, of the table's file with these bytes.
 
-    Of the names is there what any file system and any url can have, so that `data/detect.seen-*.parquet` are the files
-    of one state; the whole names are inside the file.
+    It has the characters of the names that any file system and url allows, so that `data/detect.seen-*.parquet` are
+    the files of one state; the full names are inside the file.
 
     >>> table_path("late orders", "timers.event", "8c…")
     'data/late_orders.timers.event-8c….parquet'
@@ -200,11 +200,11 @@ class OperatorInfo(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionInfo]
     """Empty in a canonical savepoint."""
     tables: dict[str, list[TableFile]] | msgspec.UnsetType = msgspec.UNSET
-    """Only in a canonical savepoint: by state, its rows, in order of key groups."""
+    """Only in a canonical savepoint: by state, the files of its rows, in order of key groups."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a source-progress file that checkpoints share: bytes are named by their content."""
+    """A part of a source-progress file that checkpoints share; its path contains its hash."""
 
     size: int
     sha256: str
@@ -219,17 +219,17 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What rewinds the sources: Spark's own progress files, opaque to us."""
+    """The position of the sources at the checkpoint: Spark's own progress files, opaque to us."""
 
     batch: int
-    """The last batch that was read; -1: none yet, and the files say where the sources begin."""
+    """The last batch that was read; -1: none yet, and the files have the positions at which the sources begin."""
     blob: FileRef
     """A compressed archive of every small file and of the tails of large ones."""
     large: list[SourceFile] = []
     names: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """The sources' names, in the order in which Spark's files number them; left out when there is one without."""
+    """The sources' names, in the order in which Spark's files number them; left out if one has no name."""
     directory: str | msgspec.UnsetType = msgspec.UNSET
-    """The directory, as a url, of the job that read them: its later checkpoints say what was read since."""
+    """The url of the directory of the job that read them, whose later checkpoints have its later positions."""
 
     def files(self) -> list[FileRef]:
         """Return every file that the source progress needs."""
@@ -241,16 +241,16 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink has staged up to this checkpoint's epoch and commits once the checkpoint is published."""
+    """A sink's staged output up to this checkpoint's epoch, which it commits once the checkpoint is published."""
 
     name: str
     pending: list[str]
     """Committables, opaque to us, oldest first."""
     kind: str | msgspec.UnsetType = msgspec.UNSET
     destination: str | msgspec.UnsetType = msgspec.UNSET
-    """Where its rows go, in words that are the same at each start; left out where only the sink knows."""
+    """The target of its rows, as text that is the same at each start; left out if the sink does not name one."""
     reached: str | msgspec.UnsetType = msgspec.UNSET
-    """How far it had come in what it writes to, opaque to us; left out where nothing was written, or nobody counts."""
+    """Its position in the target, opaque to us; left out if nothing was written, or the sink has no positions."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +264,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     engine_version: str
     life: str
-    """Names the job's life, from its very first start on: sinks are known by it."""
+    """A name that the job keeps from its first start on, by which its sinks are identified."""
     operators: list[OperatorInfo]
     source: SourceInfo | None = None
     sinks: list[SinkInfo] = []
@@ -274,18 +274,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     uploaded_bytes: int = 0
     total_bytes: int = 0
     totals: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    """What the job has counted in its life up to the epoch, by name; left out where nobody counted."""
+    """The job's counters since its first start up to the epoch, by name; left out if there are none."""
     savepoint: Literal["canonical", "native"] | msgspec.UnsetType = msgspec.UNSET
-    """Left out in a checkpoint. The files of a savepoint are relative to its own folder, and no one else's."""
+    """Left out in a checkpoint. The paths of a savepoint's files are relative to its folder, and it owns them."""
 
     def files(self) -> list[FileRef]:
-        """Return every file the checkpoint needs, shared ones and its own; inline ones have no path."""
-        found = [f for operator in self.operators for p in operator.partitions for f in p.files]
-        found += [t.file for operator in self.operators for tables in (operator.tables or {}).values() for t in tables]
-        return found + (self.source.files() if self.source else [])
+        """Return every file that the checkpoint needs, also shared ones; inline ones have no path."""
+        refs = [f for operator in self.operators for p in operator.partitions for f in p.files]
+        refs += [t.file for operator in self.operators for tables in (operator.tables or {}).values() for t in tables]
+        return refs + (self.source.files() if self.source else [])
 
     def stored(self) -> list[FileRef]:
-        """Return every file that lies in storage, each path once."""
+        """Return every file that is an object in storage, each path once."""
         return stored_once(self.files())
 
 
@@ -294,7 +294,7 @@ BACKENDS = frozenset(("memory", "filesystem", "rocksdb"))
 
 
 def _misfit(manifest: Manifest) -> str:
-    """Return what of a manifest's operators does not fit together, or is nothing that this release knows."""
+    """Return the part of a manifest's operators that is inconsistent, or unknown to this release; "" if none is."""
     uids = [operator.uid for operator in manifest.operators]
     for operator in manifest.operators:
         where = f"operator '{operator.uid}'"
@@ -357,7 +357,7 @@ def _misfit_of_tables(operator: OperatorInfo, tables: dict[str, list[TableFile]]
             here = f": table '{state}', file {number}"
             if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST_GROUP):
                 return f"{here}: key groups {first} to {last} of {operator.max_parallelism}"
-            # A large key group has several files; no other file begins where one ends.
+            # Only the files of one large key group begin with the group that the file before ends with.
             before = files[number - 1].last_key_group if number else -1
             if before > first or (before == first and not files[number - 1].first_key_group == first == last):
                 return f"{here}: begins with key group {first}, and the one before ends with {before}"

@@ -1,6 +1,6 @@
-"""Names "uid", "uid.state" and "uid.state.field" of a snapshot: uids and names of states may have dots themselves.
+"""Names "uid", "uid.state" and "uid.state.field" in a snapshot, where uids and names of states may contain dots.
 
-A name means what there is of it. What may be two things is refused, and is said with quotes, as in SQL: `"a.b"` is the
+A name refers to what exists in the snapshot. An ambiguous name is refused and needs quotes, as in SQL: `"a.b"` is the
 operator a.b, `"a"."b"` the state b of operator a.
 """
 
@@ -35,23 +35,23 @@ class Named(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name that can mean nothing else."""
+        """The name with quotes, which is unambiguous."""
         return self._joined(_quoted(self.uid), _quoted(self.state))
 
     @property
     def spellings(self) -> set[str]:
-        """All ways to write the name."""
+        """All spellings of the name, with and without quotes."""
         uids, states = (self.uid, _quoted(self.uid)), (self.state, _quoted(self.state))
         return {self._joined(uid, state) for uid in uids for state in states}
 
     def _joined(self, uid: str, state: str) -> str:
         name = f"{uid}.{state}" if self.state else uid
-        # Of a list's elements and a map's values, a path begins with brackets.
+        # A path in a list's elements or a map's values begins with brackets.
         return name + (f".{self.field}" if self.field and self.field[0] not in "[{" else self.field)
 
 
 def everything_in(operators: Iterable[OperatorInfo]) -> list[Named]:
-    """Return all that can be named: operators, each before its states."""
+    """Return the names of all operators and their states, each operator before its states."""
     return [
         named
         for operator in operators
@@ -60,30 +60,30 @@ def everything_in(operators: Iterable[OperatorInfo]) -> list[Named]:
 
 
 def find_named(what: str, name: str, there: Sequence[Named]) -> Named | None:
-    """Return the one of these that a name means; None if it means none.
+    """Return the operator or state that a name refers to; None if there is none.
 
-    Raises ConfigurationError if it may be several, saying which; `what` says where the name was given.
+    Raises ConfigurationError, with all candidates, if the name is ambiguous; `what` is the place of the name.
     """
-    found = meant(name, there)
-    if len(found) > 1:
+    matches = matching_names(name, there)
+    if len(matches) > 1:
         raise ConfigurationError(
-            f"{what} names '{name}', which may be {' or '.join(map(str, found))}",
-            hint=f"write it with quotes: {' or '.join(one.quoted for one in found)}",
+            f"{what} names '{name}', which may be {' or '.join(map(str, matches))}",
+            hint=f"write it with quotes: {' or '.join(one.quoted for one in matches)}",
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def name_in(there: Sequence[Named], named: Named) -> str:
-    """Return how something that is there is named: with quotes only where it has to be."""
-    return named.plain if meant(named.plain, there) == [named] else named.quoted
+    """Return the name of an operator or state, with quotes only if it would be ambiguous."""
+    return named.plain if matching_names(named.plain, there) == [named] else named.quoted
 
 
-def meant(name: str, there: Sequence[Named]) -> list[Named]:
-    """Return which of these a name may mean."""
-    found = [one for one in there if one.plain == name]
-    if not found and '"' in name:
-        found = [one for one in there if name in one.spellings]
-    return found
+def matching_names(name: str, there: Sequence[Named]) -> list[Named]:
+    """Return the operators and states that a name may refer to."""
+    matches = [one for one in there if one.plain == name]
+    if not matches and '"' in name:
+        matches = [one for one in there if name in one.spellings]
+    return matches
 
 
 def _quoted(part: str) -> str:

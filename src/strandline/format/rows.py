@@ -1,4 +1,4 @@
-"""Rows that wait for their way into another system: Arrow batches in a frame, as docs/format.md says."""
+"""Files of rows that are to be delivered to another system: Arrow batches in a frame, as docs/format.md says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def encode_rows(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Return a file of these batches, which are of one schema and at least one."""
+    """Return a file of at least one batch, all of one schema."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema, options=_OPTIONS) as writer:
         for batch in batches:

@@ -1,7 +1,7 @@
-"""Stored values: a header of flags and schema id, then the fixed or the packed layout. See docs/format.md.
+"""The encoding of values: a header of flags and schema id, then the fixed or the packed layout. See docs/format.md.
 
-Of values that expire the header says so, and eight bytes with the time follow it: they compare as times do, and many
-values can be looked at without decoding them.
+A flag in the header marks values that expire. Eight bytes with the time follow it, which compare as times do, so that
+expired values are recognised without decoding.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
 _START = _HEADER_BYTES + _TTL_BYTES
 MAX_SCHEMA_ID = 254
-# A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
+# Many values are decoded as one array, in which a header is two msgpack integers: larger bytes are no integers.
 _MAX_FIXINT = 127
 _AT_ONCE = 2048
 
 Older = Mapping[int, tuple[DataType, Convert | None]]
-"""By schema id: the type of values that were written before, and how they become values of today's."""
+"""By schema id: a former type of the values, and the conversion into the current type."""
 
 _DOES_NOT_FIT = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, msgspec.MsgspecError)
 _IS_DAMAGED = (TypeError, ValueError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
 
 
 class ValueCodec:
-    """Encodes and decodes the values of one type, never None: that means "no value" and is the callers'.
+    """Encodes and decodes the values of one type. None means "no value" and is left to the callers.
 
-    `encode` and `encode_many` take what `coerce` returns, or values whose type is `exact`; they raise StateTypeError
-    for what is out of range. Decoding raises CorruptionError for bytes that are no value of this type and schema id,
-    nor of an older one: those are read through their own type, and become what `older` makes of them.
+    `encode` and `encode_many` take values that `coerce` returned, or whose type is `exact`; they raise StateTypeError
+    for one that is out of range. Decoding raises CorruptionError for bytes that are no value of this type and schema
+    id, nor of an older one. Values of older schemas are decoded by their own type and converted as `older` says.
     """
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
     copy: Callable[[Any], Any]
-    """Deep copy of what is mutable in a value, so that nobody can change what a cache holds."""
+    """Deep-copies the mutable parts of a value, so that user code cannot change a cached one."""
 
     def __init__(self, kind: DataType, schema_id: int = 0, older: Older | None = None) -> None:
         if not 0 <= schema_id <= MAX_SCHEMA_ID:
@@ -58,7 +58,7 @@ class ValueCodec:
         self.type = kind
         self.schema_id = schema_id
         self.exact = kind.exact
-        """If a value's type is this, it needs no coercion: what is out of range, encoding reports."""
+        """Values of this Python type need no coercion: `encode` reports those that are out of range."""
         copy = copier(kind)
         self.mutable = copy is not None
         self.copy = copy or same
@@ -74,11 +74,11 @@ class ValueCodec:
         self._older = {id: (ValueCodec(was, id), convert) for id, (was, convert) in (older or {}).items()}
         self.encode = self._guard_encode(self._layout.encoder() if self._layout else self._packed_encoder())
         decode = self._layout.decoder(self._usual) if self._layout else self._packed_decode
-        # Where nothing is older, nobody looks whether a value is.
+        # Without older schemas, decoding does not check for them.
         self.decode = self._guard_decode(self._decoding_older(decode) if self._older else decode)
 
     def coerce(self, value: Any) -> Any:
-        """Return a user's value checked and in its one form, sharing nothing mutable with it; raise StateTypeError."""
+        """Return a copy of a user's value in its canonical form; raise StateTypeError if it does not fit."""
         try:
             return self._coerce(value)
         except MisfitError as misfit:
@@ -101,12 +101,12 @@ class ValueCodec:
     def decode_many(self, data: Sequence[bytes | None]) -> list[Any]:
         """Decode values, in order; None stays None."""
         present: Any = [item for item in data if item is not None] if None in data else data
-        found = self._try_at_once(present)
-        if found is None:
-            found = self._decode_mixed(present) if self._older else list(map(self.decode, present))
+        values = self._try_at_once(present)
+        if values is None:
+            values = self._decode_mixed(present) if self._older else list(map(self.decode, present))
         if present is data:
-            return found
-        each = iter(found)
+            return values
+        each = iter(values)
         return [None if item is None else next(each) for item in data]
 
     def encode_arrow(self, array: pa.Array) -> list[bytes]:
@@ -122,20 +122,20 @@ class ValueCodec:
         """Decode values into an Arrow column, null where None."""
         if self._layout is not None:
             return self._decoded_arrow(data)
-        # A part at a time: more plain forms at once would keep the garbage collector busy.
+        # Decode in parts: more plain forms at once would keep the garbage collector busy.
         parts = [self._decoded_arrow(data[at : at + _AT_ONCE]) for at in range(0, len(data), _AT_ONCE)]
         return pa.concat_arrays(parts) if parts else pa.nulls(0, to_arrow_type(self.type))
 
     def _decoded_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
-        found = self._layout.decode_arrow(data) if self._layout else self._packed_columns(data)
-        return self._mixed_arrow(data) if found is None else found
+        column = self._layout.decode_arrow(data) if self._layout else self._packed_columns(data)
+        return self._mixed_arrow(data) if column is None else column
 
     def _mixed_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
-        """Decode values of which some must be looked at one by one."""
+        """Decode values of which some must be decoded one by one."""
         return build(self.decode_many(data), self.type)
 
     def _packed_columns(self, data: Sequence[bytes | None]) -> pa.Array | None:
-        """Decode packed values column by column; None if they must be looked at one by one."""
+        """Decode packed values column by column; None if they must be decoded one by one."""
         present: Any = [item for item in data if item is not None] if None in data else data
         try:
             plain = self._plain_at_once(present)
@@ -157,17 +157,17 @@ class ValueCodec:
             return None
 
     def _decode_at_once(self, data: Sequence[bytes]) -> list[Any] | None:
-        """Decode values at once; None if they must be looked at one by one."""
+        """Decode values together; None if they must be decoded one by one."""
         if self._layout is not None:
             return self._layout.decode_many(data)
         plain = self._plain_at_once(data)
         return plain if plain is None or self._from_plain is None else list(map(self._from_plain, plain))
 
     def _plain_at_once(self, data: Sequence[bytes]) -> list[Any] | None:
-        """Read the plain forms of packed values at once; None if they must be looked at one by one."""
+        """Return the plain forms of packed values; None if they must be decoded one by one."""
         if self.schema_id > _MAX_FIXINT:
             return None
-        # All values are read as one msgpack array of flags, schema id, value, flags, …: one call instead of many.
+        # One call decodes all values as one msgpack array of flags, schema id, value, flags, ….
         parts = self._unpack_many(b"\xdd" + (3 * len(data)).to_bytes(4, "big") + b"".join(data))
         plain: list[Any] = parts[2::3]
         usual = parts[::3].count(0) == parts[1::3].count(self.schema_id) == len(data)
@@ -188,19 +188,19 @@ class ValueCodec:
         return decode_any
 
     def _decode_mixed(self, data: Sequence[bytes]) -> list[Any]:
-        """Decode values of several schemas: those of each at once."""
+        """Decode values of several schemas: those of each schema together."""
         at: dict[int, list[int]] = {}
         for position, item in enumerate(data):
             at.setdefault(item[1] if len(item) >= _HEADER_BYTES else self.schema_id, []).append(position)
         if len(at) == 1:
             (schema_id,) = at
             return self._decode_written_with(schema_id, data)
-        found: list[Any] = [None] * len(data)
+        decoded: list[Any] = [None] * len(data)
         for schema_id, positions in at.items():
             values = self._decode_written_with(schema_id, [data[position] for position in positions])
             for position, value in zip(positions, values, strict=True):
-                found[position] = value
-        return found
+                decoded[position] = value
+        return decoded
 
     def _decode_written_with(self, schema_id: int, data: Sequence[bytes]) -> list[Any]:
         if schema_id not in self._older:
@@ -217,7 +217,7 @@ class ValueCodec:
         return plain if self._from_plain is None else self._from_plain(plain)
 
     def _usual(self, data: bytes) -> bytes:
-        """Return a value whose header is not the usual one as if it were, without what the header announced."""
+        """Return a value with the usual header in place of another one, and without its expiry."""
         if len(data) < _HEADER_BYTES:
             raise CorruptionError(f"a stored {self.type.ddl} has {len(data)} bytes, which is less than its header")
         flags, schema_id = data[0], data[1]
@@ -279,11 +279,11 @@ class ValueCodec:
 # -- values that expire
 
 Expiring = tuple[int | None, Any]
-"""When a value expires, in microseconds since 1970, and the value; None: it never does."""
+"""The time when a value expires, in microseconds since 1970, or None if it never does, and the value."""
 
 
 class ExpiringCodec:
-    """Encodes and decodes values together with when they expire, as pairs. See ValueCodec for what it raises."""
+    """Encodes and decodes pairs of an expiry time and a value. Raises the errors of ValueCodec."""
 
     def __init__(self, values: ValueCodec) -> None:
         self._values = values
@@ -314,17 +314,17 @@ class ExpiringCodec:
 
 
 def pack_expiry(expires_us: int) -> bytes:
-    """Return the eight bytes of a time."""
+    """Encode a time as eight bytes."""
     return _TIME.pack(expires_us + _BIAS)
 
 
 def with_expiry(value: bytes, packed: bytes) -> bytes:
-    """Return an encoded value that has no expiry as one that has."""
+    """Add an expiry to an encoded value that has none."""
     return bytes((value[0] | _HAS_TTL, value[1])) + packed + value[_HEADER_BYTES:]
 
 
 def packed_expiry(value: bytes) -> bytes | None:
-    """Return the eight bytes that say when an encoded value expires; None when it never does."""
+    """Return the eight bytes of an encoded value's expiry time; None if it never expires."""
     if not value or not value[0] & _HAS_TTL:
         return None
     if len(value) < _START:
@@ -335,13 +335,13 @@ def packed_expiry(value: bytes) -> bytes | None:
 
 
 def expiry_of(value: bytes) -> int | None:
-    """Return when an encoded value expires; None when it never does."""
+    """Return the time when an encoded value expires; None if it never does."""
     packed = packed_expiry(value)
     return None if packed is None else _TIME.unpack(packed)[0] - _BIAS
 
 
 def without_expiry(value: bytes) -> bytes:
-    """Return an encoded value as if it never expired."""
+    """Remove the expiry of an encoded value, if it has one."""
     if packed_expiry(value) is None:
         return value
     return bytes((value[0] & ~_HAS_TTL, value[1])) + value[_START:]

@@ -12,7 +12,7 @@ from strandline.core.keygroups import partition_of
 from strandline.core.times import as_datetime
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.format.names import Named, meant, name_in
+from strandline.format.names import Named, matching_names, name_in
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Answered, Asked, Entries, looked_up_type
 from strandline.types.coercion import MisfitError
@@ -132,7 +132,7 @@ def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
 def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
     """Return the table that a name, `uid.state`, is of. Raises NotFoundError, with what there is."""
     there = {Named(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN}
-    found = meant(name, [*there])
+    found = matching_names(name, [*there])
     if len(found) != 1:
         known = ", ".join(name_in([*there], one) for one in found or there)
         raise NotFoundError(

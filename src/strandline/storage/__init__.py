@@ -1,1 +1,1 @@
-"""Objects: what checkpoints are kept in."""
+"""Object stores, which hold checkpoints."""

@@ -1,4 +1,4 @@
-"""The one small interface behind which every durable storage stands."""
+"""The interface of every durable storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One stored object: its path below the store's root, its size and when it was last written."""
+    """One stored object: its path below the store's root, its size and the time of its last write."""
 
     path: str
     size_bytes: int
@@ -20,35 +20,36 @@ class ObjectInfo:
 class ObjectStore(Protocol):
     """A flat store of immutable objects under '/'-separated relative paths.
 
-    Every write is atomic: a reader sees the whole object or none. Errors are UnavailableError (trying again may
-    help), NotFoundError, ConflictError (only `create`) and ConfigurationError (no such bucket;
-    AccessError where credentials or rights are refused).
+    Every write is atomic: a reader sees the whole object or none. Errors are UnavailableError (a retry may help),
+    NotFoundError, ConflictError (only `create`) and ConfigurationError (no such bucket; AccessError if credentials or
+    rights are refused).
     """
 
     @property
     def url(self) -> str:
-        """Where the store's root is, without secrets."""
+        """The url of the store's root, without secrets."""
         ...
 
     def put(self, path: str, data: bytes) -> None:
-        """Write an object, replacing one that is there."""
+        """Write an object, replacing an existing one."""
         ...
 
     def create(self, path: str, data: bytes) -> None:
-        """Write an object if none is there, else raise ConflictError.
+        """Write an object if none exists, else raise ConflictError.
 
-        A conflict may be this writer's own earlier try whose answer was lost: callers compare the content.
+        The existing object may be from an earlier attempt of this writer whose answer was lost: callers compare the
+        content.
         """
         ...
 
     def put_file(self, path: str, source: Path) -> None:
-        """Upload a local file, streaming."""
+        """Upload a local file as a stream."""
         ...
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
-        """Have an object of another store put here without its bytes passing through this process.
+        """Copy an object of another store into this one within the storage, without reading it here.
 
-        False, and nothing has happened, where storage cannot do that for these two, or finds no such object.
+        Return False, without effect, if the storage cannot do that for these two stores, or has no such object.
         """
         ...
 
@@ -57,11 +58,11 @@ class ObjectStore(Protocol):
         ...
 
     def get_file(self, path: str, target: Path) -> None:
-        """Download an object into a local file, streaming; the target is complete or absent."""
+        """Download an object into a local file as a stream; the target is complete or absent."""
         ...
 
     def head(self, path: str) -> ObjectInfo:
-        """Look at an object without reading it."""
+        """Return an object's size and time of writing without reading it."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -69,5 +70,5 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects; one that is not there is no error."""
+        """Delete objects; an absent object is not an error."""
         ...

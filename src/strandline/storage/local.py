@@ -1,8 +1,8 @@
-"""Local directories behind our ObjectStore. What a call has done or shown is still so after a power cut.
+"""An ObjectStore in a local directory. The effects and results of a call survive a power cut.
 
-A file's bytes and its name are made durable apart: by syncing the file, and by syncing every directory on the way to
-it. So an object is written beside its name, synced, given its name, and then its directories are synced, all of them:
-another process may have made one of them and not have come to syncing it.
+A file's bytes and its name become durable separately: by fsync of the file, and by fsync of every directory on its
+path. So an object is written to a temporary file, synced and renamed, and then all directories of its path are synced:
+another process may have made one of them and not have synced it yet.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _FULL = "check that the directory is writable and its disk not full"
 
 
 def sync_file(path: Path) -> None:
-    """Make a file's bytes durable, whoever wrote them; its name is its directory's. Raises OSError."""
+    """Make a file's bytes durable, from any writer, but not its name: see sync_directory. Raises OSError."""
     _fsync(path, os.O_RDONLY)
 
 
 def sync_directory(path: Path) -> None:
-    """Make durable which names a directory has; that it is there itself is its parent's. Raises OSError."""
+    """Make the names in a directory durable; its own name needs a sync of its parent. Raises OSError."""
     try:
         _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        # Some file systems do not sync directories at all: what they do at once is all there is.
+        # Some file systems cannot sync directories.
         if error.errno != errno.EINVAL:
             raise
 
@@ -54,7 +54,7 @@ def _fsync(path: Path, flags: int) -> None:
 
 @contextmanager
 def if_allowed() -> Iterator[None]:
-    """Go on where we may not even look: nobody like us has just made a directory there."""
+    """Ignore errors of missing rights: a process with ours cannot have made a directory there."""
     try:
         yield
     except OSError as error:
@@ -62,26 +62,26 @@ def if_allowed() -> Iterator[None]:
             raise
 
 
-def _look_anew(directory: Path) -> None:
-    """Have a network file system ask its server.
+def _refresh_names(directory: Path) -> None:
+    """Have a network file system ask its server for a directory's names.
 
-    Of what it found absent, NFS believes that it still is, for up to a minute, unless the directory is opened.
+    NFS caches for up to a minute that a file is absent, unless its directory is opened.
     """
     with suppress(OSError):
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 
 class Disk:
-    """All that a LocalStore changes, and syncs, on a disk. Every function raises OSError, as the system's own do."""
+    """The functions by which a LocalStore changes and syncs a disk. Each raises OSError, as the system's do."""
 
     copy = staticmethod(shutil.copyfile)
-    """Write a new file with the bytes of another: copied, since the other one may be written to."""
+    """Write a new file with a copy of another's bytes: no link, since the other file may change."""
     sync_file = staticmethod(sync_file)
     sync_directory = staticmethod(sync_directory)
     rename = staticmethod(os.replace)
-    """Give a file another name, replacing the file that has it."""
+    """Rename a file, replacing the file with that name."""
     link = staticmethod(os.link)
-    """Give a file a second name; raise FileExistsError if that one is taken."""
+    """Give a file a second name; raise FileExistsError if a file has that name."""
     unlink = staticmethod(os.unlink)
     mkdir = staticmethod(os.mkdir)
     rmdir = staticmethod(os.rmdir)
@@ -95,19 +95,19 @@ class Disk:
 class LocalStore:
     """A directory as an ObjectStore, for any number of processes.
 
-    When a call returns, a power cut takes nothing of it back: neither what it wrote or deleted, nor what it read,
-    listed or ran into, even if whoever had written that was killed before it was synced. (`get_file` alone syncs
-    nothing: what it reads is named by something that was read before.) A name has all of its bytes or is not there.
-    `fsync` False: all that holds while the machine runs, and nothing after a power cut.
+    When a call returns, its effect and its result survive a power cut: also a read, a listing or a conflict, even if
+    the writer of the object was killed before it synced it. (Only `get_file` syncs nothing: the name of its object was
+    read from another object before.) A name has all of its bytes or does not exist. With `fsync` False, these
+    guarantees hold while the machine runs, but not after a power cut.
 
-    A writer that is killed may leave a temporary file beside its target. Nobody sees it, and the first listing that
-    finds it a day old removes it. Directories are made when needed and removed when a deletion empties them.
+    A writer that is killed may leave a temporary file beside its target. No call returns it, and the first listing
+    that finds it a day old removes it. Directories are made when needed and removed when a deletion empties them.
     """
 
     def __init__(self, root: Path, *, fsync: bool = True, disk: Disk | None = None, clock: Clock | None = None) -> None:
-        """Open a directory, which is made if it is not there. Raises UnavailableError."""
+        """Open a directory, or make it. Raises UnavailableError."""
         self._root = root.absolute()
-        # Keepers open what is shown here: every character of the path must survive being read as a url.
+        # Keepers open the store by this url, so it must encode every character of the path.
         self.url = self._root.as_uri()
         self._fsync = fsync
         self._disk = disk or Disk()
@@ -135,13 +135,13 @@ class LocalStore:
             self._disk.rename(temporary, target)
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
-        """Give a file of another directory a second name here: objects never change under a name."""
+        """Hard-link a file of another directory, which is safe since objects never change."""
         if not isinstance(source, LocalStore):
             return False
         try:
             self._put(path, lambda temporary: self._disk.link(source._at(source_path), temporary))
         except UnavailableError:
-            # Another file system, one without links, or no such file.
+            # It is on another file system, on one without links, or absent.
             return False
         return True
 
@@ -173,7 +173,7 @@ class LocalStore:
     def head(self, path: str) -> ObjectInfo:
         target = self._at(path)
         with self._errors(path), self._lasting(target):
-            _look_anew(target.parent)
+            _refresh_names(target.parent)
             if target.is_dir():
                 raise IsADirectoryError
             return self._info(target, target.stat())
@@ -184,23 +184,23 @@ class LocalStore:
             return iter([*self._walk(directory)])
 
     def _walk(self, directory: Path) -> Iterator[ObjectInfo]:
-        """Give the objects of a directory, once what it shows is durable, and those of the directories below."""
-        found, below = [], []
+        """Yield the objects of a directory, once its names are durable, and those of the directories below."""
+        infos, below = [], []
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
                     if entry.is_dir():
                         below.append(Path(entry.path))
                     elif entry.is_file():
-                        # It may be gone by now.
+                        # It may have been deleted meanwhile.
                         with suppress(FileNotFoundError):
-                            found.append(self._info(Path(entry.path), entry.stat()))
+                            infos.append(self._info(Path(entry.path), entry.stat()))
         except (FileNotFoundError, NotADirectoryError):
-            # It is gone by now, or never was there: that must be durable, too.
+            # It is absent: that must be durable, too.
             self._sync_way_to(directory)
             return
         self._sync(directory)
-        for info in found:
+        for info in infos:
             if not _TEMPORARY.search(info.path):
                 yield info
             elif info.modified_ms < self._clock.now_ms() - _LEFTOVER_MS:
@@ -209,7 +209,7 @@ class LocalStore:
             yield from self._walk(each)
 
     def _remove_leftover(self, path: Path) -> None:
-        # It takes room and nothing else: a reader that may not delete reads on.
+        # It only takes space: a reader without the right to delete continues.
         with suppress(OSError):
             self._disk.unlink(path)
             self._prune(path.parent)
@@ -218,7 +218,7 @@ class LocalStore:
         touched: dict[Path, str] = {}
         for path in paths:
             target = self._at(path)
-            # Of one that is gone already, the deletion may not be durable yet.
+            # If the object is absent already, its deletion may not be durable yet.
             touched.setdefault(target.parent, path)
             with self._errors(path, writing=True), suppress(FileNotFoundError):
                 self._disk.unlink(target)
@@ -227,7 +227,7 @@ class LocalStore:
                 self._sync(self._prune(directory))
 
     def _prune(self, directory: Path) -> Path:
-        """Remove a directory, and those above it, as far as they are empty; return the first that is there."""
+        """Remove a directory and its parents as far as they are empty; return the first that remains."""
         while directory != self._root:
             try:
                 self._disk.rmdir(directory)
@@ -247,12 +247,12 @@ class LocalStore:
             )
         return self._root.joinpath(*parts)
 
-    def _info(self, path: Path, found: os.stat_result) -> ObjectInfo:
-        return ObjectInfo(path.relative_to(self._root).as_posix(), found.st_size, found.st_mtime_ns // 1_000_000)
+    def _info(self, path: Path, stat: os.stat_result) -> ObjectInfo:
+        return ObjectInfo(path.relative_to(self._root).as_posix(), stat.st_size, stat.st_mtime_ns // 1_000_000)
 
     @contextmanager
     def _temporary(self, target: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-        """Give a file beside the target with its bytes, durable; whatever has become of it, it is gone at the end."""
+        """Yield a durable temporary file with the bytes, in the target's directory; delete its name at the end."""
         temporary = target.with_name(f".{unique_name()}.writing")
         try:
             try:
@@ -268,14 +268,14 @@ class LocalStore:
                 self._disk.unlink(temporary)
 
     def _make(self, directory: Path) -> None:
-        """Make a directory, and those above it that are missing."""
+        """Make a directory and its missing parents."""
         if directory.is_dir():
             return
         self._make(directory.parent)
         try:
             self._disk.mkdir(directory)
         except FileExistsError:
-            # Somebody else made it meanwhile; or it is a file.
+            # Another process made it meanwhile; or it is a file.
             if not directory.is_dir():
                 raise
 
@@ -285,20 +285,20 @@ class LocalStore:
                 self._sync(directory)
 
     def _sync_way_to(self, target: Path) -> None:
-        """Make a name durable: that of a file or directory, and those of all directories that it is in."""
+        """Make durable the name of a file or directory, and those of all directories on its path."""
         while target != self._root:
             target = target.parent
             self._sync(target)
 
     def _sync(self, directory: Path) -> None:
         if self._fsync:
-            # One that is gone has no names: that it is gone is its parent's.
+            # A deleted directory has no names; the sync of its parent makes its deletion durable.
             with suppress(FileNotFoundError, NotADirectoryError):
                 self._disk.sync_directory(directory)
 
     @contextmanager
     def _lasting(self, target: Path) -> Iterator[None]:
-        """Make durable what is done or seen within: that the target is there, or that it is not."""
+        """Make the target's existence or absence durable after the block."""
         try:
             yield
         finally:
@@ -317,7 +317,7 @@ class LocalStore:
 
 @contextmanager
 def downloaded(target: Path) -> Iterator[BinaryIO]:
-    """Give a new file, which becomes the target once it is complete; raise UnavailableError if it cannot be written."""
+    """Yield a new file, and rename it to the target after the block; raise UnavailableError if a write fails."""
     part = target.with_name(f".{target.name}.{unique_name()}.part")
     try:
         with open(part, "xb") as file:

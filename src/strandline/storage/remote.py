@@ -1,4 +1,4 @@
-"""S3, GCS, Azure and memory behind our ObjectStore. The only module that knows obstore."""
+"""ObjectStores in S3, GCS, Azure and memory. The only module that imports obstore."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
 _REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 _SAME_SCHEMES = {"s3a": "s3", "abfs": "abfss"}
-"""Hadoop's names for what has another one, too."""
+"""Hadoop's schemes, and the usual ones for the same storage."""
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent")
 _COPYING = ("s3", "gs")
-"""Copy an object while one waits for it. Azure may answer before it has, and does not tell obstore."""
+"""Schemes whose storage copies an object before it answers. Azure may answer earlier, which obstore does not report."""
 _DECLINED = re.compile(r"status code: (4(?!08|29)\d\d|501)\b")
-"""An answer that is the same however often one asks."""
+"""An answer that a retry does not change."""
 _FORBIDDEN = re.compile(r"status code: 40[13]\b")
 _HINT = "check path, credentials and options"
 _HINTS = {
@@ -50,9 +50,9 @@ _REFUSALS = frozenset((
     "ExpiredToken", "InvalidAccessKeyId", "InvalidBucketName", "InvalidToken", "NoSuchBucket", "PermanentRedirect",
     "SignatureDoesNotMatch",
 ))  # fmt: skip
-"""What services say, by their codes, that will be so until somebody changes something."""
+"""Codes of answers that stay the same until the user changes the setup."""
 _OPEN_OPTIONS = ("endpoint", "region", "default_region", *_CLIENT_OPTIONS)
-"""Options whose values are no secrets, whichever service's prefix they have."""
+"""Options whose values are no secrets, with any service's prefix."""
 _WRONG_SETUP = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,
@@ -67,10 +67,10 @@ _WRONG_SETUP = (
 def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> ObjectStore:
     """Open the storage at a plain path, or a file://, s3://, gs://, az:// or memory:// url.
 
-    `options` are the storage's own settings (`access_key_id`, `endpoint`, …); what is missing comes from the
-    environment. A local directory is made if it is not there; `fsync` False leaves it to the machine when its files
-    become durable, which says nothing to any other storage. Raises ConfigurationError for a url or options that
-    cannot work, and UnavailableError for a directory that cannot be made. No secret shows in `url` or in errors.
+    `options` are the storage's own settings (`access_key_id`, `endpoint`, …); missing ones come from the environment. A
+    local directory is made if it is absent; with `fsync` False, the operating system decides when its files become
+    durable; other storage ignores `fsync`. Raises ConfigurationError for a url or options that cannot work, and
+    UnavailableError for a directory that cannot be made. Neither the store's `url` nor its errors contain secrets.
     """
     config: Any = dict(options or {})
     parts = urlsplit(check_url(url))
@@ -86,8 +86,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
             f"storage '{parts.scheme}://…': unknown scheme '{parts.scheme}'",
             hint=f"use a path, file://, memory:// or one of {', '.join(s + '://' for s in _REMOTE_SCHEMES)}",
         )
-    shown = remote_url(url)
-    scheme, _, rest = shown.partition("://")
+    public_url = remote_url(url)
+    scheme, _, rest = public_url.partition("://")
     bucket = f"{scheme}://{rest.partition('/')[0]}"
     is_open = re.compile(rf"(?:aws_|google_|azure_)?(?:{'|'.join(_OPEN_OPTIONS)})", re.IGNORECASE).fullmatch
     hide = _hider([parts.password or "", *(value for key, value in config.items() if not is_open(key))])
@@ -98,21 +98,21 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
 
     try:
         store = at(url)
-        whole = _Bucket(bucket, config, client, cache(partial(at, bucket))) if scheme in _COPYING else None
+        whole_bucket = _Bucket(bucket, config, client, cache(partial(at, bucket))) if scheme in _COPYING else None
     except Exception as error:
         raise ConfigurationError(
-            f"storage {shown} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
+            f"storage {public_url} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
         ) from None
-    return _ObstoreStore(store, shown, hide=hide, bucket=whole)
+    return _ObstoreStore(store, public_url, hide=hide, bucket=whole_bucket)
 
 
 def is_remote(url: str) -> bool:
-    """Whether it is of storage that is reached through a client."""
+    """Whether a url is of remote storage, which needs a client."""
     return urlsplit(url).scheme in _REMOTE_SCHEMES
 
 
 def remote_url(url: str) -> str:
-    """Return a url of remote storage without secrets, and written the same way for the same place.
+    """Return the canonical url of a place in remote storage, without secrets.
 
     >>> remote_url("s3a://key:secret@bucket/a/"), remote_url("abfss://container@account.dfs.core.windows.net/a")
     ('s3://bucket/a', 'abfss://container@account.dfs.core.windows.net/a')
@@ -120,13 +120,13 @@ def remote_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = _SAME_SCHEMES.get(parts.scheme, parts.scheme)
     user, at, host = parts.netloc.rpartition("@")
-    # Before an account of Azure stands the container, and no secret.
+    # Before an account of Azure, the url has the container, which is not secret.
     is_container = scheme == "abfss" and ":" not in user
     return f"{scheme}://{user + at if is_container else ''}{host}{parts.path.rstrip('/')}"
 
 
 def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return what removes secrets and query strings (they may be signed) from a text."""
+    """Return a function that removes secrets and query strings (they may be signed) from a text."""
     words = sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
 
     def hide(text: str) -> str:
@@ -142,29 +142,29 @@ def _first_line(error: BaseException) -> str:
 
 
 def _answer(error: BaseException) -> tuple[str, str]:
-    """Return the code of a service's answer, "" if there is none in the error, and what it says in words."""
+    """Return the code of a service's answer, "" if the error has none, and its message."""
     text = str(error)
-    found = [re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message")]
-    code, message = (match[1].strip() if match else "" for match in found)
+    matches = [re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message")]
+    code, message = (match[1].strip() if match else "" for match in matches)
     return code, f"{code}: {message}" if code else _first_line(error)
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """What objects are copied within, by whom: two are one if they compare equal."""
+    """A bucket and its credentials: objects can be copied between stores whose buckets are equal."""
 
     url: str
     config: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str]
     store: Callable[[], Any] = field(repr=False, compare=False)
-    """Opens it, once: a client costs ten milliseconds, and few copy."""
+    """Opens the bucket, once and when needed: a client takes ten milliseconds, and few stores copy."""
 
 
 class _ObstoreStore:
     """One obstore store as an ObjectStore."""
 
     def __init__(self, store: Any, url: str, *, hide: Callable[[str], str], bucket: _Bucket | None = None) -> None:
-        """`bucket` is what the store is a part of, where that can copy."""
+        """`bucket` is the bucket of the store, if objects can be copied in it."""
         self._store = store
         self.url = url
         self._hide = hide
@@ -179,7 +179,7 @@ class _ObstoreStore:
             with self._errors(path, writing=True, creating=True):
                 obstore.put(self._store, path, data, mode="create", use_multipart=False)
         except ConflictError:
-            # S3 says the same of writes that met, of which it may have done none.
+            # S3 gives the same answer to concurrent writes, of which all may have failed.
             try:
                 self.head(path)
             except NotFoundError:
@@ -193,7 +193,7 @@ class _ObstoreStore:
             obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
-        """Have the storage copy an object within a bucket, whatever folders of it the two stores are."""
+        """Have the storage copy an object between two folders of one bucket."""
         if not isinstance(source, _ObstoreStore) or self._bucket is None or self._bucket != source._bucket:
             return False
         with self._errors(path, writing=True):
@@ -203,7 +203,7 @@ class _ObstoreStore:
                 return False
             except exceptions.GenericError as error:
                 if _DECLINED.search(str(error)):
-                    # As S3 does for more than 5 GiB.
+                    # S3 does so for more than 5 GiB.
                     return False
                 raise
         return True
@@ -239,28 +239,28 @@ class _ObstoreStore:
             try:
                 obstore.delete(self._store, wanted)
             except FileNotFoundError:
-                # Where deletions go one by one, the first absent object ends the bulk call: the others may remain.
+                # In storage without bulk deletion, the first absent object ends the call: the others may remain.
                 for path in wanted:
                     with self._errors(path, writing=True), suppress(FileNotFoundError):
                         obstore.delete(self._store, path)
 
     @contextmanager
     def _errors(self, path: str, *, writing: bool = False, creating: bool = False) -> Iterator[None]:
-        """Raise our errors for obstore's, and let foreign ones through."""
+        """Convert obstore's errors into ours; others pass."""
         try:
             yield
         except StrandlineError:
             raise
         except Exception as error:
             where = f"{self.url}/{path}"
-            code, said = _answer(error)
-            what = self._hide(said)
+            code, message = _answer(error)
+            what = self._hide(message)
             is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or (
                 isinstance(error, exceptions.GenericError) and _FORBIDDEN.search(str(error))
             )
             if code in _REFUSALS or is_refused:
                 raise AccessError(f"{where}: {what}", hint=_HINTS.get(code, _HINT)) from None
-            # Of another write, S3 may say that it is under way.
+            # S3 may also answer that another write of the object is under way.
             if creating and isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
                 raise ConflictError(f"{where}: an object is already there") from None
             if isinstance(error, FileNotFoundError) and not writing:

@@ -1,4 +1,4 @@
-"""A store that tries again when the one below is unavailable."""
+"""An ObjectStore that retries when the store below is unavailable."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST_DELAY_S = 5.0
 class RetryingStore:
     """Retries every operation that raises UnavailableError, with growing, jittered delays, a bounded number of times.
 
-    `create` is not idempotent: a try whose answer was lost may have succeeded, so that the next one conflicts with
-    itself. After a lost answer, a conflict with our own bytes is therefore a success.
+    `create` is not idempotent: an attempt whose answer was lost may have succeeded, so that the next one conflicts with
+    it. After a lost answer, a conflict with the same bytes is therefore a success.
     """
 
     _store: ObjectStore

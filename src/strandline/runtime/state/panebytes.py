@@ -60,7 +60,7 @@ class PaneCodec:
         self.schema = arrow_schema(kind)
         self._name = name
         self._head = bytes([0, schemas.schema_id])
-        self._older = {bytes([0, schema_id]): way for schema_id, way in schemas.ways(kind).items()}
+        self._older = {bytes([0, schema_id]): mapping for schema_id, mapping in schemas.mappings(kind).items()}
 
     def pack(self, rows: pa.RecordBatch) -> bytes:
         """Return the value of an entry that holds these rows."""
@@ -77,8 +77,8 @@ class PaneCodec:
                 f"state '{self._name}': an entry begins with {head.hex()}, expected {known}",
                 hint="it was written by a newer release or by a program with other aggregates, or damaged",
             )
-        way = self._older[head]
-        return pa.RecordBatch.from_arrays(way.follow(self._read(value, way.schema).columns), schema=self.schema)
+        mapping = self._older[head]
+        return pa.RecordBatch.from_arrays(mapping.apply(self._read(value, mapping.schema).columns), schema=self.schema)
 
     def _read(self, value: bytes, schema: pa.Schema) -> pa.RecordBatch:
         try:

@@ -14,7 +14,7 @@ from strandline.checkpoint.pins import is_pin, renewed
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
-from strandline.format.names import Named, meant, name_in
+from strandline.format.names import Named, matching_names, name_in
 from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.rows.codec import RowCodec
 from strandline.snapshot.rows.codecs import has_rows, rows_of, times_of
@@ -143,7 +143,7 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
     Raises NotFoundError, which says which tables there are.
     """
     there = {Named(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
-    found = [there[one] for one in meant(name, [*there]) or [one for one in there if one.state == name]]
+    found = [there[one] for one in matching_names(name, [*there]) or [one for one in there if one.state == name]]
     if len(found) == 1:
         return found[0]
     names = ", ".join(f"'{table.name}'" for table in found or there.values())
