@@ -33,7 +33,7 @@ from strandline.control.commands import (
     STATUS,
     STOP,
     Command,
-    Nothing,
+    NoArguments,
     Rescale,
     Stop,
     TakeCheckpoint,
@@ -125,7 +125,7 @@ def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir =
             hint=f"`strandline logs {quote(job)} --driver` has more; what it has left: "
             f"`strandline checkpoints list {quote(record.directory)} --job {quote(job)}`",
         ) from error
-    found = call(driver, STATUS, Nothing(), timeout_s=LOOK_S)
+    found = call(driver, STATUS, NoArguments(), timeout_s=LOOK_S)
     if json:
         print_json(with_times({**_identity(driver), **asdict(found)}))
     else:
@@ -306,7 +306,7 @@ def _look(driver: Driver) -> tuple[Status | None, str]:
     if not driver.answers:
         return None, "does not answer"
     try:
-        return call(driver, STATUS, Nothing(), patience_s=LOOK_S, timeout_s=LOOK_S), ""
+        return call(driver, STATUS, NoArguments(), silence_s=LOOK_S, timeout_s=LOOK_S), ""
     except ConfigurationError:
         return None, f"of Strandline {driver.engine}"
     except UnavailableError:

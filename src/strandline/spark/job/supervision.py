@@ -238,7 +238,7 @@ class Supervised:
         self._state = state
         b, pid = self._b, os.getpid()
         journal.write(b.places, journal.JournalEntry(
-            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.born(pid), since_ms=self._since_ms,
+            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.process_start(pid), since_ms=self._since_ms,
             state=state, at_ms=b.clock.now_ms(), failure=self._last_failure, failure_ms=self._last_failure_ms,
         ))  # fmt: skip
 
