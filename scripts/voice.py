@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 ROOMS: tuple[str, ...] = (
     "scripts/voice.py",
     "src/strandline/backends",
+    "src/strandline/cli",
+    "src/strandline/control",
     "src/strandline/core",
     "src/strandline/format",
     "src/strandline/storage",

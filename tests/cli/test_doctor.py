@@ -66,14 +66,14 @@ def test_versions(version: str | None, supported: str, ok: bool) -> None:
     check = doctor.check_package("p", version, supported)
     assert check.ok is ok
     assert (f'pip install "p{supported}"' in check.next_step) is not ok
-    assert check.found == (version or "not installed")
+    assert check.result == (version or "not installed")
 
 
 def test_local_dir_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     check = doctor.check_local_dir(tmp_path / "file" / "l")
     assert not check.ok
-    assert str(tmp_path / "file") in check.found
+    assert str(tmp_path / "file") in check.result
     assert "local_dir" in check.next_step
 
 

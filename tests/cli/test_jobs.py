@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from strandline.cli.output import time_text
-from strandline.cli.progress import _said
+from strandline.cli.progress import _amount
 from strandline.control import journal, server
 from strandline.control.wire import ProgressMessage
 from strandline.keeper.paths import Places
@@ -256,7 +256,7 @@ def test_who_no_longer_waits_takes_nothing_back(
         asking.send_signal(signal.SIGINT)
         _, said = asking.communicate(timeout=30)
     assert asking.returncode == 130
-    assert said == "strandline: nobody waits for 'checkpoint' any more; job 'alerts' goes on with it\n"
+    assert said == "strandline: no longer waiting for 'checkpoint'; job 'alerts' goes on with it\n"
     assert control._workers
     run.finish.set()
 
@@ -273,8 +273,8 @@ def test_on_a_terminal_progress_is_shown(serve: Serve, local_dir: Path, monkeypa
 
 
 def test_progress_of_bytes_is_read_by_people() -> None:
-    assert _said(ProgressMessage("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
-    assert _said(ProgressMessage("waiting")) == ""
+    assert _amount(ProgressMessage("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
+    assert _amount(ProgressMessage("waiting")) == ""
 
 
 def test_wrong_usage_is_exit_code_2(process: Command) -> None:

@@ -102,7 +102,7 @@ def test_now_and_then_a_line_says_how_far_it_is_unless_nothing_has_changed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = replace(FakeRun().status(), epochs=3)
-    monkeypatch.setattr(liveline, "_LOOK_S", 0.01)
+    monkeypatch.setattr(liveline, "_POLL_S", 0.01)
     monkeypatch.setattr(liveline, "_FIRST_S", 0.05)
     monkeypatch.setattr(liveline, "_EVERY_S", 0.05)
     monkeypatch.setattr(liveline, "_statuses", lambda: [status])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli.logs import read_on, tail
+from strandline.cli.logs import read_new_lines, tail
 from strandline.core.ids import Partition
 from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
@@ -80,7 +80,7 @@ def test_tail_reads_as_much_as_it_needs(tmp_path: Path) -> None:
     assert ended == lines[-3:-1]
     with path.open("a") as file:
         file.write(" and more\nhalf")
-    assert read_on(path, at)[0] == [lines[-1] + " and more"]
+    assert read_new_lines(path, at)[0] == [lines[-1] + " and more"]
 
 
 def test_a_log_that_is_deleted_after_it_was_found_is_empty(tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_reading_on_after_a_file_was_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("a long first line\nsecond\n")
     _, at = tail(path, 5, whole=True)
-    assert read_on(path, at) == ([], at)
+    assert read_new_lines(path, at) == ([], at)
     path.write_text("new\n")
-    assert read_on(path, at) == (["new"], 4)
+    assert read_new_lines(path, at) == (["new"], 4)
     path.unlink()
-    assert read_on(path, 4) == ([], 0)
+    assert read_new_lines(path, 4) == ([], 0)
 
 
 def test_following_shows_new_lines_and_new_logs_until_interrupted(local_dir: Path) -> None:

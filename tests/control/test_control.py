@@ -13,7 +13,7 @@ import pytest
 
 from strandline.control import server, wire
 from strandline.control.client import call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, COMMANDS, PING, STATUS, Command, Nothing, TakeCheckpoint
+from strandline.control.commands import CHECKPOINT, COMMANDS, PING, STATUS, Command, NoArguments, TakeCheckpoint
 from strandline.control.server import ControlServer
 from strandline.control.wire import Hello, ProgressMessage
 from strandline.core.errors import (
@@ -35,8 +35,8 @@ def test_a_driver_is_found_by_its_jobs_name_and_answers(serve: Serve, local_dir:
     assert (driver.job, driver.directory, driver.pid, driver.since_ms, driver.engine) == (
         "alerts", "file:///ck", os.getpid(), 1_000, VERSION,
     )  # fmt: skip
-    assert call(driver, PING, Nothing()).state == "running"
-    status = call(driver, STATUS, Nothing())
+    assert call(driver, PING, NoArguments()).state == "running"
+    status = call(driver, STATUS, NoArguments())
     assert status == FakeRun().status()
     assert (status.last_checkpoint, status.watermarks, status.keepers[0]) == (STATS, [REACHED], KEEPER)
 
@@ -52,7 +52,7 @@ def test_a_checkpoint_tells_of_its_progress_and_others_are_answered_meanwhile(
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(call, driver, CHECKPOINT, TakeCheckpoint(9.0), on_progress=heard.append)
         wait_until(lambda: len(heard) > 3)
-        assert call(driver, PING, Nothing()).state == "running"
+        assert call(driver, PING, NoArguments()).state == "running"
         run.finish.set()
         stats = asked.result(10)
     assert (stats.checkpoint, stats.status, stats.total_bytes) == (7, "completed", 2048)
@@ -64,7 +64,7 @@ def test_many_ask_at_once(serve: Serve, local_dir: Path) -> None:
     serve(FakeRun())
     driver = find_driver(local_dir, "alerts")
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda _: call(driver, STATUS, Nothing()).epoch, range(200)))
+        found = list(pool.map(lambda _: call(driver, STATUS, NoArguments()).epoch, range(200)))
     assert found == [12] * 200
 
 
@@ -97,7 +97,7 @@ def test_answers_that_nobody_understands_are_an_error(local_dir: Path, said: byt
         answering = threading.Thread(target=answer)
         answering.start()
         with pytest.raises(StrandlineError, match="answers in no known way"):
-            call(find_driver(local_dir, "alerts"), PING, Nothing())
+            call(find_driver(local_dir, "alerts"), PING, NoArguments())
         answering.join(10)
 
 
@@ -127,9 +127,9 @@ def test_a_request_for_which_there_is_no_thread_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
         with pytest.raises(UnavailableError, match="the driver has no thread for it"):
-            call(driver, PING, Nothing())
+            call(driver, PING, NoArguments())
     assert not control._workers
-    assert call(driver, PING, Nothing()).job == "alerts"
+    assert call(driver, PING, NoArguments()).job == "alerts"
 
 
 def test_a_driver_that_is_out_of_files_hears_what_comes_later(
@@ -152,22 +152,25 @@ def test_a_driver_that_is_out_of_files_hears_what_comes_later(
 
 
 def test_what_the_driver_raises_is_raised(serve: Serve, local_dir: Path) -> None:
-    def fail(run: object, arguments: Nothing, report: object) -> Nothing:
+    def fail(run: object, arguments: NoArguments, report: object) -> NoArguments:
         raise CheckpointError("checkpoint 7 failed: the disk is full", hint="make room", checkpoint=7)
 
-    def break_(run: object, arguments: Nothing, report: object) -> Nothing:
+    def break_(run: object, arguments: NoArguments, report: object) -> NoArguments:
         raise ZeroDivisionError("by zero")
 
-    failing, breaking = Command("fail", Nothing, Nothing, fail), Command("break", Nothing, Nothing, break_)
+    failing, breaking = (
+        Command("fail", NoArguments, NoArguments, fail),
+        Command("break", NoArguments, NoArguments, break_),
+    )
     serve(FakeRun(), commands={"fail": failing, "break": breaking})
     driver = find_driver(local_dir, "alerts")
     with pytest.raises(CheckpointError, match="the disk is full") as caught:
-        call(driver, failing, Nothing())
+        call(driver, failing, NoArguments())
     assert (caught.value.hint, caught.value.checkpoint) == ("make room", 7)
     with pytest.raises(StrandlineError, match="'break' failed: ZeroDivisionError: by zero"):
-        call(driver, breaking, Nothing())
+        call(driver, breaking, NoArguments())
     with pytest.raises(StrandlineError, match="no command 'ping', only fail, break"):
-        call(driver, PING, Nothing())
+        call(driver, PING, NoArguments())
 
 
 def test_each_command_is_in_the_table_under_its_own_name() -> None:

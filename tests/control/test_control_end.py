@@ -58,7 +58,7 @@ def test_a_job_that_starts_is_not_stopped(serve: Serve, local_dir: Path) -> None
 def test_a_request_that_outlives_the_run_keeps_nobody(
     serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_FAREWELL_S", 0.05)
+    monkeypatch.setattr(server, "_SHUTDOWN_S", 0.05)
     run = FakeRun()
     control = serve(run)
     driver = find_driver(local_dir, "alerts")

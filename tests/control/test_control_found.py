@@ -20,7 +20,7 @@ import pytest
 
 from strandline.control import client, server, wire
 from strandline.control.client import call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, PING, Nothing, TakeCheckpoint
+from strandline.control.commands import CHECKPOINT, PING, NoArguments, TakeCheckpoint
 from strandline.control.server import ControlServer
 from strandline.control.wire import Hello
 from strandline.core.errors import (
@@ -68,7 +68,7 @@ def test_the_socket_of_another_user_is_not_spoken_to(
     monkeypatch.setattr(client, "is_our_user", lambda sock: False)
     assert find_drivers(local_dir) == []
     with pytest.raises(PermissionError):
-        call(driver, PING, Nothing())
+        call(driver, PING, NoArguments())
 
 
 def test_two_jobs_of_one_name_are_told_apart_by_their_directory(serve: Serve, local_dir: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_a_killed_driver_left_is_passed_over_and_removed_by_the_next(serve:
         assert driver.socket.exists()
         assert find_drivers(local_dir) == []
         with pytest.raises(UnavailableError, match="ended before it answered"):
-            call(driver, PING, Nothing())
+            call(driver, PING, NoArguments())
         serve(FakeRun())
         assert not driver.socket.exists()
         assert find_driver(local_dir, "alerts").pid == os.getpid()
@@ -153,7 +153,7 @@ def test_a_driver_that_is_stopped_does_not_answer_in_time(local_dir: Path) -> No
         driver = find_driver(local_dir, "alerts")
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(UnavailableError, match=rf"process {process.pid}\) has not answered within 0.2 s"):
-            call(driver, PING, Nothing(), patience_s=0.2)
+            call(driver, PING, NoArguments(), silence_s=0.2)
         (silent,) = find_drivers(local_dir, timeout_s=0.2)
         assert (silent.answers, silent.pid, silent.job) == (False, process.pid, "")
         # It is alive, whatever it does.
@@ -185,7 +185,7 @@ def test_a_driver_of_another_version_is_found_and_not_asked(
     driver = find_driver(local_dir, "alerts")
     assert driver.engine == "9.8.7"
     with pytest.raises(ConfigurationError, match=f"driver is Strandline 9.8.7, and this is Strandline {VERSION}"):
-        call(driver, PING, Nothing())
+        call(driver, PING, NoArguments())
 
 
 def test_a_command_of_another_version_is_refused(serve: Serve, local_dir: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_process_that_the_program_forks_does_not_stand_in_for_the_driver(serve
         child.start()
         try:
             assert runs.wait(10)
-            assert call(driver, PING, Nothing()).job == "alerts"
+            assert call(driver, PING, NoArguments()).job == "alerts"
             path = driver.socket.rename(driver.socket.with_name("kept"))  # As kill -9 leaves it.
             control.end()
             control.join()

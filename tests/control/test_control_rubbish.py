@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from strandline.control import client, server, wire
 from strandline.control.client import call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, COMMANDS, PING, Command, Nothing, TakeCheckpoint
+from strandline.control.commands import CHECKPOINT, COMMANDS, PING, Command, NoArguments, TakeCheckpoint
 from strandline.control.wire import ProgressMessage
 from strandline.core.errors import (
     ConfigurationError,
@@ -41,7 +41,7 @@ RUBBISH = [
     b'{"command": "stop", "engine": "%s", "arguments": {"chekpoint": true}}\n' % VERSION.encode(),
     b'{"command": "stop", "engine": "%s", "arguments": [[[]]]}\n' % VERSION.encode(),
     b"[" * 100_000 + b"\n",
-    b"x" * (wire.MOST_REQUEST_BYTES + 100_000),
+    b"x" * (wire.MAX_REQUEST_BYTES + 100_000),
 ]
 
 
@@ -57,7 +57,7 @@ def test_rubbish_is_refused(serve: Serve, local_dir: Path, sent: bytes) -> None:
     assert hello["engine"] == VERSION
     assert refused["type"] == "refused"
     assert run.asked == []
-    assert call(driver, PING, Nothing()).job == "alerts"
+    assert call(driver, PING, NoArguments()).job == "alerts"
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -71,7 +71,7 @@ def test_whatever_is_sent_others_are_answered(serve: Serve, local_dir: Path, sen
         if half_open:
             sock.shutdown(socket.SHUT_WR)
             assert lines_of(sock)[0]["job"] == "alerts"
-    assert call(driver, PING, Nothing()).job == "alerts"
+    assert call(driver, PING, NoArguments()).job == "alerts"
 
 
 def test_one_who_sends_no_more_is_answered(serve: Serve, local_dir: Path) -> None:
@@ -85,7 +85,7 @@ def test_one_who_sends_no_more_is_answered(serve: Serve, local_dir: Path) -> Non
 
 
 def test_one_who_says_nothing_is_parted_from(serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_REQUEST_S", 0.05)
+    monkeypatch.setattr(server, "_REQUEST_TIMEOUT_S", 0.05)
     control = serve(FakeRun())
     with connected(find_driver(local_dir, "alerts")) as silent:
         silent.sendall(b'{"command": "sto')
@@ -98,9 +98,9 @@ def test_hundreds_who_say_nothing_keep_nobody_out(serve: Serve, local_dir: Path)
     driver = find_driver(local_dir, "alerts")
     with ExitStack() as silent:
         for _ in range(200):
-            silent.enter_context(client._connected(driver.socket, 10))
-        assert call(driver, PING, Nothing()).job == "alerts"
-        wait_until(lambda: len(control._conversations) <= server._MOST_CONVERSATIONS)
+            silent.enter_context(client._connect(driver.socket, 10))
+        assert call(driver, PING, NoArguments()).job == "alerts"
+        wait_until(lambda: len(control._conversations) <= server._MAX_CONVERSATIONS)
 
 
 def test_a_request_that_no_driver_would_take_is_not_sent(serve: Serve, local_dir: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_request_that_no_driver_would_take_is_not_sent(serve: Serve, local_dir
         keys: str
 
     serve(FakeRun())
-    much = Command("much", Much, Nothing, lambda run, arguments, report: Nothing())
+    much = Command("much", Much, NoArguments, lambda run, arguments, report: NoArguments())
     with pytest.raises(ConfigurationError, match="a driver takes 1048576 at most"):
-        call(find_driver(local_dir, "alerts"), much, Much("x" * wire.MOST_REQUEST_BYTES))
+        call(find_driver(local_dir, "alerts"), much, Much("x" * wire.MAX_REQUEST_BYTES))
 
 
 def test_one_who_goes_while_his_checkpoint_is_taken(
@@ -124,7 +124,7 @@ def test_one_who_goes_while_his_checkpoint_is_taken(
         sock.sendall(wire.line(wire.Request(command="checkpoint")))
         assert run.began.wait(10)
     wait_until(lambda: not control._conversations)
-    assert call(driver, PING, Nothing()).job == "alerts"
+    assert call(driver, PING, NoArguments()).job == "alerts"
     run.finish.set()
     wait_until(lambda: not control._workers)
 
@@ -132,19 +132,19 @@ def test_one_who_goes_while_his_checkpoint_is_taken(
 def test_one_who_does_not_read_costs_others_nothing(
     serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_STALLED_S", 0.2)
-    much = Command("much", Nothing, str, lambda run, arguments, report: "x" * (8 << 20))
+    monkeypatch.setattr(server, "_SEND_TIMEOUT_S", 0.2)
+    much = Command("much", NoArguments, str, lambda run, arguments, report: "x" * (8 << 20))
     control = serve(FakeRun(), commands={**COMMANDS, "much": much})
     driver = find_driver(local_dir, "alerts")
     with connected(driver) as sock:
         sock.sendall(wire.line(wire.Request(command="much")))
         wait_until(lambda: any(conversation.is_at_work for conversation in control._conversations))
         for _ in range(20):
-            assert call(driver, PING, Nothing()).job == "alerts"
+            assert call(driver, PING, NoArguments()).job == "alerts"
         wait_until(lambda: not control._conversations)
     # Who reads has all the time that he needs.
-    monkeypatch.setattr(server, "_STALLED_S", 30.0)
-    assert len(call(driver, much, Nothing())) == 8 << 20
+    monkeypatch.setattr(server, "_SEND_TIMEOUT_S", 30.0)
+    assert len(call(driver, much, NoArguments())) == 8 << 20
 
 
 def test_a_slow_reader_hears_the_newest_progress_and_no_heap_of_it(
@@ -153,12 +153,12 @@ def test_a_slow_reader_hears_the_newest_progress_and_no_heap_of_it(
     monkeypatch.setattr(server, "_HEARTBEAT_S", 0.001)
     finish = threading.Event()
 
-    def work(run: object, arguments: Nothing, report: Callable[[ProgressMessage], None]) -> str:
+    def work(run: object, arguments: NoArguments, report: Callable[[ProgressMessage], None]) -> str:
         while not finish.wait(0.001):
             report(ProgressMessage("x" * 50_000))
         return "done"
 
-    slow = Command("slow", Nothing, str, work)
+    slow = Command("slow", NoArguments, str, work)
     control = serve(FakeRun(), commands={"slow": slow})
     with connected(find_driver(local_dir, "alerts")) as sock:
         sock.sendall(wire.line(wire.Request(command="slow")))
@@ -174,7 +174,7 @@ def test_a_slow_reader_hears_the_newest_progress_and_no_heap_of_it(
 def test_more_requests_than_there_are_threads_for_are_refused(
     serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_MOST_AT_WORK", 2)
+    monkeypatch.setattr(server, "_MAX_AT_WORK", 2)
     run = FakeRun()
     control = serve(run)
     driver = find_driver(local_dir, "alerts")
@@ -182,23 +182,23 @@ def test_more_requests_than_there_are_threads_for_are_refused(
         asked = [pool.submit(call, driver, CHECKPOINT, TakeCheckpoint()) for _ in range(2)]
         wait_until(lambda: len(control._workers) == 2)
         with pytest.raises(UnavailableError, match="works on 2 requests already"):
-            call(driver, PING, Nothing())
+            call(driver, PING, NoArguments())
         run.finish.set()
         assert [done.result(10).checkpoint for done in asked] == [7, 7]
-    assert call(driver, PING, Nothing()).job == "alerts"
+    assert call(driver, PING, NoArguments()).job == "alerts"
 
 
 @pytest.mark.parametrize("shown", ["errors", "nowhere", "logs"])
 def test_what_a_command_fails_at_quotes_values_only_where_they_may_stand(
     serve: Serve, local_dir: Path, caplog: pytest.LogCaptureFixture, shown: str
 ) -> None:
-    def fail(run: object, arguments: Nothing, report: object) -> Nothing:
+    def fail(run: object, arguments: NoArguments, report: object) -> NoArguments:
         raise KeyError("ann@example.org")
 
-    failing = Command("fail", Nothing, Nothing, fail)
+    failing = Command("fail", NoArguments, NoArguments, fail)
     serve(FakeRun(), commands={**COMMANDS, "fail": failing}, show_values=shown)
     with pytest.raises(StrandlineError, match="'fail' failed: KeyError") as caught:
-        call(find_driver(local_dir, "alerts"), failing, Nothing())
+        call(find_driver(local_dir, "alerts"), failing, NoArguments())
     assert ("ann@" in str(caught.value)) == (shown != "nowhere")
     assert "ann@" not in caught.value.discreet
     assert "'fail' failed" in caplog.text

@@ -18,7 +18,7 @@ from strandline.keeper.paths import Places
 
 def record(places: Places, **given: object) -> journal.JournalEntry:
     return journal.JournalEntry(**{  # type: ignore[arg-type]
-        "job": places.job, "directory": places.store_url, "pid": os.getpid(), "born": journal.born(os.getpid()),
+        "job": places.job, "directory": places.store_url, "pid": os.getpid(), "born": journal.process_start(os.getpid()),
         "since_ms": 1, "state": "running", "at_ms": 2, **given,
     })  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_a_job_is_killed_when_its_process_is_gone(places: Places) -> None:
     # Its number is another process's by now.
     assert record(places, born="1").fate == "killed"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        theirs = record(places, pid=other.pid, born=journal.born(other.pid))
+        theirs = record(places, pid=other.pid, born=journal.process_start(other.pid))
         assert theirs.fate == ""
         other.kill()
         # Also while nobody has asked what became of it.
@@ -96,7 +96,7 @@ def test_the_log_has_what_is_told_and_warned_of(places: Places) -> None:
 
 
 def test_the_log_is_put_aside_when_it_is_long(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driverlog, "MOST_BYTES", 1000)
+    monkeypatch.setattr(driverlog, "MAX_BYTES", 1000)
     log = DriverLog(places.driver_log)
     for number in range(40):
         log.note(f"line {number}")
@@ -152,12 +152,12 @@ def test_what_everybody_is_to_know_is_said_once(tmp_path: Path, before: str, sho
 import logging
 from pathlib import Path
 from strandline.control.driverlog import DriverLog
-from strandline.control.announcements import listening, tell, tell_everybody
+from strandline.control.announcements import listening, tell, tell_always
 {before}
 for name in "ab":
     DriverLog(Path({str(tmp_path)!r}, name)).open()
 tell("not this")
-tell_everybody("it begins")
+tell_always("it begins")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == (f"{shown}\n" if shown else "")

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.control.client import call, find_driver
-from strandline.control.commands import LOOKUP, Looked, LookUp
+from strandline.control.commands import LOOKUP, LookUp, LookupValues
 from strandline.core import failpoints
 from strandline.keeper.lookups import LookupResult
 from strandline.spark.keepers.exchange import Exchange
@@ -301,7 +301,7 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
             as_on_a_cluster.setattr(LookupWorker, "ask", lambda *_: {})
             assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
         looked = call(find_driver(case.local_dir, "small"), LOOKUP, LookUp("count.seen", ["ann", "x"]))
-        assert looked == Looked("count.seen", wanted.epoch, [2, None])
+        assert looked == LookupValues("count.seen", wanted.epoch, [2, None])
         with pytest.raises(sl.errors.NotFoundError, match=r"no table 'count\.sen' in this job(.|\n)*: count\.seen"):
             run.lookup("count.sen", "ann")
         for keeper in keepers(case.local_dir):

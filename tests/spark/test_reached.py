@@ -15,7 +15,7 @@ import pytest
 import strandline as sl
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.client import call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, STATUS, STOP, Nothing, Stop, TakeCheckpoint
+from strandline.control.commands import CHECKPOINT, STATUS, STOP, NoArguments, Stop, TakeCheckpoint
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.spark.job.requests import _tell
 from tests.spark import small
@@ -53,7 +53,7 @@ def test_a_job_is_looked_at_and_stopped_from_outside(spark: Any, case: Case) -> 
     with run, ThreadPoolExecutor(1) as pool:
         run.process_all_available(60)
         driver = find_driver(case.local_dir, "small", str(case.root / "ck"))
-        status = call(driver, STATUS, Nothing())
+        status = call(driver, STATUS, NoArguments())
         assert (status.state, status.epoch, status.generation) == ("running", run.status().epoch, 1)
         assert {keeper.uid for keeper in status.keepers} == {"count"}
         taken = call(driver, CHECKPOINT, TakeCheckpoint(60))
@@ -76,7 +76,7 @@ def test_a_job_that_does_not_start_is_found_no_more(spark: Any, case: Case, monk
 
     def fail(*_: Any, **__: Any) -> None:
         driver = find_driver(case.local_dir, "small")
-        found.append(call(driver, STATUS, Nothing()).state)
+        found.append(call(driver, STATUS, NoArguments()).state)
         with pytest.raises(sl.errors.UnavailableError, match="is starting"):
             call(driver, STOP, Stop())
         # A checkpoint is waited for, until the job has begun or failed.

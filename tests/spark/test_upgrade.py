@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.cli.upgrades import as_data, check_all, look_into
+from strandline.cli.upgrades import as_data, check_all, run_until_job
 from strandline.control.announcements import listening
 from strandline.format.manifest import OlderSchema
 from strandline.spark.job.checking import Check, Looker
@@ -133,7 +133,7 @@ def test_a_program_is_checked_before_anything_starts(spark: Any, case: Case, tmp
         program = tmp_path / "app.py"
         program.write_text(PROGRAM.format(process=process, root=str(case.root), uid=uid))
         looker = Looker()
-        assert look_into(program, looker) == 0
+        assert run_until_job(program, looker) == 0
         program.unlink()
         (found,) = check_all(program, looker, restore, {"small": drop})
         return found
@@ -210,7 +210,7 @@ def test_aggregates_are_added_and_taken_away(spark: Any, case: Case, tmp_path: P
         program = tmp_path / "app.py"
         program.write_text(AGGREGATES.format(root=str(case.root), which=repr(which)))
         looker = Looker()
-        assert look_into(program, looker) == 0
+        assert run_until_job(program, looker) == 0
         (found,) = check_all(program, looker, {"": newest}, {})
         return found
 

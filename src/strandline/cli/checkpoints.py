@@ -21,7 +21,7 @@ from strandline.cli.output import (
     time_text,
     with_times,
 )
-from strandline.cli.progress import BytesTold, progress_bar
+from strandline.cli.progress import ByteCounter, progress_bar
 from strandline.cli.stores import (
     AsJson,
     Directory,
@@ -54,16 +54,17 @@ def list_(directory: Directory, job: JobName = None, option: StorageOptions = No
     size, or a record is damaged that says whether the checkpoint counts) or void (written by a driver that was
     replaced, and ignored).
     """
-    found = [(jobdir.job, one) for jobdir in job_directories(directory, job, option) for one in check.summaries(jobdir)]
+    jobdirs = job_directories(directory, job, option)
+    checkpoints = [(jobdir.job, summary) for jobdir in jobdirs for summary in check.summaries(jobdir)]
     if json:
-        for name, summary in found:
+        for name, summary in checkpoints:
             print_json(with_times({"job": name, **asdict(summary)}))
         return
     from rich.text import Text
 
     numbers = ("epoch", "size", "increment", "duration")
-    made = table("job", "checkpoint", "state", "taken", "mode", *numbers, "reason", right=("checkpoint", *numbers))
-    for name, summary in found:
+    output = table("job", "checkpoint", "state", "taken", "mode", *numbers, "reason", right=("checkpoint", *numbers))
+    for name, summary in checkpoints:
         figures: tuple[object, ...] = ("-", "-", "-", "-", "-", "-")
         if summary.mode:
             figures = (
@@ -71,9 +72,9 @@ def list_(directory: Directory, job: JobName = None, option: StorageOptions = No
                 size_text(summary.uploaded_bytes), duration_text(summary.duration_ms),
             )  # fmt: skip
         state = Text(summary.state, style=_STYLES[summary.state])
-        add_row(made, name, summary.checkpoint, state, *figures, summary.reason)
-    console().print(made)
-    if not found:
+        add_row(output, name, summary.checkpoint, state, *figures, summary.reason)
+    console().print(output)
+    if not checkpoints:
         say("no checkpoint is complete yet")
 
 
@@ -122,15 +123,15 @@ def verify(
         raise typer.BadParameter("give a checkpoint or --all, not both")
     if checkpoint == "latest":
         jobdirs = job_directories(directory, job, option)
-        wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
+        targets = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
-        wanted = [(job_directory(directory, job, option), checkpoint_number(checkpoint))]
+        targets = [(job_directory(directory, job, option), checkpoint_number(checkpoint))]
     reports = Reports("job", "checkpoint", right=("checkpoint",), json=json)
     with progress_bar() as tell:
-        told = BytesTold(tell, sum(_bytes_to_read(*one) for one in wanted))
-        for jobdir, number in wanted:
-            told.step = f"reading {jobdir.job} checkpoint {number}"
-            report = check.verify(jobdir, number, told.add)
+        counter = ByteCounter(tell, sum(_bytes_to_read(*target) for target in targets))
+        for jobdir, number in targets:
+            counter.step = f"reading {jobdir.job} checkpoint {number}"
+            report = check.verify(jobdir, number, counter.add)
             reports.add({"job": jobdir.job, "checkpoint": number}, report)
     reports.end("bring these files back from a backup, or go back to an older, intact checkpoint")
 
@@ -155,11 +156,11 @@ def gc_(
     jobdir = job_directory(directory, job, option)
     plan = gc.plan(jobdir, SystemClock(), grace_ms)
     if not json:
-        made = table("delete", "size", "because", right=("size",))
+        output = table("delete", "size", "because", right=("size",))
         for item in plan.garbage:
-            add_row(made, item.path, size_text(item.size_bytes), item.reason)
+            add_row(output, item.path, size_text(item.size_bytes), item.reason)
         if plan.garbage:
-            console().print(made)
+            console().print(output)
         print(
             f"{len(plan.garbage)} objects, {size_text(plan.total_bytes)} to delete; {plan.too_young} stay, younger "
             f"than {grace} or than the newest checkpoint; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"
@@ -182,7 +183,7 @@ def gc_(
 
 
 def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
-    """Return how much a verification reads; one that cannot be known yet counts nothing."""
+    """Return how many bytes a verification reads; 0 if the manifest cannot be read."""
     try:
         manifest = jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
     except StrandlineError:
@@ -191,7 +192,7 @@ def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
 
 
 def checkpoint_number(text: str) -> CheckpointId:
-    """Return the number of a checkpoint that may be called chk-17, too."""
+    """Return a checkpoint's number from 17 or chk-17."""
     match = re.fullmatch(r"(?:chk-)?(\d+)", text)
     if not match:
         raise ConfigurationError(f"checkpoint is {text!r}, expected a number or 'latest'")
@@ -199,11 +200,11 @@ def checkpoint_number(text: str) -> CheckpointId:
 
 
 def _all(jobdir: JobDirectory) -> list[CheckpointId]:
-    """Return the checkpoints that count, whatever their condition, newest first; there is one."""
-    found = [summary.checkpoint for summary in check.summaries(jobdir) if summary.state != "void"]
-    if not found:
+    """Return the checkpoints that are not void, damaged ones too, newest first. Raises NotFoundError if none is."""
+    numbers = [summary.checkpoint for summary in check.summaries(jobdir) if summary.state != "void"]
+    if not numbers:
         raise NotFoundError(
             f"{jobdir.url}: job '{jobdir.job}' has no checkpoint",
             hint="it has one after its first checkpoint interval; `strandline logs` shows what its keepers do",
         )
-    return found
+    return numbers

@@ -14,7 +14,7 @@ from strandline.format.manifest import FileRef, Manifest, OperatorInfo, Partitio
 
 
 def as_data(manifest: Manifest) -> dict[str, Any]:
-    """Return everything a snapshot is, but for the bytes of its inline files."""
+    """Return a snapshot's manifest as data for JSON, without the bytes of its inline files."""
     return {
         **({"savepoint": manifest.savepoint} if manifest.savepoint else {}),
         **_named(manifest, "job", "checkpoint", "generation", "epoch", "mode", "created_ms", "triggered_ms"),
@@ -83,14 +83,14 @@ def _bytes(files: list[FileRef]) -> int:
 
 
 def print_tables(manifest: Manifest, url: str = "") -> None:
-    """Print a snapshot for people."""
+    """Print a snapshot as tables."""
     out = console()
     facts = table("checkpoint", str(manifest.checkpoint))
-    named = [("snapshot", url)] if url else []
+    header = [("snapshot", url)] if url else []
     if manifest.savepoint:
-        named.append(("savepoint", manifest.savepoint))
+        header.append(("savepoint", manifest.savepoint))
     for name, value in (
-        *named,
+        *header,
         ("job", manifest.job),
         ("generation", manifest.generation),
         ("epoch", manifest.epoch),
@@ -114,14 +114,14 @@ def print_tables(manifest: Manifest, url: str = "") -> None:
         out.print(_states_table(operator.states))
         out.print(_tables_table(operator) if operator.tables else _partitions_table(operator))
     if manifest.sinks:
-        made = table("sink", "pending commits", right=("pending commits",))
+        output = table("sink", "pending commits", right=("pending commits",))
         for sink in manifest.sinks:
-            add_row(made, sink.name, len(sink.pending))
-        out.print(made)
+            add_row(output, sink.name, len(sink.pending))
+        out.print(output)
 
 
 def _watermark_name(name: str) -> str:
-    """Return what one of the manifest's times is of: the watermark, or the newest event of `{source}/{origin}`."""
+    """Return the title of one of the manifest's times: the watermark, or the newest event of `{source}/{origin}`."""
     source, slash, origin = name.partition("/")
     if not slash:
         return name
@@ -136,31 +136,31 @@ def _source_text(source: SourceInfo | None) -> str:
 
 
 def _states_table(states: list[StateInfo]) -> Table:
-    made = table("state", "kind", "type")
+    output = table("state", "kind", "type")
     for state in states:
         kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type or state.kind
         if state.ttl:
             kind += f", expires {duration_text(state.ttl.duration_ms)} after each {state.ttl.refresh}"
-        add_row(made, state.name, state.kind, kind)
-    return made
+        add_row(output, state.name, state.kind, kind)
+    return output
 
 
 def _tables_table(operator: OperatorInfo) -> Table:
-    made = table("table", "key groups", "files", "rows", "size", right=("files", "rows", "size"))
+    output = table("table", "key groups", "files", "rows", "size", right=("files", "rows", "size"))
     for state, files in (operator.tables or {}).items():
         groups = f"{files[0].first_key_group}-{files[-1].last_key_group}"
         every = "-" if files[0].first_key_group == BROADCAST_GROUP else groups
         size_bytes = _bytes([file.file for file in files])
-        add_row(made, state, every, len(files), sum(file.rows for file in files), size_text(size_bytes))
-    return made
+        add_row(output, state, every, len(files), sum(file.rows for file in files), size_text(size_bytes))
+    return output
 
 
 def _partitions_table(operator: OperatorInfo) -> Table:
     numbers = ("files", "size", "increment", "sync", "async")
-    made = table("partition", "key groups", *numbers, right=("partition", *numbers))
+    output = table("partition", "key groups", *numbers, right=("partition", *numbers))
     for partition in sorted(operator.partitions, key=lambda partition: partition.index):
         add_row(
-            made,
+            output,
             partition.index,
             f"{partition.first_key_group}-{partition.last_key_group}",
             len(partition.files),
@@ -169,4 +169,4 @@ def _partitions_table(operator: OperatorInfo) -> Table:
             duration_text(partition.sync_ms),
             duration_text(partition.async_ms),
         )
-    return made
+    return output

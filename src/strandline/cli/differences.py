@@ -1,4 +1,4 @@
-"""What differs between two snapshots: as data for programs, and as tables for people."""
+"""Differences between two snapshots: as data for programs, and as tables for people."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from strandline.snapshot.tools.diff import Count, SnapshotDiff, StateDiff
 _MOST_CHARS = 200
 
 
-def as_data(found: SnapshotDiff) -> dict[str, Any]:
-    """Return all that was found."""
-    return {"equal": found.is_equal, **asdict(found), "states": [_state(state) for state in found.states]}
+def as_data(diff: SnapshotDiff) -> dict[str, Any]:
+    """Return all differences as data for JSON."""
+    return {"equal": diff.is_equal, **asdict(diff), "states": [_state(state) for state in diff.states]}
 
 
 def _state(state: StateDiff) -> dict[str, Any]:
     return {"equal": state.is_equal, **asdict(state)}
 
 
-def print_diff(found: SnapshotDiff) -> None:
-    """Print what was found for people: the states that differ, some of their keys, and the names of the others."""
+def print_diff(diff: SnapshotDiff) -> None:
+    """Print a table of the states that differ, then some of their keys, and the names of the equal states."""
     numbers = ("added", "changed", "removed", "rows before", "rows after")
-    made = table("operator", "state", *numbers, "", right=numbers)
-    for state in found.states:
+    output = table("operator", "state", *numbers, "", right=numbers)
+    for state in diff.states:
         if state.is_equal:
             continue
         figures: tuple[object, ...] = ("-",) * len(numbers)
         if not (state.only or state.why_not):
             counts = (_count(count) for count in (state.added, state.changed, state.removed))
             figures = (*counts, state.rows_before + state.rows_unread, state.rows_after + state.rows_unread)
-        add_row(made, state.operator, state.state or "-", *figures, _said(state))
-    if made.row_count:
-        console().print(made)
-    for state in found.states:
+        add_row(output, state.operator, state.state or "-", *figures, _remark(state))
+    if output.row_count:
+        console().print(output)
+    for state in diff.states:
         for key in state.keys:
             _print_key(state, key)
-    if equal := [state for state in found.states if state.is_equal]:
+    if equal := [state for state in diff.states if state.is_equal]:
         names = ", ".join(f"{state.operator}.{state.state}" for state in equal)
         error = max(state.changed.error for state in equal)
         print(f"no differences{f' (± {error} keys)' if error else ''}: {names}")
-    if found.groups_read < found.groups:
-        print(f"read: {found.groups_read} of {found.groups} key groups; ± holds in 95 of 100 samples")
+    if diff.groups_read < diff.groups:
+        print(f"read: {diff.groups_read} of {diff.groups} key groups; ± holds in 95 of 100 samples")
 
 
-def _said(state: StateDiff) -> str:
+def _remark(state: StateDiff) -> str:
     if state.only:
         return f"only {state.only}"
     if state.why_not:

@@ -1,4 +1,4 @@
-"""`strandline doctor`: whether this machine can run jobs, and what to do where it cannot."""
+"""`strandline doctor`: checks that this machine can run jobs, and prints the next step for each problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ from strandline.core.ids import Generation, Partition
 from strandline.core.settings import default_state_memory_bytes
 from strandline.keeper.paths import Places
 
-# What pyproject.toml asks for, of the packages whose versions matter most; a test compares the two.
+# The versions that pyproject.toml requires of the most important packages; a test compares the two.
 SUPPORTED = {
     "pyspark": ">=4.1,<4.4",
     "pandas": ">=2.2,<3",
@@ -41,11 +41,11 @@ _FIND_JAVA = "from strandline.spark.base.session import check_java; print(check_
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found, and what to do if it is not good enough."""
+    """The result of one check, and the next step if there is a problem."""
 
     check: str
     ok: bool
-    found: str
+    result: str
     next_step: str = ""
 
 
@@ -57,23 +57,23 @@ def doctor(
     checks = list(examine(root_of(local_dir)))
     if json:
         for check in checks:
-            print_json(asdict(check))
+            print_json({"check": check.check, "ok": check.ok, "found": check.result, "next_step": check.next_step})
     else:
         from rich.text import Text
 
-        made = table("check", "", "found", "next step")
+        output = table("check", "", "found", "next step")
         for check in checks:
             mark = Text("ok", style="green") if check.ok else Text("problem", style="red")
-            add_row(made, check.check, mark, check.found, check.next_step)
-        console().print(made)
+            add_row(output, check.check, mark, check.result, check.next_step)
+        console().print(output)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Strandline, Python and the packages that matter most."""
-    found = {"strandline": __version__, "python": platform.python_version()}
-    return found | {package: _version(package) or "not installed" for package in SUPPORTED}
+    own_versions = {"strandline": __version__, "python": platform.python_version()}
+    return own_versions | {package: _version(package) or "not installed" for package in SUPPORTED}
 
 
 def examine(local_dir: Path) -> Iterator[Check]:
@@ -90,12 +90,12 @@ def examine(local_dir: Path) -> Iterator[Check]:
 
 def _python() -> Check:
     ok = sys.version_info >= (3, 11) and sys.platform == "linux"
-    found = f"{platform.python_version()} on {platform.system()}, {sys.executable}"
-    return Check("python", ok, found, "" if ok else "use Python 3.11 or newer on Linux")
+    description = f"{platform.python_version()} on {platform.system()}, {sys.executable}"
+    return Check("python", ok, description, "" if ok else "use Python 3.11 or newer on Linux")
 
 
 def check_package(package: str, version: str | None, supported: str) -> Check:
-    """Say whether a package is there in a supported version."""
+    """Check that a package is installed in a supported version."""
     ok = version is not None and all(_holds(version, bound) for bound in supported.split(","))
     step = "" if ok else f'pip install "{package}{supported}" into the environment of {sys.executable}'
     return Check(package, ok, version or "not installed", step)
@@ -119,25 +119,25 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_java() -> Check:
-    """Ask the Spark layer, in a process of its own: importing Spark here would make this command slow for ever."""
+    """Check Java by the Spark layer, in a child process: importing Spark here would slow down every command."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    asked = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"try:\n {_FIND_JAVA}\nexcept Exception as e:\n raise SystemExit(str(e))"],
         capture_output=True,
         text=True,
         env=environment,
         check=False,
     )
-    if asked.returncode != 0:
-        said, _, step = asked.stderr.strip().partition("\n  next step: ")
-        return Check("java", False, said or "cannot be found out", step or "install pyspark first")
-    java = asked.stdout.strip()
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    return Check("java", True, f"{said.partition(chr(10))[0].strip()}, {java}")
+    if process.returncode != 0:
+        message, _, step = process.stderr.strip().partition("\n  next step: ")
+        return Check("java", False, message or "cannot be found out", step or "install pyspark first")
+    java = process.stdout.strip()
+    version = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    return Check("java", True, f"{version.partition(chr(10))[0].strip()}, {java}")
 
 
 def check_local_dir(local_dir: Path) -> Check:
-    """Say whether working state can be written there; leaves nothing behind."""
+    """Check that working state can be written to the directory; leave no file there."""
     place = _existing(local_dir)
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -149,7 +149,7 @@ def check_local_dir(local_dir: Path) -> Check:
 
 
 def check_sockets(local_dir: Path) -> Check:
-    """Say whether keepers' socket paths fit into what the system allows."""
+    """Check that the paths of keepers' sockets are not longer than the system allows."""
     try:
         path = Places(local_dir, "file:///", "job").socket("uid", Partition(9999), Generation(99999))
     except StrandlineError as error:
@@ -158,21 +158,21 @@ def check_sockets(local_dir: Path) -> Check:
 
 
 def check_disk(free_bytes: int, local_dir: Path) -> Check:
-    """Say whether there is room for working state."""
+    """Check that the disk has room for working state."""
     ok = free_bytes >= _MIN_FREE_DISK_BYTES
     step = f"make room, or put local_dir on a larger disk: it needs about twice the size of the state ({local_dir})"
     return Check("disk", ok, f"{size_text(free_bytes)} free", "" if ok else step)
 
 
 def check_memory(memory_bytes: int, state_memory_bytes: int) -> Check:
-    """Say whether Spark and the default state_memory fit into what this machine or container has."""
-    found = f"{size_text(memory_bytes)}; state_memory is {size_text(state_memory_bytes)} by default"
+    """Check that Spark and the default state_memory fit into the memory of this machine or container."""
+    description = f"{size_text(memory_bytes)}; state_memory is {size_text(state_memory_bytes)} by default"
     if memory_bytes < _MIN_MEMORY_BYTES:
-        return Check("memory", False, found, f"Spark and its keepers need {size_text(_MIN_MEMORY_BYTES)} or more")
+        return Check("memory", False, description, f"Spark and its keepers need {size_text(_MIN_MEMORY_BYTES)} or more")
     if state_memory_bytes > memory_bytes // 2:
         step = "the default is a quarter of the machine: give Settings(state_memory=…) for this container"
-        return Check("memory", False, found, step)
-    return Check("memory", True, found)
+        return Check("memory", False, description, step)
+    return Check("memory", True, description)
 
 
 def _memory_bytes() -> int:
@@ -187,5 +187,5 @@ def _memory_bytes() -> int:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path, or the nearest directory above it that is there."""
+    """Return the path, or the nearest directory above it that exists."""
     return next(one for one in (path, *path.parents) if one.exists())

@@ -1,4 +1,4 @@
-"""`strandline run`: a user's program as a driver: checked before, reported on in short lines, stopped cleanly."""
+"""`strandline run`: runs a user's program as a driver; checks Java before, prints progress, and stops jobs cleanly."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from strandline.core.errors import StrandlineError
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised in the program as Ctrl-C would be: its `with` blocks and `finally` clauses run."""
+    """SIGTERM, raised in the program like Ctrl-C: its `with` blocks and `finally` clauses run."""
 
 
 class ShortLines(logging.Handler):
-    """Says each record in one line: hints and stack traces are for those who set up logging, and for the job's log."""
+    """Prints each record in one line. Hints and stack traces go only to the program's logging and to the job's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Not to the stream that there was at first: a line that lives may have to give way.
+        # Through the current sys.stderr: the live progress line may have replaced the stream.
         say(f"strandline: {record.levelname}: {record.getMessage()}".partition("\n")[0])
 
 
@@ -94,19 +94,19 @@ def run(
 
 
 def prepare(program: Path, args: list[str]) -> None:
-    """Have a program find its arguments and its own modules, and have our warnings be short lines."""
+    """Set up the process for a program: its arguments, its modules, and our warnings as short lines."""
     folder = str(program.absolute().parent)
     sys.argv = [str(program), *args]
     sys.path.insert(0, folder)
-    # The JVM hands its environment on to workers and keepers: so they find the program's own modules, too.
+    # The JVM passes its environment on to workers and keepers, so that they find the program's modules, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # What is no warning is told otherwise.
+    # Progress, which is no warning, is announced (see control/announcements.py).
     handler = ShortLines(logging.WARNING)
-    # A program that sets up logging itself gets our records its own way, and only once.
+    # If the program sets up logging itself, only its handlers take our records.
     handler.addFilter(lambda _: not logging.getLogger().handlers)
     logging.getLogger("strandline").addHandler(handler)
-    # Spark's bridge logs a stack trace when a signal interrupts it.
+    # py4j logs a stack trace when a signal interrupts it.
     logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
@@ -114,7 +114,7 @@ def prepare(program: Path, args: list[str]) -> None:
 def _ordered_outcome(
     program: Path, restore: dict[str, str], drop: dict[str, list[str]], *, claim: bool, again: str, reopen: bool
 ) -> int:
-    """Run the program; its jobs begin with what was ordered. A job that never started is an error."""
+    """Run the program with the options for its jobs. If a job that an option names never starts, it is an error."""
     if not (restore or drop or reopen):
         return outcome(program)
     from strandline.spark.job.program_jobs import Orders, watching
@@ -130,7 +130,7 @@ def _ordered_outcome(
 
 
 def outcome(program: Path) -> int:
-    """Run the program; return its exit code. Errors of ours are messages, others are shown as Python does."""
+    """Run the program; return its exit code. Print our errors as messages, and others with a traceback."""
     try:
         runpy.run_path(str(program), run_name="__main__")
     except SystemExit as exit_:
@@ -147,7 +147,7 @@ def outcome(program: Path) -> int:
 
 
 def _show_traceback(error: Exception, program: Path) -> None:
-    """Print the traceback from the program on, without the frames that led to it."""
+    """Print the traceback from the program's first frame on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(program):
         trace = trace.tb_next
@@ -155,16 +155,16 @@ def _show_traceback(error: Exception, program: Path) -> None:
 
 
 def _stop_everything(code: int) -> bool:
-    """Stop the jobs that still run, and Spark; return False if one of them failed at it."""
+    """Stop the jobs that still run, and Spark; return False if a job did not stop cleanly."""
     if "strandline.spark.job.run" not in sys.modules:
-        return True  # The program has started nothing of ours; what else it made is its own.
+        return True  # The program has started no job, and Spark, if it runs, is the program's own.
     from pyspark import SparkContext
 
     from strandline.spark.job.run import live_runs
 
     context = SparkContext._active_spark_context
     if context is not None:
-        # A signal to the whole process group ends the JVM, too: its broken connection is then no news.
+        # A signal to the whole process group ends the JVM, too: do not report its broken connection.
         accumulators: Any = getattr(context, "_accumulatorServer", None) or context
         accumulators.handle_error = lambda *_: None
     stopped = True

@@ -1,4 +1,4 @@
-"""`strandline jobs`, and what a job that runs on this machine is asked for, through its driver."""
+"""`strandline jobs`, and the commands that a running job of this machine executes through its driver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from strandline.control.commands import (
     STATUS,
     STOP,
     Command,
-    Nothing,
+    NoArguments,
     Rescale,
     Stop,
     TakeCheckpoint,
@@ -47,9 +47,10 @@ from strandline.core.urls import check_url
 
 
 def running_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the jobs that a shell may offer."""
+    """Return the job names that complete a shell's input."""
     root = root_of(ctx.params.get("local_dir"))
-    return sorted({one.job for one in find_drivers(root, _OFFER_S) if one.job.startswith(incomplete) and one.job})
+    names = {driver.job for driver in find_drivers(root, _COMPLETION_TIMEOUT_S)}
+    return sorted(name for name in names if name and name.startswith(incomplete))
 
 
 RunningJob = Annotated[
@@ -62,10 +63,10 @@ OfDirectory = Annotated[
         "--directory", metavar="DIRECTORY", help="Its checkpoint directory; needed where several jobs have its name."
     ),
 ]
-_OFFER_S = 1.0
+_COMPLETION_TIMEOUT_S = 1.0
 _TROUBLE = ("failed", "killed")
-LOOK_S = 10.0
-"""How long a look may take."""
+STATUS_TIMEOUT_S = 10.0
+"""How long a request that only reads may take."""
 
 
 def jobs(
@@ -79,30 +80,30 @@ def jobs(
     """
     root = root_of(local_dir)
     drivers = find_drivers(root)
-    found = [(driver, *_look(driver)) for driver in drivers]
+    running = [(driver, *_request_status(driver)) for driver in drivers]
     ended = [record for record in records(root) if _is_over(record, drivers) and (every or record.fate in _TROUBLE)]
     columns = ("job", "state", "pid", "since", "epoch", "rows", "checkpoint directory")
-    made = table(*columns, right=("pid", "epoch", "rows"))
-    for driver, status, trouble in found:
+    output = table(*columns, right=("pid", "epoch", "rows"))
+    for driver, status, trouble in running:
         if json:
-            figures = {name: status and getattr(status, name) for name in ("state", "epoch", "rows_in", "rows_per_s")}
-            print_json(with_times({**_identity(driver), **figures}))
+            data = {name: status and getattr(status, name) for name in ("state", "epoch", "rows_in", "rows_per_s")}
+            print_json(with_times({**_identity(driver), **data}))
             continue
-        does = (state_text(status.state), status.epoch, f"{status.rows_in:,}") if status else (trouble, "-", "-")
+        figures = (state_text(status.state), status.epoch, f"{status.rows_in:,}") if status else (trouble, "-", "-")
         since = time_text(driver.since_ms)
-        add_row(made, driver.job or "-", does[0], driver.pid, since, *does[1:], driver.directory or "-")
+        add_row(output, driver.job or "-", figures[0], driver.pid, since, *figures[1:], driver.directory or "-")
     for record in ended:
         if json:
             print_json(with_times(ended_as_data(record)))
             continue
         add_row(
-            made, record.job, state_text(record.fate), record.pid, time_text(record.since_ms), "-", "-",
+            output, record.job, state_text(record.fate), record.pid, time_text(record.since_ms), "-", "-",
             record.directory,
         )  # fmt: skip
-    if not found and not (ended and every):
+    if not running and not (ended and every):
         say(f"no job runs on this machine with the local_dir {root}")
-    if made.row_count:
-        console().print(made)
+    if output.row_count:
+        console().print(output)
     if not json and any(record.fate in _TROUBLE for record in ended):
         say("why a job has ended: `strandline status JOB`, and `strandline logs JOB --driver`")
 
@@ -125,11 +126,11 @@ def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir =
             hint=f"`strandline logs {quote(job)} --driver` has more; what it has left: "
             f"`strandline checkpoints list {quote(record.directory)} --job {quote(job)}`",
         ) from error
-    found = call(driver, STATUS, Nothing(), timeout_s=LOOK_S)
+    current = call(driver, STATUS, NoArguments(), timeout_s=STATUS_TIMEOUT_S)
     if json:
-        print_json(with_times({**_identity(driver), **asdict(found)}))
+        print_json(with_times({**_identity(driver), **asdict(current)}))
     else:
-        print_status(driver, found)
+        print_status(driver, current)
 
 
 def checkpoint(
@@ -144,7 +145,7 @@ def checkpoint(
     """Have a running job take a checkpoint now, and wait for it. Exit code 1 if it fails."""
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
-    stats = ask(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
+    stats = call_with_progress(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
     if json:
         print_json(asdict(stats))
     else:
@@ -171,16 +172,16 @@ def savepoint(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Have a running job take a savepoint: a snapshot that belongs to nobody, and stays. Exit code 1 if it fails."""
+    """Have a running job take a savepoint: a snapshot that no job owns or deletes. Exit code 1 if it fails."""
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
-    made = ask(driver, SAVEPOINT, TakeSavepoint(_here(url), _form(native), timeout_s))
+    result = call_with_progress(driver, SAVEPOINT, TakeSavepoint(_absolute(url), _form(native), timeout_s))
     if json:
-        print_json(asdict(made))
+        print_json(asdict(result))
     else:
         print(
-            f"savepoint {made.url} is complete: checkpoint {made.checkpoint}, epoch {made.epoch}, "
-            f"{size_text(made.total_bytes)}, in {duration_text(made.duration_ms)}"
+            f"savepoint {result.url} is complete: checkpoint {result.checkpoint}, epoch {result.epoch}, "
+            f"{size_text(result.total_bytes)}, in {duration_text(result.duration_ms)}"
         )
 
 
@@ -188,8 +189,8 @@ def _form(native: bool) -> str:
     return "native" if native else "canonical"
 
 
-def _here(url: str) -> str:
-    """Return a path as the driver, which may be elsewhere, has to be told it."""
+def _absolute(url: str) -> str:
+    """Return a path as an absolute one, since the driver's working directory may be another."""
     return url if "://" in check_url(url) or not url.strip() else str(Path(url).expanduser().absolute())
 
 
@@ -209,29 +210,29 @@ def rescale(
     json: AsJson = False,
 ) -> None:
     """Have a running job go on with another number of partitions, from a checkpoint that it takes for that."""
-    wanted = _wanted(parallelism)
+    target = _parse_parallelism(parallelism)
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
-    found = ask(driver, RESCALE, Rescale(wanted, timeout_s))
+    now = call_with_progress(driver, RESCALE, Rescale(target, timeout_s))
     if json:
-        print_json(asdict(found))
+        print_json(asdict(now))
     else:
-        print(f"job '{job}' goes on with parallelism {parallelism_text(found)}, from checkpoint {found.restored_from}")
+        print(f"job '{job}' goes on with parallelism {parallelism_text(now)}, from checkpoint {now.restored_from}")
 
 
-def _wanted(given: Sequence[str]) -> int | dict[str, int]:
-    """Return one number of a job, or several by uid."""
-    if len(given) == 1 and given[0].isdecimal() and int(given[0]) > 0:
-        return int(given[0])
-    found: dict[str, int] = {}
-    for each in given:
-        uid, _, number = each.rpartition("=")
+def _parse_parallelism(arguments: Sequence[str]) -> int | dict[str, int]:
+    """Return the parallelism of the job, or of operators by uid."""
+    if len(arguments) == 1 and arguments[0].isdecimal() and int(arguments[0]) > 0:
+        return int(arguments[0])
+    numbers: dict[str, int] = {}
+    for argument in arguments:
+        uid, _, number = argument.rpartition("=")
         if not uid or not number.isdecimal() or int(number) < 1:
-            raise typer.BadParameter(f"'{each}' is no parallelism: write N for the job, or UID=N for each operator")
-        if uid in found:
+            raise typer.BadParameter(f"'{argument}' is no parallelism: write N for the job, or UID=N for each operator")
+        if uid in numbers:
             raise typer.BadParameter(f"the operator '{uid}' is given twice")
-        found[uid] = int(number)
-    return found
+        numbers[uid] = int(number)
+    return numbers
 
 
 def stop(
@@ -261,22 +262,22 @@ def stop(
     """
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
-    to = None if savepoint is None else _here(savepoint)
-    wanted = Stop(checkpoint=checkpoint, savepoint=to, drain=drain, form=_form(native), timeout_s=timeout_s)
-    ended = ask(driver, STOP, wanted)
+    to = None if savepoint is None else _absolute(savepoint)
+    arguments = Stop(checkpoint=checkpoint, savepoint=to, drain=drain, form=_form(native), timeout_s=timeout_s)
+    ended = call_with_progress(driver, STOP, arguments)
     if json:
         print_json(msgspec.to_builtins(ended))
     else:
         print(f"job '{job}' is drained, and has ended" if drain else f"job '{job}' has ended: {ended.state}")
 
 
-def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:
-    """Ask for what may take long: on a terminal, progress is shown on standard error."""
-    with progress_bar() as tell:
+def call_with_progress(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:
+    """Call a command that may take long: on a terminal, show its progress on standard error."""
+    with progress_bar() as on_progress:
         try:
-            return call(driver, command, arguments, on_progress=tell)
+            return call(driver, command, arguments, on_progress=on_progress)
         except KeyboardInterrupt:
-            say(f"strandline: nobody waits for '{command.name}' any more; job '{driver.job}' goes on with it")
+            say(f"strandline: no longer waiting for '{command.name}'; job '{driver.job}' goes on with it")
             raise typer.Exit(130) from None
 
 
@@ -291,7 +292,7 @@ def _identity(driver: Driver) -> dict[str, Any]:
 
 
 def _is_over(record: JournalEntry, drivers: Sequence[Driver]) -> bool:
-    """Whether nobody answers for the job any more, and nobody will."""
+    """Whether the job has ended, and no newer driver of it answers."""
     answered = any((driver.job, driver.directory) == (record.job, record.directory) for driver in drivers)
     return bool(record.fate) and not answered
 
@@ -301,12 +302,12 @@ def _last_record(root: Path, job: str, directory: str | None) -> JournalEntry | 
     return next((r for r in records(root, job) if r.fate and url in (None, r.directory)), None)
 
 
-def _look(driver: Driver) -> tuple[Status | None, str]:
-    """Return a job's status, or why there is none."""
+def _request_status(driver: Driver) -> tuple[Status | None, str]:
+    """Return a job's status, or the reason why there is none."""
     if not driver.answers:
         return None, "does not answer"
     try:
-        return call(driver, STATUS, Nothing(), patience_s=LOOK_S, timeout_s=LOOK_S), ""
+        return call(driver, STATUS, NoArguments(), silence_s=STATUS_TIMEOUT_S, timeout_s=STATUS_TIMEOUT_S), ""
     except ConfigurationError:
         return None, f"of Strandline {driver.engine}"
     except UnavailableError:

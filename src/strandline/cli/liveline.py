@@ -1,4 +1,4 @@
-"""What `strandline run` shows of its jobs: what they tell, and between, on a terminal, a line that lives."""
+"""The progress that `strandline run` prints: announcements of its jobs and, on a terminal, a live status line."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from strandline.control.status import Status
 
 _PAINT_S = 0.25
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _FIRST_S, _EVERY_S = 10.0, 60.0
 _STYLES = {"running": "green", "failed": "red", "finished": "dim", "stopped": "dim"}
 
 
 @contextlib.contextmanager
 def showing_progress(*, quiet: bool) -> Iterator[None]:
-    """Show on standard error what this process's jobs do, unless it is to be quiet."""
+    """Show the progress of this process's jobs on standard error, unless `quiet`."""
     if quiet:
         with listening(lambda text, detail: None, shows=True):
             yield
         return
     screen = console(stderr=True)
-    shown = _Terminal() if screen.is_terminal and not screen.is_dumb_terminal else _Lines()
-    with listening(shown.hear, shows=True), shown.shown():
+    display = _Terminal() if screen.is_terminal and not screen.is_dumb_terminal else _Lines()
+    with listening(display.on_announcement, shows=True), display.refreshing():
         yield
 
 
 class _Lines:
-    """Lines in a file or a pipe: what is told, and now and then how far the jobs are."""
+    """Progress as lines in a file or a pipe: announcements and, about each minute, the status of the jobs."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
         self._began_s = time.monotonic()
         self._due_s = _FIRST_S
-        self._said: dict[str, tuple[int, str]] = {}
+        self._printed: dict[str, tuple[int, str]] = {}
 
-    def hear(self, text: str, detail: bool) -> None:
+    def on_announcement(self, text: str, detail: bool) -> None:
         if not detail:
             _say(f"strandline: {text}")
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show how far the jobs are meanwhile."""
+    def refreshing(self) -> Iterator[None]:
+        """Show the status of the jobs meanwhile."""
         thread = threading.Thread(target=self._show, name="strandline-progress", daemon=True)
         thread.start()
         try:
@@ -62,19 +62,19 @@ class _Lines:
             thread.join(5)
 
     def _show(self) -> None:
-        while not self._done.wait(_LOOK_S):
+        while not self._done.wait(_POLL_S):
             if time.monotonic() - self._began_s >= self._due_s:
-                # Nobody reads the log of a job that does nothing.
+                # Print only changes: an idle job adds no lines.
                 for status in _statuses():
                     now = (status.epoch, status.state)
-                    if status.epochs and self._said.get(status.job) != now:
-                        self._said[status.job] = now
+                    if status.epochs and self._printed.get(status.job) != now:
+                        self._printed[status.job] = now
                         _say(f"strandline: {progress_text(status)}")
                         self._due_s = time.monotonic() - self._began_s + _EVERY_S
 
 
 class _Terminal(_Lines):
-    """The last line of a terminal shows what the jobs do; what is written meanwhile stands above it."""
+    """Progress as a live line for each job at the bottom of a terminal; other output is printed above it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,16 +86,16 @@ class _Terminal(_Lines):
         self._last_s = time.monotonic()
         self._lock = threading.RLock()
 
-    def hear(self, text: str, detail: bool) -> None:
+    def on_announcement(self, text: str, detail: bool) -> None:
         if not detail:
             self._last, self._last_s = text, time.monotonic()
-        super().hear(text, detail)
+        super().on_announcement(text, detail)
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show how far the jobs are meanwhile, and have what others write give way to it."""
+    def refreshing(self) -> Iterator[None]:
+        """Show the status of the jobs meanwhile, and print other output above it."""
         before = sys.stdout, sys.stderr
-        with super().shown():
+        with super().refreshing():
             sys.stderr = self._beside(sys.stderr)
             if sys.stdout.isatty():
                 sys.stdout = self._beside(sys.stdout)
@@ -123,21 +123,21 @@ class _Terminal(_Lines):
             with contextlib.suppress(OSError, ValueError):
                 lines = self._lines()
                 with self._lock:
-                    # Somebody's line that is not ended, as a question, stays as it is.
+                    # Do not overwrite an unfinished line of the program, such as a prompt.
                     if self._at_start and not self._done.is_set():
                         self._paint(lines)
 
     def _lines(self) -> list[Text]:
         from rich.text import Text
 
-        found = [status_line(status) for status in _statuses()]
+        lines = [status_line(status) for status in _statuses()]
         waits = f"{self._last} · {time.monotonic() - self._last_s:.0f} s"
-        return found or [Text(waits, style="dim")]
+        return lines or [Text(waits, style="dim")]
 
     def _paint(self, lines: list[Text]) -> None:
         screen = console(stderr=True)
         for line in lines:
-            # One that is as long as the terminal is wide would make it go on to the next.
+            # A line as wide as the terminal would wrap.
             line.truncate(max(1, screen.width - 1), overflow="ellipsis")
         with screen.capture() as painted:
             for line in lines:
@@ -156,7 +156,7 @@ class _Terminal(_Lines):
 
 
 class _Beside:
-    """A stream of this process that gives way to the line that lives."""
+    """A stream of this process whose output erases the live line first."""
 
     def __init__(self, stream: TextIO, write: Callable[[TextIO, str], int]) -> None:
         self._stream = stream
@@ -174,7 +174,7 @@ class _Beside:
 
 
 def status_line(status: Status) -> Text:
-    """Return what a job does, for a terminal."""
+    """Return a job's status for a terminal."""
     from rich.text import Text
 
     return Text.assemble(
@@ -183,29 +183,29 @@ def status_line(status: Status) -> Text:
 
 
 def progress_text(status: Status) -> str:
-    """Return what a job does, in a line."""
+    """Return a job's status in one line of plain text."""
     return f"job '{status.job}' is {status.state}: {_figures(status)}"
 
 
 def _figures(status: Status) -> str:
-    found = [f"epoch {status.epoch}", f"{status.rows_in:,} rows, {rate_text(status.rows_per_s)}"]
+    parts = [f"epoch {status.epoch}", f"{status.rows_in:,} rows, {rate_text(status.rows_per_s)}"]
     if status.watermark:
-        found.append(f"watermark {watermark_text(status.watermark)}")
-    found.append(checkpoint_text(status))
+        parts.append(f"watermark {watermark_text(status.watermark)}")
+    parts.append(checkpoint_text(status))
     if status.restarts:
-        found.append("1 restart" if status.restarts == 1 else f"{status.restarts} restarts")
-    return " · ".join(found)
+        parts.append("1 restart" if status.restarts == 1 else f"{status.restarts} restarts")
+    return " · ".join(parts)
 
 
 def watermark_text(watermark: str) -> str:
-    """Return how far event time is, and how far behind the clock, if that is about a day or less."""
-    behind = (datetime.now(UTC) - datetime.fromisoformat(watermark)).total_seconds()
+    """Return the watermark, and its lag behind the clock if the lag is at most about a day."""
+    lag_s = (datetime.now(UTC) - datetime.fromisoformat(watermark)).total_seconds()
     text = watermark.replace("+00:00", "Z")
-    return f"{text}, {age_text(behind)} behind" if 0 <= behind < 100_000 else text
+    return f"{text}, {age_text(lag_s)} behind" if 0 <= lag_s < 100_000 else text
 
 
 def checkpoint_text(status: Status) -> str:
-    """Return how old the newest checkpoint is: one that covers everything is as good as new."""
+    """Return the newest checkpoint and its age, or that it covers everything: its age does not matter then."""
     newest = status.last_checkpoint
     if newest is None:
         return "no checkpoint yet"
@@ -216,14 +216,14 @@ def checkpoint_text(status: Status) -> str:
 
 
 def _statuses() -> list[Status]:
-    """Return what the jobs of this process do; a program that has started none has not imported them."""
+    """Return the status of this process's jobs, without importing the module of runs if no job has started."""
     runs = sys.modules.get("strandline.spark.job.run")
-    # The program may be importing it.
+    # The module may be only half imported now.
     live_runs = getattr(runs, "live_runs", tuple)
     return [run.glance() for run in live_runs()]
 
 
 def _say(line: str) -> None:
-    # One write: lines of several threads stay apart.
+    # In one write, so that lines of several threads do not mix.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

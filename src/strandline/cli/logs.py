@@ -1,4 +1,4 @@
-"""`strandline logs`: what the keepers and drivers of this machine wrote."""
+"""`strandline logs`: prints the logs of this machine's keepers and drivers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strandline.core.ids import Partition
 from strandline.keeper.paths import Places
 
 _BLOCK_BYTES = 64 << 10
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _FILE = re.compile(r"(.+)-(\d+)\.log")
 
 
@@ -51,11 +51,11 @@ def logs(
     if driver and (operator is not None or partition is not None):
         raise typer.BadParameter("--driver is of no operator and no partition")
     find = partial(find_driver_logs, root, job) if driver else partial(find_logs, root, job, operator, partition)
-    found = find()
-    if not found and not follow:
-        raise _no_driver_log(root, job) if driver else _nothing(root, job, operator, partition)
-    several_jobs = len({file.job for file in found}) > 1
-    plain = len(found) == 1 and not follow
+    files = find()
+    if not files and not follow:
+        raise _no_driver_log(root, job) if driver else _no_keeper_log(root, job, operator, partition)
+    several_jobs = len({file.job for file in files}) > 1
+    plain = len(files) == 1 and not follow
 
     def show(file: LogFile, line: str) -> None:
         if json:
@@ -73,7 +73,7 @@ def logs(
             _follow(find, lines, show)
         except KeyboardInterrupt:
             return
-    for file in found:
+    for file in files:
         for line in tail(file.path, lines)[0]:
             show(file, line)
 
@@ -81,31 +81,31 @@ def logs(
 def find_logs(
     local_dir: Path, job: str | None = None, operator: str | None = None, partition: int | None = None
 ) -> list[LogFile]:
-    """Return the logs there are, by job, operator and partition. Names stand as file names can hold them."""
+    """Return the keepers' logs, by job, operator and partition, with names as they are escaped in file names."""
     places = Places(local_dir, "", job or "-")
     folders = [places.logs] if job is not None else sorted(places.logs.parent.glob("*"))
-    found = []
+    files = []
     for path in (path for folder in folders for path in folder.glob("*.log")):
         match = _FILE.fullmatch(path.name)
         if not match or (partition is not None and int(match[2]) != partition):
             continue
         if operator is not None and path.name != places.log(operator, Partition(int(match[2]))).name:
             continue
-        found.append(LogFile(path.parent.name, match[1], int(match[2]), path))
-    return sorted(found)
+        files.append(LogFile(path.parent.name, match[1], int(match[2]), path))
+    return sorted(files)
 
 
 def find_driver_logs(local_dir: Path, job: str | None = None) -> list[LogFile]:
-    """Return the logs of drivers that there are, by job."""
+    """Return the drivers' logs, by job."""
     places = Places(local_dir, "", job or "-")
-    found = [places.driver_log] if job is not None else places.logs.parent.glob(f"*/{places.driver_log.name}")
-    return sorted(LogFile(path.parent.name, "", 0, path) for path in found if path.exists())
+    paths = [places.driver_log] if job is not None else places.logs.parent.glob(f"*/{places.driver_log.name}")
+    return sorted(LogFile(path.parent.name, "", 0, path) for path in paths if path.exists())
 
 
 def tail(path: Path, lines: int, *, whole: bool = False) -> tuple[list[str], int]:
-    """Return a file's last lines, and where the next one begins. With `whole`, without a line not ended yet."""
+    """Return a file's last lines, and the offset of the next one. With `whole`, leave out an unfinished line."""
     data, end = b"", 0
-    # It may be gone since it was found.
+    # The file may have been deleted since it was listed.
     with suppress(FileNotFoundError), open(path, "rb") as file:
         end = at = file.seek(0, 2)
         while at > 0 and data.count(b"\n") <= lines:
@@ -114,16 +114,16 @@ def tail(path: Path, lines: int, *, whole: bool = False) -> tuple[list[str], int
             file.seek(at)
             data = file.read(step) + data
     complete, newline, rest = data.rpartition(b"\n")
-    found = complete.split(b"\n") if newline else []
+    ended = complete.split(b"\n") if newline else []
     if whole:
         end -= len(rest)
     elif rest:
-        found.append(rest)
-    return [line.decode(errors="replace") for line in found[-lines:]] if lines else [], end
+        ended.append(rest)
+    return [line.decode(errors="replace") for line in ended[-lines:]] if lines else [], end
 
 
-def read_on(path: Path, at: int) -> tuple[list[str], int]:
-    """Return the lines ended since `at`, and where the next begins; from the start if the file is shorter now."""
+def read_new_lines(path: Path, at: int) -> tuple[list[str], int]:
+    """Return the lines ended since offset `at`, and the next offset; from the start if the file is shorter now."""
     try:
         with open(path, "rb") as file:
             if file.seek(0, 2) < at:
@@ -139,7 +139,7 @@ def read_on(path: Path, at: int) -> tuple[list[str], int]:
 
 
 def _follow(find: Callable[[], list[LogFile]], lines: int, show: Callable[[LogFile, str], None]) -> NoReturn:
-    """Show last lines, then every new one, also of logs that appear later; until interrupted."""
+    """Show the last lines, then each new one, also of new logs, until interrupted."""
     at: dict[LogFile, int] = {}
     for file in find():
         last, at[file] = tail(file.path, lines, whole=True)
@@ -147,10 +147,10 @@ def _follow(find: Callable[[], list[LogFile]], lines: int, show: Callable[[LogFi
             show(file, line)
     while True:
         for file in find():
-            new, at[file] = read_on(file.path, at.get(file, 0))
+            new, at[file] = read_new_lines(file.path, at.get(file, 0))
             for line in new:
                 show(file, line)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _no_driver_log(local_dir: Path, job: str | None) -> NotFoundError:
@@ -163,7 +163,7 @@ def _no_driver_log(local_dir: Path, job: str | None) -> NotFoundError:
     )
 
 
-def _nothing(local_dir: Path, job: str | None, operator: str | None, partition: int | None) -> NotFoundError:
+def _no_keeper_log(local_dir: Path, job: str | None, operator: str | None, partition: int | None) -> NotFoundError:
     wanted = [f"{what} {name}" for what, name in (("operator", operator), ("partition", partition)) if name is not None]
     of = f" of job '{job}'" if job is not None else ""
     there = sorted({f"{file.job} (operator {file.operator})" for file in find_logs(local_dir)})

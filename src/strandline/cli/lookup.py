@@ -1,4 +1,4 @@
-"""`strandline lookup`: keys of a running job's state, asked for through its driver."""
+"""`strandline lookup`: reads keys of a running job's state, through its driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.jobs import LOOK_S, OfDirectory, RunningJob
+from strandline.cli.jobs import STATUS_TIMEOUT_S, OfDirectory, RunningJob
 from strandline.cli.output import add_row, console, json_text, print_json, say, table
 from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.control.client import call, find_driver
@@ -29,13 +29,13 @@ def lookup(
     With --json, a line for each key.
     """
     driver = find_driver(root_of(local_dir), job, directory)
-    found = call(driver, LOOKUP, LookUp(table_, keys), timeout_s=LOOK_S)
+    result = call(driver, LOOKUP, LookUp(table_, keys), timeout_s=STATUS_TIMEOUT_S)
     if json:
-        for key, value in zip(keys, found.values, strict=True):
-            print_json({"table": found.table, "epoch": found.epoch, "key": key, "value": value})
+        for key, value in zip(keys, result.values, strict=True):
+            print_json({"table": result.table, "epoch": result.epoch, "key": key, "value": value})
         return
-    made = table("key", "value")
-    for key, value in zip(keys, found.values, strict=True):
-        add_row(made, key, "-" if value is None else json_text(value))
-    console().print(made)
-    say(f"as of epoch {found.epoch}")
+    output = table("key", "value")
+    for key, value in zip(keys, result.values, strict=True):
+        add_row(output, key, "-" if value is None else json_text(value))
+    console().print(output)
+    say(f"as of epoch {result.epoch}")

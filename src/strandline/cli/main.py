@@ -1,4 +1,4 @@
-"""Entry point of `strandline`: the commands, and what happens to errors."""
+"""Entry point of `strandline`: its commands, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def _options(
 
 @app.command("version")
 def version(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Print the versions of Strandline and of what it builds on."""
-    found = doctor.versions()
+    """Print the versions of Strandline and of the packages that it builds on."""
+    versions = doctor.versions()
     if json:
-        print_json(found)
+        print_json(versions)
     else:
-        print(" ".join(f"{name} {number}" for name, number in found.items()))
+        print(" ".join(f"{name} {number}" for name, number in versions.items()))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`strandline new`: a project to begin with, which runs as it is."""
+"""`strandline new`: creates a project that runs without a change."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FILES = {
     "gitignore": ".gitignore",
 }
 _JOB = "@job@"
-"""Stands for the name in these files."""
-_FITS = re.compile(r"[A-Za-z][\w.-]*")
+"""The placeholder of the name in these files."""
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
 def new(
@@ -41,25 +41,25 @@ def new(
     """
     target = Path(os.path.normpath(directory.expanduser().absolute()))
     name = target.name
-    if not _FITS.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"a project cannot be called {name!r}: expected letters, digits, '_', '-' and '.', and a letter first",
             hint="its job is called so, too, as in: strandline new visits",
         )
     if target.exists() or target.is_symlink():
         raise ConflictError(f"{target} is there already", hint="give a name that is not there: nothing is overwritten")
-    made = make_project(target, name)
+    created = make_project(target, name)
     if json:
-        print_json({"project": name, "directory": str(target), "files": made})
+        print_json({"project": name, "directory": str(target), "files": created})
         return
-    print(f"{target}: {', '.join(made)}")
+    print(f"{target}: {', '.join(created)}")
     print(f"next: cd {quote(str(directory))}")
     print("      strandline run app.py     # results; Ctrl-C ends it")
     print("      python -m pytest")
 
 
 def make_project(target: Path, name: str) -> list[str]:
-    """Make a project whose job has this name, whole or not at all; return its files."""
+    """Create a project whose job has this name, atomically; return its files."""
     hidden = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

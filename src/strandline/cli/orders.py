@@ -1,4 +1,4 @@
-"""What is said on the command line of a program's jobs: which snapshot each restores, and what may be lost."""
+"""Options of the command line for a program's jobs: the snapshot that each restores, and the state that it may drop."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ Drop = Annotated[
 _NAMED = re.compile(r"([^=/:]+)=(.+)")
 
 
-def restores(given: Sequence[str] | None) -> dict[str, str]:
-    """Return snapshots by job; without a name, by ""."""
-    found: dict[str, str] = {}
-    for job, url in map(_named, given or ()):
+def restores(options: Sequence[str] | None) -> dict[str, str]:
+    """Return the snapshot of each job; "" stands for an option without a name."""
+    snapshots: dict[str, str] = {}
+    for job, url in map(_split_job, options or ()):
         if not url.strip():
-            # As of a variable that is not set: the job would go on from its own checkpoint, or begin empty.
+            # Perhaps an unset variable: the job would restore its own checkpoint, or start empty.
             raise ConfigurationError("--restore names no snapshot: it is empty", hint="give its path or url")
-        if job in found:
+        if job in snapshots:
             raise ConfigurationError(
-                f"--restore names two snapshots for {f'job {job!r}' if job else 'one job'}: {found[job]} and {url}",
+                f"--restore names two snapshots for {f'job {job!r}' if job else 'one job'}: {snapshots[job]} and {url}",
                 hint="write --restore JOB=URL for each job",
             )
-        found[job] = url
-    return found
+        snapshots[job] = url
+    return snapshots
 
 
-def drops(given: Sequence[str] | None) -> dict[str, list[str]]:
-    """Return what may be lost by job; without a name, by ""."""
-    found: dict[str, list[str]] = {}
-    for job, name in map(_named, given or ()):
-        found.setdefault(job, []).append(name)
-    return found
+def drops(options: Sequence[str] | None) -> dict[str, list[str]]:
+    """Return the names that each job may drop; "" stands for an option without a job's name."""
+    dropped: dict[str, list[str]] = {}
+    for job, name in map(_split_job, options or ()):
+        dropped.setdefault(job, []).append(name)
+    return dropped
 
 
-def _named(given: str) -> tuple[str, str]:
-    match = _NAMED.fullmatch(given)
-    return (match[1], match[2]) if match else ("", given)
+def _split_job(option: str) -> tuple[str, str]:
+    match = _NAMED.fullmatch(option)
+    return (match[1], match[2]) if match else ("", option)
 
 
 def split(args: Sequence[str]) -> tuple[dict[str, list[str]], set[str], list[str]]:
-    """Return what of a program's arguments is ours, as options with their values and as flags, and the rest.
+    """Split a program's arguments into our options with their values, our flags, and the program's own arguments.
 
     Ours are --restore, --claim, --again, --drop and --reopen directly behind the program; `--` ends them.
     """

@@ -1,4 +1,4 @@
-"""How the command speaks: tables for people, JSON for programs, and errors with their next step."""
+"""Output of the command line: tables for people, JSON for programs, messages on standard error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_MOMENTS = frozenset(["since_ms", "created_ms", "triggered_ms", "completed_ms", "last_failure_ms", "ended_ms"])
-# Wide enough that nothing is cut when a program or a file reads the table.
-_WIDTH_OF_NO_TERMINAL = 400
+_TIME_FIELDS = frozenset(["since_ms", "created_ms", "triggered_ms", "completed_ms", "last_failure_ms", "ended_ms"])
+# Wide enough that no cell of a table in a file or a pipe is wrapped.
+_FILE_WIDTH = 400
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -24,7 +24,7 @@ def console(*, stderr: bool = False) -> Console:
     file = sys.stderr if stderr else sys.stdout
     if file.isatty():
         return Console(file=file, highlight=False)
-    return Console(file=file, highlight=False, force_terminal=False, no_color=True, width=_WIDTH_OF_NO_TERMINAL)
+    return Console(file=file, highlight=False, force_terminal=False, no_color=True, width=_FILE_WIDTH)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -32,21 +32,21 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    output = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        output.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return output
 
 
 def add_row(to: Table, *cells: object) -> None:
-    """Add a row of plain text: nothing in it is taken for markup."""
+    """Add a row of plain text, without markup."""
     from rich.text import Text
 
     to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
 
 
 def say(message: str) -> None:
-    """Print a line for people, where no data goes."""
+    """Print a message on standard error: standard output is for data."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -57,14 +57,14 @@ def print_json(value: Any) -> None:
 
 
 def with_times(data: Any) -> Any:
-    """Return data of ours with each moment in ms, as `created_ms`, also in ISO 8601 with its offset: `created_at`."""
+    """Return data with each time in ms, such as `created_ms`, also in ISO 8601 with an offset, as `created_at`."""
     if isinstance(data, Mapping):
-        made = {}
+        result = {}
         for name, value in data.items():
-            made[name] = with_times(value)
-            if name in _MOMENTS:
-                made[name.removesuffix("_ms") + "_at"] = time_text(value) if value else None
-        return made
+            result[name] = with_times(value)
+            if name in _TIME_FIELDS:
+                result[name.removesuffix("_ms") + "_at"] = time_text(value) if value else None
+        return result
     if isinstance(data, list | tuple):
         return [with_times(value) for value in data]
     return data
@@ -76,7 +76,7 @@ def json_text(value: Any) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as people read it."""
+    """Return a size with a unit."""
     size = float(size_bytes)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1024:
@@ -86,7 +86,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def duration_text(ms: float) -> str:
-    """Return a duration as people read it."""
+    """Return a duration with a unit."""
     if ms < 10:
         return f"{ms:.1f} ms"
     if ms < 1000:
@@ -98,22 +98,22 @@ def duration_text(ms: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Return how long ago something was, in whole seconds or more."""
+    """Return an age in whole seconds, or in larger units."""
     return f"{seconds:.0f} s" if seconds < 120 else duration_text(seconds * 1000)
 
 
 def rate_text(per_s: float) -> str:
-    """Return how many there are a second."""
+    """Return a rate per second."""
     return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
 
 
 def time_text(ms: int) -> str:
-    """Return a moment in this machine's time zone, in ISO 8601 with its offset."""
+    """Return a time in this machine's time zone, in ISO 8601 with its offset."""
     return moment_text(ms * 1000) if ms else "-"
 
 
 def moment_text(us: int) -> str:
-    """Return a moment of event time in this machine's time zone: it may be any that a timestamp can be."""
+    """Return an event time in this machine's time zone; any value of a timestamp is allowed."""
     try:
         return datetime.fromtimestamp(us // 1_000_000).astimezone().isoformat()
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""`strandline state patch`: a savepoint made of another snapshot with changes, without a JVM and without a job."""
+"""`strandline state patch`: makes a savepoint of a snapshot with changes, without a JVM and without a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.control.wire import ProgressMessage
 from strandline.core.errors import ConfigurationError
 
-# What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
+# Modules that need Arrow are imported where they are used: importing it takes longer than most commands.
 if TYPE_CHECKING:
     from strandline.format.manifest import Manifest
     from strandline.snapshot.opening.snapshot import Snapshot
@@ -72,28 +72,29 @@ def patch(
 
     started = time.monotonic()
     options = parse_options(option)
-    with pinned_snapshot(url, options) as found:
+    with pinned_snapshot(url, options) as snapshot:
         target = savepoint_place(out, options)
-        wanted = Patch(
-            sources=dict(_once(_sources(found, options, delete or (), transform or (), rows or ()))),
-            drop=drop or (), rename=dict(_once(_pairs("--rename", rename or ()))),
-            max_parallelism=_most(max_parallelism or ()),
+        changes = Patch(
+            sources=dict(_reject_duplicates(_sources(snapshot, options, delete or (), transform or (), rows or ()))),
+            drop=drop or (), rename=dict(_reject_duplicates(_pairs("--rename", rename or ()))),
+            max_parallelism=_parse_max_parallelism(max_parallelism or ()),
         )  # fmt: skip
-        if wanted == Patch():
+        if changes == Patch():
             raise ConfigurationError(
                 "nothing is to be changed",
                 hint="give --drop, --rename, --max-parallelism, --delete, --transform or --rows; "
                 "`strandline snapshots copy --canonical` makes a savepoint without a change",
             )
-        plan = wanted.planned(found.manifest.operators)
-        with progress_bar() as tell:
+        plan = changes.planned(snapshot.manifest.operators)
+        with progress_bar() as report:
 
-            def tell_states(at: PatchProgress) -> None:
-                said = f"{at.step}, {at.rows} rows" if at.rows else at.step
-                tell(ProgressMessage(said, at.done, at.states, "states"))
+            def report_states(at: PatchProgress) -> None:
+                step = f"{at.step}, {at.rows} rows" if at.rows else at.step
+                report(ProgressMessage(step, at.done, at.states, "states"))
 
-            made = make_patched(found.manifest, found.folder.place(options), target, wanted, report=tell_states)
-    data = _as_data(folder_at(target).url, made, plan)
+            source = snapshot.folder.place(options)
+            manifest = make_patched(snapshot.manifest, source, target, changes, report=report_states)
+    data = _as_data(folder_at(target).url, manifest, plan)
     data["duration_ms"] = round((time.monotonic() - started) * 1000)
     if json:
         print_json(data)
@@ -101,15 +102,15 @@ def patch(
         _print(data)
 
 
-def _pairs(flag: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for one in given:
-        name, equals, value = one.partition("=")
+def _pairs(flag: str, options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for option in options:
+        name, equals, value = option.partition("=")
         if not (name.strip() and equals and value.strip()):
-            raise typer.BadParameter(f"{one!r}: expected NAME=…", param_hint=flag)
+            raise typer.BadParameter(f"{option!r}: expected NAME=…", param_hint=flag)
         yield name.strip(), value.strip()
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _reject_duplicates(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for name, value in pairs:
         if name in seen:
@@ -118,40 +119,41 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _most(given: Sequence[str]) -> int | dict[str, int] | None:
-    """Return the max_parallelism of all operators, or by uid of some."""
+def _parse_max_parallelism(options: Sequence[str]) -> int | dict[str, int] | None:
+    """Return the max_parallelism of all operators, or of some by uid."""
     numbers: dict[str, int] = {}
-    for one in given:
-        uid, _, number = one.rpartition("=")
+    for option in options:
+        uid, _, number = option.rpartition("=")
         if not number.strip().isdecimal() or uid in numbers or (numbers and (not uid or "" in numbers)):
             raise typer.BadParameter(
-                f"{one!r}: expected one number for all, or UID=N once for each operator", param_hint="--max-parallelism"
+                f"{option!r}: expected one number for all, or UID=N once for each operator",
+                param_hint="--max-parallelism",
             )
         numbers[uid] = int(number)
     return numbers.get("", numbers or None)
 
 
 def _sources(
-    found: Snapshot, options: dict[str, str], delete: Sequence[str], transform: Sequence[str], rows: Sequence[str]
+    snapshot: Snapshot, options: dict[str, str], delete: Sequence[str], transform: Sequence[str], rows: Sequence[str]
 ) -> Iterator[tuple[str, Source]]:
-    """Give what new rows of states come of; names and files that are not there are refused here."""
+    """Yield the source of each state's new rows. Raises the errors of unknown names and missing files."""
     from strandline.cli.rowfiles import rows_in
     from strandline.snapshot.savepoints.builder import find_state
     from strandline.snapshot.tools.transform import delete as leave_out
     from strandline.snapshot.tools.transform import transform as select
 
     for name, condition in _pairs("--delete", delete):
-        yield name, leave_out(found, name, condition, options)
+        yield name, leave_out(snapshot, name, condition, options)
     for name, sql in _pairs("--transform", transform):
-        yield name, select(found, name, sql, options)
+        yield name, select(snapshot, name, sql, options)
     for name, path in _pairs("--rows", rows):
-        yield name, rows_in(Path(path).expanduser(), *find_state(found.manifest.operators, name))
+        yield name, rows_in(Path(path).expanduser(), *find_state(snapshot.manifest.operators, name))
 
 
-def _as_data(url: str, made: Manifest, plan: Plan) -> dict[str, Any]:
+def _as_data(url: str, manifest: Manifest, plan: Plan) -> dict[str, Any]:
     counts = {
         (operator.uid, state): sum(file.rows for file in files)
-        for operator in made.operators
+        for operator in manifest.operators
         for state, files in (operator.tables or {}).items()
     }
     states = []
@@ -161,18 +163,18 @@ def _as_data(url: str, made: Manifest, plan: Plan) -> dict[str, Any]:
         is_changed = named in plan.sources
         done = "changed" if is_changed else "kept" if plan.is_kept(named, operator, info) else "regrouped"
         states.append({"table": f"{uid}.{state}", "was": was, "action": done, "rows": counts.get((uid, state), 0)})
-    operators = [{"uid": op.uid, "max_parallelism": op.max_parallelism} for op in made.operators]
+    operators = [{"uid": op.uid, "max_parallelism": op.max_parallelism} for op in manifest.operators]
     return {
-        "url": url, "job": made.job, "checkpoint": made.checkpoint, "epoch": made.epoch, "bytes": made.total_bytes,
-        "operators": operators, "states": states,
+        "url": url, "job": manifest.job, "checkpoint": manifest.checkpoint, "epoch": manifest.epoch,
+        "bytes": manifest.total_bytes, "operators": operators, "states": states,
     }  # fmt: skip
 
 
 def _print(data: dict[str, Any]) -> None:
-    made = table("table", "was", "what became of it", "rows", right=("rows",))
-    for one in data["states"]:
-        was = one["was"] if one["was"] != one["table"] else ""
-        add_row(made, one["table"], was, one["action"], one["rows"])
+    output = table("table", "was", "what became of it", "rows", right=("rows",))
+    for state in data["states"]:
+        was = state["was"] if state["was"] != state["table"] else ""
+        add_row(output, state["table"], was, state["action"], state["rows"])
     if data["states"]:
-        console().print(made)
+        console().print(output)
     print(f"{data['url']}: a savepoint of checkpoint {data['checkpoint']}, {size_text(data['bytes'])}")

@@ -1,4 +1,4 @@
-"""How far something is that takes long: on a terminal, on standard error."""
+"""Progress bars of commands that take long, on standard error if it is a terminal."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from strandline.control.wire import ProgressMessage
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[ProgressMessage], object]]:
-    """Give what is told how far something is: on a terminal it is shown, on standard error."""
+    """Yield a function that shows progress on standard error; without a terminal, it does nothing."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    # What is printed meanwhile goes where it always goes: rich would take it to the terminal.
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
+    # Other output keeps its stream: rich would redirect it to the terminal.
     with Progress(*columns, console=screen, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task("waiting", total=None, said="")
-        shown = ""
+        task = bar.add_task("waiting", total=None, amount="")
+        displayed_step = ""
 
-        def tell(heard: Any) -> None:
-            nonlocal shown
+        def report(progress: Any) -> None:
+            nonlocal displayed_step
             bar.update(
                 task,
-                description=heard.step or "waiting",
-                total=heard.total or None,
-                completed=heard.done,
-                said=_said(heard),
-                # A step is shown, however soon it is done.
-                refresh=heard.step != shown,
+                description=progress.step or "waiting",
+                total=progress.total or None,
+                completed=progress.done,
+                amount=_amount(progress),
+                # Show each new step at once, even a short one.
+                refresh=progress.step != displayed_step,
             )
-            shown = heard.step
+            displayed_step = progress.step
 
-        yield tell
+        yield report
 
 
-class BytesTold:
-    """Adds up bytes that several threads read or write, and tells the sum."""
+class ByteCounter:
+    """Counts the bytes that several threads read or write, and reports the sum."""
 
-    def __init__(self, tell: Callable[[ProgressMessage], object], total: int) -> None:
+    def __init__(self, report: Callable[[ProgressMessage], object], total: int) -> None:
         self.step = ""
-        """What is being done."""
-        self._tell, self._total = tell, total
+        """The step in progress, as text."""
+        self._report, self._total = report, total
         self._done = 0
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int) -> None:
-        """Tell that so many more are done."""
+        """Add bytes that are done, and report the sum."""
         with self._lock:
             self._done += size_bytes
-            self._tell(ProgressMessage(self.step, self._done, self._total, "bytes"))
+            self._report(ProgressMessage(self.step, self._done, self._total, "bytes"))
 
 
-def _said(heard: ProgressMessage) -> str:
-    if not heard.total:
+def _amount(progress: ProgressMessage) -> str:
+    if not progress.total:
         return ""
-    if heard.unit == "bytes":
-        return f"{size_text(heard.done)} of {size_text(heard.total)}"
-    return f"{heard.done} of {heard.total} {heard.unit}"
+    if progress.unit == "bytes":
+        return f"{size_text(progress.done)} of {size_text(progress.total)}"
+    return f"{progress.done} of {progress.total} {progress.unit}"

@@ -1,4 +1,4 @@
-"""`strandline rollback`: a job goes back to an older checkpoint of its own, whether it runs or not."""
+"""`strandline rollback`: returns a job, running or not, to an older checkpoint of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.checkpoints import checkpoint_number
-from strandline.cli.jobs import OfDirectory, ask
+from strandline.cli.jobs import OfDirectory, call_with_progress
 from strandline.cli.output import print_json
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory, root_of
 from strandline.control.client import find_driver
@@ -42,11 +42,11 @@ def rollback(
             hint = f"if it is stopped, say with --directory where its checkpoints are; {error.hint}"
             raise NotFoundError(error.message, hint=hint) from error
         set_back(job_directory(directory, job, option), number, SystemClock())
-        done = {"job": job, "checkpoint": number, "running": False}
+        result = {"job": job, "checkpoint": number, "running": False}
     else:
-        ask(driver, ROLLBACK, Rollback(number, timeout_s))
-        done = {"job": job, "checkpoint": number, "running": True}
+        call_with_progress(driver, ROLLBACK, Rollback(number, timeout_s))
+        result = {"job": job, "checkpoint": number, "running": True}
     if json:
-        print_json(done)
+        print_json(result)
     else:
-        print(f"job '{job}' goes on from checkpoint {number}{'' if done['running'] else ' when it starts next'}")
+        print(f"job '{job}' goes on from checkpoint {number}{'' if result['running'] else ' when it starts next'}")

@@ -44,16 +44,16 @@ from strandline.types.scalars import timestamp_to_us
 _BATCH_ROWS = 16_384
 _CELL_CHARS = (1 << 31) - 1
 _BEYOND_PYTHON = re.compile(r"(([+-]\d{1,6}|\d{5,6}|0000)-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z?")
-"""A time of a year that Python does not have."""
+"""A time in a year that Python does not support."""
 _YEAR_US = 31_556_952 * 1_000_000
 Line = tuple[int, Mapping[str, Any]]
 
 
 def rows_in(path: Path, operator: OperatorInfo, state: StateInfo) -> Callable[[Path], Iterator[pa.RecordBatch]]:
-    """Return what gives the rows that a file has, in the types of a state's table, and is called with a directory.
+    """Return a function that takes a directory and yields the rows of a file, in the types of a state's table.
 
-    The file's ending says its form: .parquet, .csv (with a header) or .json (an object a line). Raises NotFoundError
-    and ConfigurationError at once; when rows are wanted, StateTypeError, with the line, for a value that does not fit.
+    The file's suffix is its format: .parquet, .csv (with a header) or .json (an object a line). Raises NotFoundError
+    and ConfigurationError at once. The function raises StateTypeError, with the line, for a value that does not fit.
     """
     if not path.is_file():
         raise NotFoundError(f"{path}: no such file", hint="name a file with all rows that the state is to have")
@@ -81,13 +81,13 @@ def _text(
 ) -> Iterator[pa.RecordBatch]:
     types = {field.name: from_arrow_type(field.type) for field in rows_of(operator, state).schema}
     keys = [field.name for field in key_columns(operator)]
-    found = lines(path)
-    while some := _next(found, path):
+    rows = lines(path)
+    while batch := _next(rows, path):
         if state.kind == "panes":
-            # In CSV, the key of a mark is not told apart from empty texts: it has no value either.
-            some = [(line, row if row.get(VALUE) else {**row, **dict.fromkeys(keys)}) for line, row in some]
-        names = list(dict.fromkeys(name for _, row in some for name in row))
-        arrays = [_column(path, name, types.get(name, StringType()), some) for name in names]
+            # In CSV, the missing key of a mark looks like empty texts; a mark is recognised by its missing value.
+            batch = [(line, row if row.get(VALUE) else {**row, **dict.fromkeys(keys)}) for line, row in batch]
+        names = list(dict.fromkeys(name for _, row in batch for name in row))
+        arrays = [_column(path, name, types.get(name, StringType()), batch) for name in names]
         yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
@@ -99,7 +99,7 @@ def _next(lines: Iterator[Line], path: Path) -> list[Line]:
 
 
 def _csv_lines(path: Path) -> Iterator[Line]:
-    # A cell may be as large as a value; without this, 128 KB.
+    # A cell may be as large as a value; the default limit is 128 KB.
     csv.field_size_limit(_CELL_CHARS)
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
@@ -145,26 +145,26 @@ def _column(path: Path, name: str, kind: DataType, lines: list[Line]) -> pa.Arra
 
 
 def _times(path: Path, name: str, kind: DataType, lines: list[Line]) -> pa.Array:
-    """Return a column of times, which may be beyond the years that Python has."""
-    found: list[int | None] = []
+    """Return a column of times, which may be in years that Python does not support."""
+    times_us: list[int | None] = []
     for number, row in lines:
         text = row.get(name) or None
         try:
-            found.append(None if text is None else _time_us(text, kind))
+            times_us.append(None if text is None else _time_us(text, kind))
         except (ValueError, TypeError, AttributeError) as error:
             raise _misfit(path, number, name, kind, text, str(error)) from None
-    return pa.array(found, pa.int64()).view(to_arrow_type(kind))
+    return pa.array(times_us, pa.int64()).view(to_arrow_type(kind))
 
 
 def _time_us(text: Any, kind: DataType) -> int:
     match = _BEYOND_PYTHON.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return timestamp_to_us(value_from(text, kind))
-    # It takes no zone, and what is out of its range for another time.
-    found_us = int(np.datetime64(match[1], "us").view("i8"))
-    if abs(found_us / _YEAR_US - (int(match[2]) - 1970)) > 2:
+    # numpy takes no time zone, and turns a time out of its range into another one.
+    time_us = int(np.datetime64(match[1], "us").view("i8"))
+    if abs(time_us / _YEAR_US - (int(match[2]) - 1970)) > 2:
         raise ValueError(f"year {match[2]} is out of range")
-    return found_us
+    return time_us
 
 
 def _misfit(path: Path, line: int, name: str, kind: DataType, value: Any, why: str) -> StateTypeError:
@@ -175,7 +175,7 @@ def _misfit(path: Path, line: int, name: str, kind: DataType, value: Any, why: s
 
 
 def value_from(value: Any, kind: DataType) -> Any:
-    """Return what a value of JSON, or a text, stands for. Raises ValueError, TypeError or KeyError if for nothing."""
+    """Return the value of a type that JSON or text encodes. Raises ValueError, TypeError or KeyError if it is wrong."""
     if value is None or isinstance(kind, StringType):
         return value
     if isinstance(value, str):
@@ -197,7 +197,7 @@ def value_from(value: Any, kind: DataType) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """Return the key of a map: of structs and arrays, tuples."""
+    """Return a value as a key of a map: structs and arrays become tuples."""
     if isinstance(value, dict):
         value = list(value.values())
     return tuple(map(_hashable, value)) if isinstance(value, list) else value

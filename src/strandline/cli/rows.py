@@ -20,7 +20,7 @@ from strandline.core.ids import unique_name
 _SHOWN_ROWS = 20
 _CELL_CHARS = 200
 _FIRST = "-290308-12-21T19:59:05.224192"
-"""The first moment in µs since 1970, which numpy takes for none."""
+"""The first moment in µs since 1970, which is numpy's NaT."""
 
 
 def print_rows(
@@ -32,7 +32,7 @@ def print_rows(
     parquet: Path | None,
     limit: int | None = None,
 ) -> None:
-    """Print rows, or write them, in one of the forms, as they come; for people no more than the first ones."""
+    """Print rows as they arrive, or write them to a file, in one of the formats; a table shows only the first ones."""
     if json + csv + (parquet is not None) > 1:
         raise ConfigurationError("--json, --csv and --parquet are three forms", hint="give one of them")
     if parquet is not None:
@@ -59,15 +59,15 @@ def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.
 
 def _print_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int) -> None:
     numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
-    made = table(*schema.names, right=tuple(numbers))
-    shown = 0
+    output = table(*schema.names, right=tuple(numbers))
+    count = 0
     for batch in _first(batches, limit + 1):
         for row in zip(*map(_plain_column, batch.columns), strict=True):
-            if shown < limit:
-                add_row(made, *map(_cell, row))
-            shown += 1
-    console().print(made)
-    if shown > limit:
+            if count < limit:
+                add_row(output, *map(_cell, row))
+            count += 1
+    console().print(output)
+    if count > limit:
         say(f"only the first {limit} rows; --limit N shows more, --json, --csv and --parquet give all")
 
 
@@ -122,7 +122,7 @@ def _write_parquet(to: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
 
 
 def _is_flat(kind: pa.DataType) -> bool:
-    """Whether the writer of CSV puts values of a type as we do."""
+    """Whether Arrow's CSV writer formats values of a type as we do."""
     return not any(of(kind) for of in (pa.types.is_nested, pa.types.is_binary, pa.types.is_null, pa.types.is_timestamp))
 
 
@@ -131,7 +131,7 @@ def _text(value: Any) -> str | None:
 
 
 def _plain_column(column: pa.Array) -> list[Any]:
-    """Return values as JSON has them: moments as text, binary in hex, decimals as text, maps as objects or pairs."""
+    """Return values for JSON: times as text, binary in hex, decimals as text, maps as objects or pairs."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _moments(column)
@@ -142,7 +142,7 @@ def _plain_column(column: pa.Array) -> list[Any]:
 
 
 def _moments(column: pa.Array) -> list[str | None]:
-    """Return moments as text, also of years that Python's own type, or Arrow's text, is too small for."""
+    """Return times as text, also in years that Python's datetime and Arrow's text do not support."""
     import numpy as np
 
     zone = "Z" if column.type.tz else ""
@@ -165,7 +165,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, datetime):
-        # The year has four digits there, whatever the platform makes of %Y.
+        # isoformat() writes the year with four digits, which %Y does not on every platform.
         return value.replace(tzinfo=None).isoformat(" ", "microseconds") + ("Z" if value.tzinfo else "")
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,7 +1,7 @@
 """The job whose classes are archived: python -m strandline.cli.sample DIRECTORY
 
-What most jobs do: files that are read, a function of the user's, windows, files that are written, a checkpoint. It ends
-with its standard input: with whoever wants it.
+It uses what most jobs use: a source of files, a user's function, windows, sinks into files, a checkpoint. It ends when
+its standard input ends, which is when its parent process does.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _WRITES_S = 600
 
 
 class Count(sl.KeyedProcess):
-    """Counts each user's events, and forgets them after a while."""
+    """Counts each user's events, and clears the count by a timer."""
 
     seen = sl.Value("bigint", default=0)
 
     def on_event(self, event: Any, ctx: sl.Context) -> Iterator[Any]:
-        """Give the count so far."""
+        """Emit the count so far."""
         self.seen.value += 1
         ctx.timers.set(event.ts)
         yield {"user": ctx.key, "n": self.seen.value}
 
     def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> None:
-        """Forget."""
+        """Clear the count."""
         self.seen.clear()
 
 
 def main() -> None:
-    """Run the job, and wait until the JVM has written what it was told to write."""
+    """Run the job, and wait until the JVM has written the archive."""
     root = Path(sys.argv[1])
     threading.Thread(target=_end_with_input, daemon=True).start()
     spark = sl.session(
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def _end_with_input() -> None:
-    # Not through sys.stdin: whoever waits there keeps Python from ending.
+    # Not through sys.stdin: a thread that waits there prevents Python from ending.
     while os.read(0, 1):
         pass
-    # In its own time, Java would write what nobody wants any more.
+    # Kill at once: otherwise Java would still write an archive that is no longer needed.
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""`strandline snapshots`: checkpoints and savepoints alike, wherever they lie, without a job and without Spark."""
+"""`strandline snapshots`: commands for checkpoints and savepoints in any place, without a job and without Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text, with_times
-from strandline.cli.progress import BytesTold, progress_bar
+from strandline.cli.progress import ByteCounter, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.cli.verification import Reports
 from strandline.control.wire import ProgressMessage
@@ -26,7 +26,7 @@ from strandline.snapshot.opening.snapshot import (
 )
 from strandline.storage.place import Place
 
-# What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
+# Modules that need Arrow are imported where they are used: importing it takes longer than most commands.
 if TYPE_CHECKING:
     from strandline.snapshot.savepoints.progress import SavepointProgress
     from strandline.snapshot.savepoints.take import Form
@@ -72,23 +72,24 @@ def list_(
     """
     from strandline.snapshot.opening.listing import list_snapshots
 
-    found = list_snapshots(url, parse_options(option))
+    snapshots = list_snapshots(url, parse_options(option))
     if json:
-        for summary in found:
+        for summary in snapshots:
             print_json(with_times(asdict(summary)))
         return
     from rich.text import Text
 
     here = f"{plain_url(url)}/"
-    made = table("snapshot", "state", "form", "job", "taken", "epoch", "size", "reason", right=("epoch", "size"))
-    for one in found:
-        figures: tuple[object, ...] = ("-",) * 5
-        if one.form:
-            figures = (one.form, one.job, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
-        state = Text(one.state, style=_STYLES[one.state])
-        add_row(made, unquote(one.url.removeprefix(here)), state, *figures, one.reason)
-    if found:
-        console().print(made)
+    output = table("snapshot", "state", "form", "job", "taken", "epoch", "size", "reason", right=("epoch", "size"))
+    for summary in snapshots:
+        columns: tuple[object, ...] = ("-",) * 5
+        if summary.form:
+            taken_at, size = time_text(summary.created_ms), size_text(summary.total_bytes)
+            columns = (summary.form, summary.job, taken_at, summary.epoch, size)
+        state = Text(summary.state, style=_STYLES[summary.state])
+        add_row(output, unquote(summary.url.removeprefix(here)), state, *columns, summary.reason)
+    if snapshots:
+        console().print(output)
     else:
         say("there is no snapshot")
 
@@ -96,16 +97,16 @@ def list_(
 @app.command("show")
 def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = False) -> None:
     """Show one snapshot: operators, states with their types, partitions or tables, source progress, pending sinks."""
-    found = find_snapshot(snapshot, parse_options(option), fsync=False)
+    result = find_snapshot(snapshot, parse_options(option), fsync=False)
     from strandline.cli import describe
 
     if json:
-        data = {"url": found.url, "kind": found.kind, "refused": found.refused, **describe.as_data(found.manifest)}
+        data = {"url": result.url, "kind": result.kind, "refused": result.refused, **describe.as_data(result.manifest)}
         print_json(with_times(data))
         return
-    describe.print_tables(found.manifest, found.url)
-    if found.refused:
-        say(f"it cannot be restored: {found.refused}")
+    describe.print_tables(result.manifest, result.url)
+    if result.refused:
+        say(f"it cannot be restored: {result.refused}")
 
 
 @app.command("verify")
@@ -121,9 +122,9 @@ def verify(
 
     options = parse_options(option)
     reports = Reports("snapshot", json=json)
-    with progress_bar() as tell:
+    with progress_bar() as report:
         for number, url in enumerate(snapshots):
-            tell(ProgressMessage(f"reading {url}", number, len(snapshots), "snapshots"))
+            report(ProgressMessage(f"reading {url}", number, len(snapshots), "snapshots"))
             reports.add({"url": url}, verify_snapshot(url, options))
     reports.end("bring these files back from a copy, or use another snapshot that is intact")
 
@@ -152,18 +153,18 @@ def copy(
         raise typer.BadParameter("give --canonical or --native, not both")
     options = parse_options(option)
     to_options = parse_options(to_option) if to_option else options
-    with pinned_snapshot(snapshot, options) as found:
-        form = _form(found, "canonical" if canonical else "native" if native else None)
+    with pinned_snapshot(snapshot, options) as source:
+        form = _form(source, "canonical" if canonical else "native" if native else None)
         check_outside_jobs(target, to_options)
         place = place_of(target, to_options)
         url = plain_url(target)
         if form is not None:
-            copied = _taken(found, place, form, options)
+            copied = _take_savepoint(source, place, form, options)
         else:
-            copied = _copied(found, folder_at(place))
-            url += "" if found.kind == "savepoint" else f"/chk-{found.manifest.checkpoint}"
+            copied = _copy_files(source, folder_at(place))
+            url += "" if source.kind == "savepoint" else f"/chk-{source.manifest.checkpoint}"
     if json:
-        print_json({"url": url, "form": form or found.manifest.savepoint or found.manifest.mode, **asdict(copied)})
+        print_json({"url": url, "form": form or source.manifest.savepoint or source.manifest.mode, **asdict(copied)})
     else:
         sent = f"{copied.sent_files} files, {size_text(copied.sent_bytes)}"
         whole = f"{copied.files} files, {size_text(copied.bytes)}"
@@ -195,18 +196,18 @@ def diff(
     from strandline.snapshot.tools.diff import diff_snapshots
 
     with (
-        pinned_snapshot(before, options) as one, pinned_snapshot(after, to_options) as other, progress_bar() as tell
+        pinned_snapshot(before, options) as old, pinned_snapshot(after, to_options) as new, progress_bar() as report
     ):  # fmt: skip
 
-        def tell_groups(done: int, total: int) -> None:
-            tell(ProgressMessage("comparing", done, total, "key groups"))
+        def report_groups(done: int, total: int) -> None:
+            report(ProgressMessage("comparing", done, total, "key groups"))
 
-        found = diff_snapshots(one, other, sample=part, shown=keys, progress=tell_groups)
+        differences = diff_snapshots(old, new, sample=part, shown=keys, progress=report_groups)
     if json:
-        print_json(as_data(found))
+        print_json(as_data(differences))
     else:
-        print_diff(found)
-    if exit_code and not found.is_equal:
+        print_diff(differences)
+    if exit_code and not differences.is_equal:
         raise typer.Exit(1)
 
 
@@ -225,18 +226,18 @@ def delete(
     from strandline.snapshot.opening.deletion import delete_snapshot, find_deletable
 
     options = parse_options(option)
-    found = find_deletable(snapshot, options) if dry_run else delete_snapshot(snapshot, options)
-    files = found.manifest.stored()
+    target = find_deletable(snapshot, options) if dry_run else delete_snapshot(snapshot, options)
+    files = target.manifest.stored()
     size_bytes = sum(file.size for file in files)
     if json:
-        print_json({"url": found.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
+        print_json({"url": target.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
     else:
         done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
-        print(f"{found.url}: {done} {len(files)} files, {size_text(size_bytes)}")
+        print(f"{target.url}: {done} {len(files)} files, {size_text(size_bytes)}")
 
 
 def _part(sample: str | None) -> float:
-    """Return which part of the key groups is to be read."""
+    """Return the fraction of the key groups to read."""
     if sample is None:
         return 1.0
     try:
@@ -248,37 +249,38 @@ def _part(sample: str | None) -> float:
     return part
 
 
-def _form(found: Snapshot, wanted: Form | None) -> Form | None:
-    """Return which savepoint is to be made; None for a copy as it is."""
-    if wanted is None or wanted == found.manifest.savepoint:
+def _form(snapshot: Snapshot, form: Form | None) -> Form | None:
+    """Return the form of the savepoint to make; None for a copy without a change."""
+    if form is None or form == snapshot.manifest.savepoint:
         return None
-    if found.manifest.savepoint == "canonical":
+    if snapshot.manifest.savepoint == "canonical":
         raise ConfigurationError(
-            f"{found.url}: a canonical savepoint cannot be made native: a native one holds a backend's own files",
+            f"{snapshot.url}: a canonical savepoint cannot be made native: a native one holds a backend's own files",
             hint="copy it as it is, or restore it in a job and take a native savepoint of that",
         )
-    return wanted
+    return form
 
 
-def _copied(found: Snapshot, folder: Folder) -> Copied:
+def _copy_files(snapshot: Snapshot, folder: Folder) -> Copied:
     from strandline.snapshot.tools.copy import copy_snapshot
 
-    with progress_bar() as tell:
-        told = BytesTold(tell, sum(file.size for file in found.manifest.stored()))
-        told.step = "copying"
-        return copy_snapshot(found, folder, told.add)
+    with progress_bar() as report:
+        counter = ByteCounter(report, sum(file.size for file in snapshot.manifest.stored()))
+        counter.step = "copying"
+        return copy_snapshot(snapshot, folder, counter.add)
 
 
-def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
+def _take_savepoint(snapshot: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
     from strandline.snapshot.savepoints.take import take_savepoint
     from strandline.snapshot.tools.copy import Copied
 
-    with progress_bar() as tell:
+    with progress_bar() as report:
 
-        def tell_rows(taken: SavepointProgress) -> None:
-            tell(ProgressMessage(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
+        def report_rows(progress: SavepointProgress) -> None:
+            step = f"writing tables, {progress.rows} rows"
+            report(ProgressMessage(step, progress.done, progress.partitions, "partitions"))
 
-        made = take_savepoint(found.manifest, found.folder.place(options), target, form, report=tell_rows)
-    files = made.stored()
+        manifest = take_savepoint(snapshot.manifest, snapshot.folder.place(options), target, form, report=report_rows)
+    files = manifest.stored()
     size_bytes = sum(file.size for file in files)
     return Copied(len(files), size_bytes, len(files), size_bytes)

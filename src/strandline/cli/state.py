@@ -40,17 +40,17 @@ def tables_(url: Url, option: StorageOptions = None, json: AsJson = False) -> No
     from strandline.snapshot.tables.table import tables
 
     with pinned_snapshot(url, parse_options(option)) as snapshot:
-        found = tables(snapshot)
+        snapshot_tables = tables(snapshot)
     if json:
-        for one in found:
-            print_json(asdict(one))
+        for entry in snapshot_tables:
+            print_json(asdict(entry))
         return
-    made = table("table", "kind", "rows", "size", "columns", right=("rows", "size"))
-    for one in found:
-        columns = ", ".join(f"{name} {kind}" for name, kind in one.columns.items())
-        rows = "-" if one.rows is None else one.rows
-        add_row(made, one.table, one.kind, rows, "-" if one.bytes is None else size_text(one.bytes), columns)
-    console().print(made)
+    output = table("table", "kind", "rows", "size", "columns", right=("rows", "size"))
+    for entry in snapshot_tables:
+        columns = ", ".join(f"{name} {kind}" for name, kind in entry.columns.items())
+        rows = "-" if entry.rows is None else entry.rows
+        add_row(output, entry.table, entry.kind, rows, "-" if entry.bytes is None else size_text(entry.bytes), columns)
+    console().print(output)
 
 
 @app.command("show")
@@ -81,7 +81,7 @@ def show(
     from strandline.snapshot.tables.reader import StateReader
     from strandline.snapshot.tables.table import all_tables, find_table
 
-    # It would take a third of the time that a look-up has.
+    # Importing pandas would take a third of a look-up's time.
     defer_pandas()
     options = parse_options(option)
     with pinned_snapshot(url, options) as snapshot:
@@ -92,13 +92,13 @@ def show(
             rows = metadata(snapshot, view, options)
             print_rows(rows.schema, rows.to_batches(), json=json, csv=csv, parquet=parquet, limit=limit)
             return
-        found = find_table(snapshot, name)
+        state_table = find_table(snapshot, name)
         with StateReader() as reader:
             if key:
-                batches = iter([reader.look_up(found, key_from_text(found.operator, key))])
+                batches = iter([reader.look_up(state_table, key_from_text(state_table.operator, key))])
             else:
-                batches = reader.rows(found)
-            print_rows(found.schema, batches, json=json, csv=csv, parquet=parquet, limit=limit)
+                batches = reader.rows(state_table)
+            print_rows(state_table.schema, batches, json=json, csv=csv, parquet=parquet, limit=limit)
 
 
 @app.command("query")
@@ -124,5 +124,5 @@ def query_(
 
     defer_pandas()
     options = parse_options(option)
-    with pinned_snapshot(url, options) as snapshot, query(snapshot, sql, options) as found:
-        print_rows(found.schema, found, json=json, csv=csv, parquet=parquet, limit=limit)
+    with pinned_snapshot(url, options) as snapshot, query(snapshot, sql, options) as result:
+        print_rows(result.schema, result, json=json, csv=csv, parquet=parquet, limit=limit)

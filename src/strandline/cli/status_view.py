@@ -1,4 +1,4 @@
-"""A job's status for people: what it does, its sources, its keepers; and of a job that does nothing any more, why."""
+"""A job's status as tables: the job, its sources, sinks and keepers; for an ended job, how it ended."""
 
 from __future__ import annotations
 
@@ -18,64 +18,64 @@ STATE_STYLES = {
     "running": "green", "starting": "yellow", "restarting": "yellow", "rescaling": "yellow", "failed": "bold red",
     "killed": "bold red",
 }  # fmt: skip
-_MOST_OFFSETS = 80
+_MAX_OFFSETS_CHARS = 80
 
 
 def state_text(state: str) -> Text:
-    """Return a state as it stands in tables."""
+    """Return a state, coloured for tables."""
     return Text(state, style=STATE_STYLES.get(state, ""))
 
 
-def print_status(driver: Driver, found: Status) -> None:
-    """Print all that is known of a job that runs."""
-    made = table("what", "now")
-    for what, now in _facts(driver, found):
-        add_row(made, what, now)
-    console().print(made)
-    if found.source_progress:
-        _print_sources(found.source_progress)
-    if found.sinks:
-        _print_sinks(found.sinks)
-    if found.keepers:
-        _print_keepers(found)
+def print_status(driver: Driver, status: Status) -> None:
+    """Print the status of a running job."""
+    output = table("what", "now")
+    for name, value in _facts(driver, status):
+        add_row(output, name, value)
+    console().print(output)
+    if status.source_progress:
+        _print_sources(status.source_progress)
+    if status.sinks:
+        _print_sinks(status.sinks)
+    if status.keepers:
+        _print_keepers(status)
 
 
-def parallelism_text(found: Status) -> str:
-    """Return the job's parallelism, and that of operators that have another one."""
-    others = [f"{one.uid} {one.parallelism}" for one in found.operators if one.parallelism != found.parallelism]
-    return f"{found.parallelism} ({', '.join(others)})" if others else str(found.parallelism)
+def parallelism_text(status: Status) -> str:
+    """Return the job's parallelism, and that of each operator with another one."""
+    others = [f"{op.uid} {op.parallelism}" for op in status.operators if op.parallelism != status.parallelism]
+    return f"{status.parallelism} ({', '.join(others)})" if others else str(status.parallelism)
 
 
 def failure_text(failure: str, failure_ms: int | None) -> str:
-    """Return when something failed and, in a line, why."""
+    """Return the time of a failure and, in one line, its reason."""
     when = f"{time_text(failure_ms)}: " if failure_ms else ""
     return f"{when}{failure.partition(chr(10))[0]}" if failure else "-"
 
 
-def _facts(driver: Driver, found: Status) -> list[tuple[str, object]]:
-    last, counts = found.last_checkpoint, found.checkpoints
+def _facts(driver: Driver, status: Status) -> list[tuple[str, object]]:
+    last, counts = status.last_checkpoint, status.checkpoints
     newest = f"{time_text(last.completed_ms or 0)}, {size_text(last.total_bytes)}; " if last else ""
     named = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-    state_bytes = sum(one.state_bytes or 0 for one in found.keepers)
-    memory_bytes = sum(one.memory_bytes or 0 for one in found.keepers)
+    state_bytes = sum(keeper.state_bytes or 0 for keeper in status.keepers)
+    memory_bytes = sum(keeper.memory_bytes or 0 for keeper in status.keepers)
     facts: list[tuple[str, object]] = [
-        ("job", found.job),
-        ("state", state_text(found.state)),
+        ("job", status.job),
+        ("state", state_text(status.state)),
         ("driver", f"process {driver.pid}, since {time_text(driver.since_ms)}"),
         ("checkpoint directory", driver.directory),
-        ("generation", found.generation),
-        ("restored from", "-" if found.restored_from is None else f"checkpoint {found.restored_from}"),
-        *([("depends on", found.depends_on)] if found.depends_on else []),
-        ("restarts", found.restarts),
-        ("last failure", failure_text(found.last_failure, found.last_failure_ms)),
-        ("parallelism", parallelism_text(found) + (", follows the executors" if found.follows else "")),
-        ("epoch", f"{found.epoch}: {found.last_epoch_rows:,} rows in {duration_text(found.last_epoch_ms)}"),
-        ("rows", f"{found.rows_in:,} in its life; now {rate_text(found.rows_per_s)}"),
-        ("watermark", watermark_text(found.watermark) if found.watermark else "-"),
-        ("late rows", f"{found.late_rows:,}"),
-        ("failed events", f"{found.failed_events:,}"),
-        ("last checkpoint", f"{newest}{checkpoint_text(found)}"),
-        ("not in a checkpoint", f"for {age_text(found.uncovered_ms / 1000)}" if found.uncovered_ms else "nothing"),
+        ("generation", status.generation),
+        ("restored from", "-" if status.restored_from is None else f"checkpoint {status.restored_from}"),
+        *([("depends on", status.depends_on)] if status.depends_on else []),
+        ("restarts", status.restarts),
+        ("last failure", failure_text(status.last_failure, status.last_failure_ms)),
+        ("parallelism", parallelism_text(status) + (", follows the executors" if status.follows else "")),
+        ("epoch", f"{status.epoch}: {status.last_epoch_rows:,} rows in {duration_text(status.last_epoch_ms)}"),
+        ("rows", f"{status.rows_in:,} in its life; now {rate_text(status.rows_per_s)}"),
+        ("watermark", watermark_text(status.watermark) if status.watermark else "-"),
+        ("late rows", f"{status.late_rows:,}"),
+        ("failed events", f"{status.failed_events:,}"),
+        ("last checkpoint", f"{newest}{checkpoint_text(status)}"),
+        ("not in a checkpoint", f"for {age_text(status.uncovered_ms / 1000)}" if status.uncovered_ms else "nothing"),
         ("checkpoints", named or "-"),
         ("size of state", f"{size_text(state_bytes)}, in keepers of {size_text(memory_bytes)} of memory"),
     ]
@@ -83,56 +83,57 @@ def _facts(driver: Driver, found: Status) -> list[tuple[str, object]]:
 
 
 def _print_sources(sources: list[SourceStatus]) -> None:
-    made = table("source", "what it is", "behind", "read to")
-    for one in sources:
-        add_row(made, one.name or "-", one.what or "-", behind_text(one), _offsets_text(one.read_to))
-    console().print(made)
+    output = table("source", "what it is", "behind", "read to")
+    for source in sources:
+        add_row(output, source.name or "-", source.what or "-", lag_text(source), _offsets_text(source.read_to))
+    console().print(output)
 
 
 def _print_sinks(sinks: list[SinkStatus]) -> None:
-    made = table("sink", "delivered", "refused", "waits", "why", right=("delivered", "refused"))
-    for one in sinks:
-        size, age = size_text(one.waiting_bytes), age_text(one.waiting_ms / 1000)
-        waits = f"{one.waiting_rows:,} rows, {size}, for {age}" if one.waiting_rows else "nothing"
-        add_row(made, one.name, f"{one.rows:,}", f"{one.refused_rows:,}", waits, one.failure or "-")
-    console().print(made)
+    output = table("sink", "delivered", "refused", "waits", "why", right=("delivered", "refused"))
+    for sink in sinks:
+        size, age = size_text(sink.waiting_bytes), age_text(sink.waiting_ms / 1000)
+        waits = f"{sink.waiting_rows:,} rows, {size}, for {age}" if sink.waiting_rows else "nothing"
+        add_row(output, sink.name, f"{sink.rows:,}", f"{sink.refused_rows:,}", waits, sink.failure or "-")
+    console().print(output)
 
 
-def behind_text(one: SourceStatus) -> str:
-    """Return what waits in a source."""
-    if one.files_behind is not None:
-        if not one.files_behind:
+def lag_text(source: SourceStatus) -> str:
+    """Return the backlog of a source."""
+    if source.files_behind is not None:
+        if not source.files_behind:
             return "nothing"
-        files = "1 file" if one.files_behind == 1 else f"{one.files_behind:,} files"
-        return f"{files}, {size_text(one.bytes_behind or 0)}, for {age_text((one.waiting_ms or 0) / 1000)}"
-    if one.offsets_behind is not None:
-        return f"{one.offsets_behind:,} offsets" if one.offsets_behind else "nothing"
+        files = "1 file" if source.files_behind == 1 else f"{source.files_behind:,} files"
+        return f"{files}, {size_text(source.bytes_behind or 0)}, for {age_text((source.waiting_ms or 0) / 1000)}"
+    if source.offsets_behind is not None:
+        return f"{source.offsets_behind:,} offsets" if source.offsets_behind else "nothing"
     return "not known"
 
 
 def _offsets_text(offsets: Any) -> str:
     text = "-" if offsets is None else json.dumps(offsets)
-    return text if len(text) <= _MOST_OFFSETS else text[: _MOST_OFFSETS - 1] + "…"
+    return text if len(text) <= _MAX_OFFSETS_CHARS else text[: _MAX_OFFSETS_CHARS - 1] + "…"
 
 
-def _print_keepers(found: Status) -> None:
+def _print_keepers(status: Status) -> None:
     numbers = ("partition", "pid", "epoch", "rows in", "share", "rows out", "time", "pause", "state", "memory")
-    made = table("operator", *numbers[:2], "host", *numbers[2:], right=numbers)
+    output = table("operator", *numbers[:2], "host", *numbers[2:], right=numbers)
     rows: Counter[str] = Counter()
-    for one in found.keepers:
-        rows[one.uid] += one.all_rows_in
-    for one in found.keepers:
-        share = f"{100 * one.all_rows_in / rows[one.uid]:.0f} %" if rows[one.uid] else "-"
-        state, memory = ("-" if size is None else size_text(size) for size in (one.state_bytes, one.memory_bytes))
+    for keeper in status.keepers:
+        rows[keeper.uid] += keeper.all_rows_in
+    for keeper in status.keepers:
+        share = f"{100 * keeper.all_rows_in / rows[keeper.uid]:.0f} %" if rows[keeper.uid] else "-"
+        state, memory = ("-" if size is None else size_text(size) for size in (keeper.state_bytes, keeper.memory_bytes))
         add_row(
-            made, one.uid, one.partition, one.pid, one.host, one.epoch, f"{one.all_rows_in:,}", share,
-            f"{one.all_rows_out:,}", duration_text(one.all_ms), duration_text(one.pause_ms), state, memory,
+            output, keeper.uid, keeper.partition, keeper.pid, keeper.host, keeper.epoch,
+            f"{keeper.all_rows_in:,}", share, f"{keeper.all_rows_out:,}",
+            duration_text(keeper.all_ms), duration_text(keeper.pause_ms), state, memory,
         )  # fmt: skip
-    console().print(made)
+    console().print(output)
 
 
 def ended_as_data(record: JournalEntry) -> dict[str, Any]:
-    """Return what is known of a job that runs no more."""
+    """Return the record of an ended job as data for JSON."""
     ended_ms = None if record.fate == "killed" else record.at_ms
     return {
         "job": record.job,
@@ -148,7 +149,7 @@ def ended_as_data(record: JournalEntry) -> dict[str, Any]:
 
 
 def ended_text(record: JournalEntry) -> str:
-    """Return what became of a job, in a line."""
+    """Return how a job ended, in one line."""
     since = f"(process {record.pid}, since {time_text(record.since_ms)})"
     if record.fate == "killed":
         was = "" if record.state == "running" else f" while it was {record.state}"

@@ -1,4 +1,4 @@
-"""From what stands on the command line to a store and the jobs in it."""
+"""Options of the command line that name a store and the jobs in it, and the functions that open them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _IS_A_JOB = re.compile(r"(generations|chk-\d+)/[^/]+")
 
 
 def root_of(local_dir: Path | None) -> Path:
-    """Return where the drivers and keepers of a local_dir are looked for."""
+    """Return the directory of drivers and keepers: `local_dir`, or the default."""
     return (local_dir or default_local_dir()).absolute()
 
 
 def open_directory(directory: str, options: Sequence[str] | None) -> ObjectStore:
-    """Open the storage to be looked at. A local directory must be there: looking makes nothing."""
+    """Open the storage of a checkpoint directory. A local directory must exist: none is created."""
     from strandline.storage.remote import open_store
     from strandline.storage.retrying import RetryingStore
 
@@ -60,7 +60,7 @@ def open_directory(directory: str, options: Sequence[str] | None) -> ObjectStore
 
 
 def parse_options(options: Sequence[str] | None) -> dict[str, str]:
-    """Return storage options by name. The error of a wrong one does not repeat it: it may be a secret."""
+    """Return storage options by name. An error does not quote the option: it may be a secret."""
     parsed: dict[str, str] = {}
     for number, option in enumerate(options or (), 1):
         name, sign, value = option.partition("=")
@@ -73,7 +73,7 @@ def parse_options(options: Sequence[str] | None) -> dict[str, str]:
 
 
 def job_names(store: ObjectStore) -> list[str]:
-    """Return the jobs: first level folders with a generation or a checkpoint in them. Lists the whole store."""
+    """Return the jobs: folders of the first level that hold a generation or a checkpoint. Lists the whole store."""
     names = set()
     for info in store.list(""):
         if _IS_A_JOB.fullmatch(info.path):
@@ -93,26 +93,26 @@ def job_directories(directory: str, job: str | None, options: Sequence[str] | No
     if job is not None:
         jobdir = JobDirectory(store, job)
         if next(jobdir.list(), None) is None:
-            raise _not_there(store, f"no job '{job}'", job_names(store))
+            raise _not_found_error(store, f"no job '{job}'", job_names(store))
         return [jobdir]
     names = job_names(store)
     if not names:
-        raise _not_there(store, "no job", names)
+        raise _not_found_error(store, "no job", names)
     return [JobDirectory(store, name) for name in names]
 
 
 def job_directory(directory: str, job: str | None, options: Sequence[str] | None) -> JobDirectory:
-    """Return one job's directory; without a name, the directory must hold just one job."""
-    found = job_directories(directory, job, options)
-    if len(found) > 1:
+    """Return one job's directory; without a name, the directory must hold exactly one job."""
+    directories = job_directories(directory, job, options)
+    if len(directories) > 1:
         raise ConfigurationError(
-            f"{found[0].store.url} holds {len(found)} jobs: {', '.join(one.job for one in found)}",
+            f"{directories[0].store.url} holds {len(directories)} jobs: {', '.join(each.job for each in directories)}",
             hint="say which one with --job NAME",
         )
-    return found[0]
+    return directories[0]
 
 
-def _not_there(store: ObjectStore, what: str, names: Sequence[str]) -> NotFoundError:
+def _not_found_error(store: ObjectStore, what: str, names: Sequence[str]) -> NotFoundError:
     others = f"the jobs there are: {', '.join(names)}"
     none = "give the directory that the job's Checkpoints(…) names; a job is there from its first start on"
     return NotFoundError(f"{store.url}: {what} there", hint=others if names else none)

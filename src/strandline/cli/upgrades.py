@@ -1,4 +1,4 @@
-"""`strandline check-upgrade`: what would become of a snapshot in a program, before anything starts."""
+"""`strandline check-upgrade`: checks that a program can restore a snapshot, before any job starts."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def check_upgrade(
     from strandline.spark.job.checking import Looker
 
     looker = Looker()
-    # What the program prints is not ours.
+    # Standard output is for the result, so that the program's output goes to standard error.
     with contextlib.redirect_stdout(sys.stderr):
-        code = look_into(program, looker)
+        code = run_until_job(program, looker)
     if code:
         raise typer.Exit(code)
     checks = check_all(program, looker, to_restore, to_drop, reopen=reopen)
-    for found in checks:
+    for check in checks:
         if json:
-            print_json(as_data(found))
+            print_json(as_data(check))
         else:
-            _print(found)
-    if any(found.refusals for found in checks):
+            _print(check)
+    if any(check.refusals for check in checks):
         raise typer.Exit(1)
 
 
-def look_into(program: Path, looker: Looker) -> int:
-    """Run a program as far as it needs no run of a job; return its exit code if it ended before."""
+def run_until_job(program: Path, looker: Looker) -> int:
+    """Run a program until it uses the run of a job; return its exit code if it ended before."""
     from strandline.spark.job.program_jobs import watching
 
     with watching(looker):
@@ -85,7 +85,7 @@ def check_all(
     *,
     reopen: bool = False,
 ) -> list[Check]:
-    """Return what each job that is to restore something would make of it."""
+    """Return the check of each job that has a snapshot to restore."""
     from strandline.spark.job.attempt import Wanted
     from strandline.spark.job.checking import check_upgrade as check_job
     from strandline.spark.job.program_jobs import ONLY, check_named
@@ -98,54 +98,54 @@ def check_all(
             f"{program}: the program makes no job{f' {unknown[0]!r}' if unknown else ''}",
             hint=f"its jobs are {', '.join(names)}" if names else "it must come to its Job(…) without waiting for one",
         )
-    found = []
+    checks = []
     for name in names:
         if url := restore.get(name) or restore.get(ONLY):
-            own = looker.wanted.get(name, Wanted())
-            dropped = {*own.drop, *drop.get(name, ()), *drop.get(ONLY, ())}
-            found.append(check_job(looker.jobs[name], url, dropped, reopen=reopen or own.reopen))
-    return found
+            orders = looker.wanted.get(name, Wanted())
+            dropped = {*orders.drop, *drop.get(name, ()), *drop.get(ONLY, ())}
+            checks.append(check_job(looker.jobs[name], url, dropped, reopen=reopen or orders.reopen))
+    return checks
 
 
-def as_data(found: Check) -> dict[str, Any]:
-    """Return all that was found of one job."""
+def as_data(check: Check) -> dict[str, Any]:
+    """Return a check as data for JSON."""
     return {
-        "job": found.job,
-        "snapshot": found.url,
-        "fits": not found.refusals,
-        "changes": found.upgrade.to_rows(),
-        "notes": list(found.notes),
-        "refusals": list(found.refusals),
-        "drop": list(found.upgrade.drop),
-        "unused": list(found.upgrade.unused),
-        "hint": found.upgrade.hint,
+        "job": check.job,
+        "snapshot": check.url,
+        "fits": not check.refusals,
+        "changes": check.upgrade.to_rows(),
+        "notes": list(check.notes),
+        "refusals": list(check.refusals),
+        "drop": list(check.upgrade.drop),
+        "unused": list(check.upgrade.unused),
+        "hint": check.upgrade.hint,
     }
 
 
-def _print(found: Check) -> None:
+def _print(check: Check) -> None:
     from rich.text import Text
 
-    print(f"job {found.job}, from {found.url}")
-    made = table("operator", "state or aggregate", "what becomes of it", "was", "details")
-    for change in found.upgrade.changes:
+    print(f"job {check.job}, from {check.url}")
+    output = table("operator", "state or aggregate", "what becomes of it", "was", "details")
+    for change in check.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
         name = f"{change.aggregate} (aggregate)" if change.aggregate else change.state or "-"
-        add_row(made, change.uid, name, action, change.was, "; ".join(change.details))
-    console().print(made)
-    for name in found.upgrade.unused:
+        add_row(output, change.uid, name, action, change.was, "; ".join(change.details))
+    console().print(output)
+    for name in check.upgrade.unused:
         say(f"--drop {name}: the snapshot has nothing of that name")
-    for note in found.notes:
+    for note in check.notes:
         print(f"note: {note}")
-    if not found.refusals:
+    if not check.refusals:
         print("the job can go on")
         return
     print("the job cannot go on:")
-    for refusal in found.refusals:
+    for refusal in check.refusals:
         print(f"  {refusal}")
-    if found.upgrade.hint:
-        say(f"next step: {found.upgrade.hint}")
-    if found.upgrade.drop:
-        missing = " ".join(f"--drop {quote(name)}" for name in found.upgrade.drop)
+    if check.upgrade.hint:
+        say(f"next step: {check.upgrade.hint}")
+    if check.upgrade.drop:
+        missing = " ".join(f"--drop {quote(name)}" for name in check.upgrade.drop)
         say(f"next step: to go on without what is gone, add {missing}")
-    if found.regroup:
-        say(f"next step: {found.regroup}")
+    if check.regroup:
+        say(f"next step: {check.regroup}")

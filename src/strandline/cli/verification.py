@@ -1,4 +1,4 @@
-"""What reading every byte again has found, as `checkpoints verify` and `snapshots verify` say it."""
+"""Output of `checkpoints verify` and `snapshots verify`: the results of reading every byte again."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from strandline.cli.output import add_row, console, print_json, say, size_text, 
 
 
 class Reports:
-    """Prints reports: as JSON each as it comes, else all of them at the end."""
+    """Prints reports: each at once as JSON, or all at the end as tables."""
 
     def __init__(self, *columns: str, right: tuple[str, ...] = (), json: bool) -> None:
-        """`columns` name what was read."""
+        """`columns` name the parts of a snapshot's identity."""
         self._json = json
-        self._made = table(*columns, "files", "size", "result", right=(*right, "files", "size"))
+        self._summary = table(*columns, "files", "size", "result", right=(*right, "files", "size"))
         self._problems = table(*columns, "path", "problem", right=right)
 
     def add(self, read: Mapping[str, object], report: VerifyReport) -> None:
-        """Take a report; `read` says of what, in the order of the columns, with JSON's names."""
+        """Add a report; `read` identifies the snapshot, in the order of the columns, by JSON's names."""
         if self._json:
             print_json({**read, "ok": report.ok, **asdict(report)})
         result = "intact" if report.ok else f"problems: {len(report.problems)}"
-        add_row(self._made, *read.values(), report.files, size_text(report.bytes), result)
+        add_row(self._summary, *read.values(), report.files, size_text(report.bytes), result)
         for problem in report.problems:
             add_row(self._problems, *read.values(), problem.path, problem.problem)
 
     def end(self, next_step: str) -> None:
-        """Print what there is; if there are problems, say what to do, and exit with 1."""
+        """Print the tables; if there are problems, print the next step, and exit with 1."""
         if not self._json:
-            console().print(self._made)
+            console().print(self._summary)
             if self._problems.row_count:
                 console().print(self._problems)
         if self._problems.row_count:

@@ -1,6 +1,6 @@
-"""`strandline warm-up`: makes the archive of Spark's classes from which drivers of this machine start sooner.
+"""`strandline warm-up`: makes the archive of Spark's classes that shortens the start of this machine's drivers.
 
-`python -m strandline.cli.warming PID` does the same behind a driver: once that process has ended, without a word.
+`python -m strandline.cli.warming PID` does the same silently in the background, once that process, a driver, has ended.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from strandline.cli.output import say, size_text
 from strandline.core.errors import StrandlineError, UnavailableError
 
-_PATIENCE_S = 1800.0
+_JOB_TIMEOUT_S = 1800.0
 _LINES = 6
-_LOOK_S = 0.2
-_END_S = 5.0
-_LEAST_IMPORTANT = 19
-_ENDED_FIRST = "1000"
-"""What makes the kernel end a process before all others, where memory is short."""
+_POLL_S = 0.2
+_EXIT_TIMEOUT_S = 5.0
+_LOWEST_PRIORITY = 19
+_OOM_SCORE = "1000"
+"""The score at which the kernel kills a process before all others when memory is short."""
 
 
 def warm_up() -> None:
@@ -43,7 +43,7 @@ def warm_up() -> None:
         return
     say("running a small job, whose classes are then written; this takes about a minute")
     try:
-        with _alone(wait=True) as directory:
+        with _exclusive_directory(wait=True) as directory:
             if not archive.exists():
                 _make(archive, directory)
         failure_of(archive).unlink(missing_ok=True)
@@ -53,34 +53,34 @@ def warm_up() -> None:
         raise UnavailableError(
             f"{archive} cannot be written: {error}", hint="give another directory in XDG_CACHE_HOME, here and to jobs"
         ) from None
-    # Of other versions, perhaps; they are a hundred megabytes or two each.
+    # Archives of other versions, perhaps; each has one or two hundred megabytes.
     others = [other for other in archive.parent.glob("*.jsa") if other != archive]
     say(f"{archive}: {size_text(archive.stat().st_size)}; sessions of strandline.session() use it from now on")
     if others:
-        say(f"beside it are {len(others)} of other versions, which nobody needs if you do not")
+        say(f"beside it are {len(others)} of other versions; delete them if you do not use those versions")
 
 
 def main() -> None:
-    """Make the archive behind a driver, unless somebody makes it already; why there is none is in a file beside it."""
+    """Make the archive when a driver has ended, unless another process makes it; write an error to a file beside it."""
     from strandline.spark.base.class_archive import archive_of, failure_of
     from strandline.spark.base.session import check_java
 
-    # A process that was ended in words removes what it has begun.
+    # Exit on SIGTERM by an exception, so that unfinished files are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.nice(_LEAST_IMPORTANT)
+    os.nice(_LOWEST_PRIORITY)
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_ENDED_FIRST)
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     driver = Path("/proc", sys.argv[1])
     while driver.exists():
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     archive = archive_of(check_java())
-    with contextlib.suppress(BlockingIOError), _alone(wait=False) as directory:
+    with contextlib.suppress(BlockingIOError), _exclusive_directory(wait=False) as directory:
         if archive.exists():
             return
         try:
             _make(archive, directory)
         except TimeoutError:
-            # Everything else went before it. The next driver has it tried again.
+            # Other processes had priority. The next driver starts another attempt.
             return
         except (StrandlineError, OSError) as error:
             with contextlib.suppress(OSError):
@@ -88,8 +88,8 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _alone(*, wait: bool) -> Iterator[Path]:
-    """Give the one process of this user that may make an archive an empty directory, short enough for sockets."""
+def _exclusive_directory(*, wait: bool) -> Iterator[Path]:
+    """Lock the making of archives for this user; yield an empty directory, whose path is short enough for sockets."""
     from strandline.core.settings import default_local_dir
 
     home = default_local_dir()
@@ -97,7 +97,7 @@ def _alone(*, wait: bool) -> Iterator[Path]:
     directory = home / "warm-up"
     with (home / "warm-up.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        # What one has left that was killed.
+        # A killed process may have left files.
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         try:
@@ -107,51 +107,50 @@ def _alone(*, wait: bool) -> Iterator[Path]:
 
 
 def _make(archive: Path, directory: Path) -> None:
-    made = archive.with_suffix(".making")
+    draft = archive.with_suffix(".making")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    # What Java has to say of classes that it does not take along is nobody's business.
-    options = f"{given} -Xlog:cds*=off -XX:ArchiveClassesAtExit={made}".lstrip()
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    # Without Java's messages about the classes that it does not archive.
+    options = f"{options} -Xlog:cds*=off -XX:ArchiveClassesAtExit={draft}".lstrip()
     try:
-        failed, said = _run(directory, {**os.environ, "SPARK_SUBMIT_OPTS": options})
-        if failed or not made.exists():
-            said = _cause_of(said.splitlines()) or "Java wrote nothing"
-            raise UnavailableError(
-                f"no archive was made: {said}", hint="jobs run without it; `strandline doctor` looks at Java and Spark"
-            )
-        made.replace(archive)
+        failed, message = _run(directory, {**os.environ, "SPARK_SUBMIT_OPTS": options})
+        if failed or not draft.exists():
+            message = _cause_of(message.splitlines()) or "Java wrote nothing"
+            hint = "jobs run without it; `strandline doctor` looks at Java and Spark"
+            raise UnavailableError(f"no archive was made: {message}", hint=hint)
+        draft.replace(archive)
     finally:
-        made.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def _run(directory: Path, environment: dict[str, str]) -> tuple[bool, str]:
-    """Run the job, which ends when this process does; return whether it failed, and what it said."""
-    said = directory / "said"
-    with said.open("w") as output:
+    """Run the job, which ends when this process does; return whether it failed, and its output."""
+    log = directory / "output"
+    with log.open("w") as output:
         job = subprocess.Popen(
             [sys.executable, "-m", "strandline.cli.sample", str(directory)],
             env=environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, process_group=0,
         )  # fmt: skip
     try:
-        failed = job.wait(_PATIENCE_S) != 0
-        return failed, said.read_text(errors="replace")
+        failed = job.wait(_JOB_TIMEOUT_S) != 0
+        return failed, log.read_text(errors="replace")
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the job was not done after {_PATIENCE_S:.0f} s") from None
+        raise TimeoutError(f"the job was not done after {_JOB_TIMEOUT_S:.0f} s") from None
     finally:
-        # The end of its input is the end of the job: of its JVM, too.
+        # The job and its JVM end when its standard input is closed.
         assert job.stdin is not None
         job.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(_END_S)
+            job.wait(_EXIT_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
 
 
 def _cause_of(lines: Sequence[str]) -> str:
-    """Return what Java and the program said, without the lines of Python that lead there."""
-    said = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback"))]
-    return "\n".join(said[-_LINES:])
+    """Return the last lines that Java and the program printed, without Python's tracebacks."""
+    messages = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback"))]
+    return "\n".join(messages[-_LINES:])
 
 
 if __name__ == "__main__":

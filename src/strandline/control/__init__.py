@@ -1,1 +1,1 @@
-"""How a running job is reached from other processes of its user, on its driver's machine. Knows nothing of Spark."""
+"""Access to a running job from other processes of its user, on its driver's machine. Does not depend on Spark."""

@@ -1,4 +1,4 @@
-"""What a driver is doing, said in one place: to whoever runs the program, to its log, to programs that log it."""
+"""Announcements of a driver's progress: to listeners in its process, such as its terminal and log, and to logging."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from collections.abc import Callable, Iterator
 log = logging.getLogger("strandline")
 
 Listener = Callable[[str, bool], object]
-"""Is given a text, and whether it is a detail: what comes again and again."""
+"""Takes a text, and whether it is a detail: one that is repeated often."""
 
-_told = logging.getLogger("strandline.told")
+_always_log = logging.getLogger("strandline.told")
 _listeners: list[Listener] = []
-_shown_by: list[Listener] = []
-"""Those of them that show people what they are to see."""
+_visible_listeners: list[Listener] = []
+"""The listeners that show announcements to the user."""
 
 
 def tell(text: str, *, detail: bool = False) -> None:
-    """Say what has just happened, in one line. Never fails, and is no warning: those are logged."""
+    """Announce an event in one line. Never fails. Warnings do not come here: they are logged."""
     (log.debug if detail else log.info)("%s", text)
-    _hear(text, detail)
+    _notify(text, detail)
 
 
-def tell_everybody(text: str) -> None:
-    """Say what everybody is to know though it is no warning: also where nobody listens and the program keeps no log."""
-    _hear(text, False)
+def tell_always(text: str) -> None:
+    """Announce an event that every user must see: on standard error if no visible listener and no log takes it."""
+    _notify(text, False)
     if is_logged():
-        if _told.level == log.level == logging.NOTSET:
-            # By default, a log takes warnings alone.
-            _told.setLevel(logging.INFO)
-        _told.info(text)
-    elif not _shown_by:
+        if _always_log.level == log.level == logging.NOTSET:
+            # By default, a log takes only warnings.
+            _always_log.setLevel(logging.INFO)
+        _always_log.info(text)
+    elif not _visible_listeners:
         print(f"strandline: {text}", file=sys.stderr)
 
 
 def is_logged() -> bool:
-    """Whether somebody handles our log records, beside the logs of drivers."""
+    """Whether a handler other than a driver's log takes our log records."""
     handlers = [*log.handlers, *logging.getLogger().handlers]
     return not all(getattr(handler, "shows_nothing", False) for handler in handlers)
 
 
 @contextlib.contextmanager
 def listening(listener: Listener, *, shows: bool = False) -> Iterator[None]:
-    """Hear what is told in this process. `shows`: people see there what they want to see."""
-    lists = [_listeners, _shown_by] if shows else [_listeners]
+    """Call `listener` for each announcement in this process. `shows`: it shows them to the user."""
+    lists = [_listeners, _visible_listeners] if shows else [_listeners]
     for each in lists:
         each.append(listener)
     try:
@@ -55,8 +55,8 @@ def listening(listener: Listener, *, shows: bool = False) -> Iterator[None]:
             each.remove(listener)
 
 
-def _hear(text: str, detail: bool) -> None:
+def _notify(text: str, detail: bool) -> None:
     for listener in list(_listeners):
-        # A disk that is full, a terminal that is gone: nothing of the job's.
+        # A full disk or a closed terminal does not concern the job.
         with contextlib.suppress(OSError, ValueError):
             listener(text, detail)

@@ -1,4 +1,4 @@
-"""What a running job can be asked for. A new command is an entry of COMMANDS."""
+"""The commands that a running job accepts. A new command is an entry of COMMANDS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Report = Callable[[ProgressMessage], None]
 
 
 class RunningJob(Protocol):
-    """What commands ask of a run, from threads of their own."""
+    """The methods of a run that commands call, from other threads."""
 
     def status(self) -> Status: ...
 
@@ -64,10 +64,10 @@ class RunningJob(Protocol):
 
 @dataclass(frozen=True)
 class Command(Generic[A, R]):
-    """A command: its name, the types of its arguments and result, and what the driver does.
+    """A command: its name, the types of its arguments and result, and the handler that the driver runs.
 
-    The handler may take its time, and may raise: errors of ours are the same where they are caught. `Report` is
-    called as often as there is news: what nobody is ready for is left out.
+    The handler may take long, and may raise: the client raises a StrandlineError again, with its fields. It may call
+    `Report` as often as it likes: the client receives the newest report, and older ones are dropped.
     """
 
     name: str
@@ -80,12 +80,12 @@ class Command(Generic[A, R]):
         decodable(self.result)
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NoArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No arguments."""
 
 
 class Pong(msgspec.Struct, frozen=True):
-    """The driver is there."""
+    """A sign of life of the driver."""
 
     job: str
     state: State
@@ -98,7 +98,7 @@ class TakeCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TakeSavepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Take a savepoint now, into a folder."""
+    """Take a savepoint now, in a folder."""
 
     url: str
     form: str = "canonical"
@@ -106,21 +106,21 @@ class TakeSavepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rescale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Go on with another parallelism: of the job, or by uid of single operators."""
+    """Change the parallelism: of the job, or by uid of single operators."""
 
     parallelism: int | dict[str, int]
     timeout_s: float = 300.0
 
 
 class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Go back to an older checkpoint."""
+    """Return to an older checkpoint."""
 
     checkpoint: int
     timeout_s: float = 300.0
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop the job, perhaps after a last checkpoint, or a savepoint, or at the end of event time."""
+    """Stop the job; if the options say so, after a last checkpoint, after a savepoint, or at the end of event time."""
 
     checkpoint: bool = False
     savepoint: str | None = None
@@ -130,96 +130,98 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LookUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Look up keys, each as text: JSON or, of one column, plain."""
+    """Look up keys, each as text: JSON or, if the key is one column, plain."""
 
     table: str
     keys: list[str]
 
 
-class Looked(msgspec.Struct, frozen=True):
-    """What there is of each key, as JSON."""
+class LookupValues(msgspec.Struct, frozen=True):
+    """The value of each key, as JSON."""
 
     table: str
     epoch: int
     values: list[Any]
 
 
-def _ping(run: RunningJob, _: Nothing, report: Report) -> Pong:
+def _ping(run: RunningJob, _: NoArguments, report: Report) -> Pong:
     status = run.status()
     return Pong(status.job, status.state)
 
 
-def _status(run: RunningJob, _: Nothing, report: Report) -> Status:
+def _status(run: RunningJob, _: NoArguments, report: Report) -> Status:
     return run.status()
 
 
-def _checkpoint(run: RunningJob, asked: TakeCheckpoint, report: Report) -> CheckpointStats:
-    def tell(stats: CheckpointStats) -> None:
+def _checkpoint(run: RunningJob, arguments: TakeCheckpoint, report: Report) -> CheckpointStats:
+    def send(stats: CheckpointStats) -> None:
         report(
             ProgressMessage(f"checkpoint {stats.checkpoint}", stats.acknowledged, stats.total_partitions, "partitions")
         )
 
-    return run.checkpoint(asked.timeout_s, progress=tell)
+    return run.checkpoint(arguments.timeout_s, progress=send)
 
 
-def _savepoint(run: RunningJob, asked: TakeSavepoint, report: Report) -> Savepoint:
+def _savepoint(run: RunningJob, arguments: TakeSavepoint, report: Report) -> Savepoint:
     report(ProgressMessage("taking a checkpoint"))
-    return run.savepoint(asked.url, format=asked.form, timeout=asked.timeout_s, progress=_teller(report))
+    return run.savepoint(
+        arguments.url, format=arguments.form, timeout=arguments.timeout_s, progress=_savepoint_reporter(report)
+    )
 
 
-def _teller(report: Report) -> Callable[[SavepointProgress], object]:
-    def tell(taking: SavepointProgress) -> None:
-        report(ProgressMessage(f"{taking.rows:,} rows of state", taking.done, taking.partitions, "partitions"))
+def _savepoint_reporter(report: Report) -> Callable[[SavepointProgress], object]:
+    def send(progress: SavepointProgress) -> None:
+        report(ProgressMessage(f"{progress.rows:,} rows of state", progress.done, progress.partitions, "partitions"))
 
-    return tell
+    return send
 
 
-def _rescale(run: RunningJob, asked: Rescale, report: Report) -> Status:
+def _rescale(run: RunningJob, arguments: Rescale, report: Report) -> Status:
     report(ProgressMessage("taking a checkpoint, and restoring it"))
-    run.rescale(asked.parallelism, timeout=asked.timeout_s)
+    run.rescale(arguments.parallelism, timeout=arguments.timeout_s)
     return run.status()
 
 
-def _rollback(run: RunningJob, asked: Rollback, report: Report) -> Status:
-    report(ProgressMessage(f"going back to checkpoint {asked.checkpoint}"))
-    run.rollback(asked.checkpoint, timeout=asked.timeout_s)
+def _rollback(run: RunningJob, arguments: Rollback, report: Report) -> Status:
+    report(ProgressMessage(f"going back to checkpoint {arguments.checkpoint}"))
+    run.rollback(arguments.checkpoint, timeout=arguments.timeout_s)
     return run.status()
 
 
-def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
+def _stop(run: RunningJob, arguments: Stop, report: Report) -> Pong:
     if run.status().state == "starting":
-        # The program is inside of start(), which would have to raise something for it.
+        # The program is inside start(), which would have to raise an error.
         raise UnavailableError(
             f"job '{run.status().job}' is starting: it cannot be stopped yet",
             hint="ask again once it runs, or end its program with SIGTERM or Ctrl-C",
         )
-    what = "taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"
-    report(ProgressMessage("draining" if asked.drain else what))
+    step = "taking a last checkpoint" if arguments.checkpoint or arguments.savepoint else "stopping"
+    report(ProgressMessage("draining" if arguments.drain else step))
     run.stop(
-        checkpoint=asked.checkpoint, savepoint=asked.savepoint, drain=asked.drain, format=asked.form,
-        timeout=asked.timeout_s, progress=_teller(report),
+        checkpoint=arguments.checkpoint, savepoint=arguments.savepoint, drain=arguments.drain, format=arguments.form,
+        timeout=arguments.timeout_s, progress=_savepoint_reporter(report),
     )  # fmt: skip
     status = run.status()
     return Pong(status.job, status.state)
 
 
-def _lookup(run: RunningJob, asked: LookUp, report: Report) -> Looked:
-    # Only drivers need them: the command starts without numpy.
+def _lookup(run: RunningJob, arguments: LookUp, report: Report) -> LookupValues:
+    # Imported here because only drivers need numpy: the command line starts without it.
     from strandline.types.jsonforms import to_json
 
-    table = run.lookup_table(asked.table)
-    found = run.lookup(asked.table, [table.key_of(text) for text in asked.keys])
-    return Looked(found.table, found.epoch, to_json(found.value))
+    table = run.lookup_table(arguments.table)
+    result = run.lookup(arguments.table, [table.key_of(text) for text in arguments.keys])
+    return LookupValues(result.table, result.epoch, to_json(result.value))
 
 
-PING = Command("ping", Nothing, Pong, _ping)
-STATUS = Command("status", Nothing, Status, _status)
+PING = Command("ping", NoArguments, Pong, _ping)
+STATUS = Command("status", NoArguments, Status, _status)
 CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
 SAVEPOINT = Command("savepoint", TakeSavepoint, Savepoint, _savepoint)
 RESCALE = Command("rescale", Rescale, Status, _rescale)
 ROLLBACK = Command("rollback", Rollback, Status, _rollback)
 STOP = Command("stop", Stop, Pong, _stop)
-LOOKUP = Command("lookup", LookUp, Looked, _lookup)
+LOOKUP = Command("lookup", LookUp, LookupValues, _lookup)
 
 COMMANDS: dict[str, Command[Any, Any]] = {
     command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP)

@@ -1,6 +1,6 @@
-"""What became of the jobs of this machine: a small file a job, for whoever asks when no driver answers any more.
+"""The journal of this machine's jobs: a small file for each, with its last state, read when no driver answers.
 
-Nothing depends on it: what a job goes on from is in its checkpoint directory alone.
+No job depends on it: a job restores only from its checkpoint directory.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ ENDED: frozenset[State] = frozenset({"finished", "stopped", "failed"})
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest that the newest driver of a job has said of it."""
+    """The latest state of a job, written by its newest driver."""
 
     job: str
     directory: str
     """The checkpoint directory, as a url."""
     pid: int
     born: str
-    """When that process began, in ticks of the system: another process may have its number by now."""
+    """When that process began, in clock ticks: another process may have its pid by now."""
     since_ms: int
     """When the run began."""
     state: State
     at_ms: int
     """Since when it is in this state."""
     failure: str = ""
-    """Why it failed, or was restarted, last."""
+    """The reason of the last failure or restart."""
     failure_ms: int | None = None
     engine: str = VERSION
 
     @property
     def fate(self) -> str:
-        """What became of it: its state if it has ended, "killed" if its process has gone without a word, else ""."""
+        """The job's end: its final state; "killed" if its process ended without writing one; "" if it runs."""
         if self.state in ENDED:
             return self.state
-        return "" if self.born and born(self.pid) == self.born else "killed"
+        return "" if self.born and process_start(self.pid) == self.born else "killed"
 
 
 def write(places: Places, record: JournalEntry) -> None:
-    """Keep a record, in place of the one before. What a full disk keeps from it is nobody's trouble."""
+    """Replace the job's record. Errors of the file system are ignored: no job depends on it."""
     path = places.driver_record
     hidden = path.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -59,19 +59,19 @@ def write(places: Places, record: JournalEntry) -> None:
 
 
 def records(local_dir: Path, job: str | None = None) -> list[JournalEntry]:
-    """Return what is known of the jobs with this local_dir, the newest first."""
-    found = []
+    """Return the records of the jobs with this local_dir, the newest first."""
+    matches = []
     for path in driver_records(local_dir):
-        # It may be another version's, or broken: nothing depends on it.
+        # A record of another version, or a broken one, is ignored.
         with contextlib.suppress(OSError, msgspec.DecodeError):
             record = msgspec.json.decode(path.read_bytes(), type=JournalEntry)
             if job in (None, record.job):
-                found.append(record)
-    return sorted(found, key=lambda record: -record.at_ms)
+                matches.append(record)
+    return sorted(matches, key=lambda record: -record.at_ms)
 
 
-def born(pid: int) -> str:
-    """Return when a process began; "" if it has ended."""
+def process_start(pid: int) -> str:
+    """Return when a process began, in clock ticks; "" if it has ended."""
     with contextlib.suppress(OSError, IndexError):
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if after_name[0] != "Z":

@@ -1,4 +1,4 @@
-"""The driver's end of the socket: a thread that hears requests, and one for each that is being worked on."""
+"""The driver's server of control commands: one thread for its Unix socket, and one for each command in progress."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import msgspec
 
 from strandline.control.commands import COMMANDS, Command, RunningJob
 from strandline.control.wire import (
-    MOST_REQUEST_BYTES,
+    MAX_REQUEST_BYTES,
     Hello,
     ProgressMessage,
-    Refused,
+    Refusal,
     Request,
     Result,
     is_our_user,
@@ -37,22 +37,22 @@ from strandline.keeper.paths import Places
 
 log = logging.getLogger(__name__)
 
-_REQUEST_S = 10.0
-"""How long somebody may take to say what he wants."""
-_STALLED_S = 30.0
-"""How long he may take to hear the answer."""
+_REQUEST_TIMEOUT_S = 10.0
+"""How long a client may take to send its request."""
+_SEND_TIMEOUT_S = 30.0
+"""How long a client may take to read the answer."""
 _HEARTBEAT_S = 1.0
-_FAREWELL_S = 2.0
-"""How long answers under way are waited for when the run has ended."""
+_SHUTDOWN_S = 2.0
+"""How long the server waits for commands in progress when the run has ended."""
 _PAUSE_S = 0.1
-_MOST_CONVERSATIONS = 64
-_MOST_AT_WORK = 16
+_MAX_CONVERSATIONS = 64
+_MAX_AT_WORK = 16
 
-_ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ControlServer:
-    """Answers for one run from `start` until `end`. What somebody sends, or fails to, disturbs nobody else."""
+    """Answers commands for one run from `start` until `end`. No client can disturb another, whatever it sends."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class ControlServer:
         self._thread = threading.Thread(target=self._serve, name="strandline-control", daemon=True)
 
     def start(self) -> None:
-        """Listen, in a place of our own: a driver of the same job beside us, or before us, has another."""
-        _keep_from_forks()
+        """Listen on this driver's socket; another driver of the same job, now or earlier, has another path."""
+        _close_in_forks()
         clear_stale(self._places)
         self._listener = _listen(self._path)
         self._loop, self._ending = asyncio.new_event_loop(), asyncio.Event()
@@ -90,7 +90,7 @@ class ControlServer:
             raise
 
     def end(self) -> None:
-        """Be found no more. Requests under way are still answered, for moments, unless they take longer."""
+        """Remove the socket and stop accepting. Commands in progress are answered if they end within `_SHUTDOWN_S`."""
         if self._thread.ident is None:
             return
         with contextlib.suppress(OSError):
@@ -99,9 +99,9 @@ class ControlServer:
             self._loop.call_soon_threadsafe(self._ending.set)
 
     def join(self) -> None:
-        """Wait until everybody has his answer, after `end`; a request that waits for its own is not waited for."""
+        """After `end`, wait until all clients have their answers. A command's own thread returns at once."""
         if self._thread.ident is not None and threading.current_thread() not in self._workers:
-            self._thread.join(2 * _FAREWELL_S)
+            self._thread.join(2 * _SHUTDOWN_S)
 
     # -- in the thread
 
@@ -110,7 +110,7 @@ class ControlServer:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._answer_all())
         except Exception as error:
-            self._log_whole(f"job '{self._places.job}' goes on, and commands cannot reach it any more", error)
+            self._log_error(f"job '{self._places.job}' goes on, and commands cannot reach it any more", error)
         finally:
             self._listener.close()
             self._path.unlink(missing_ok=True)
@@ -124,60 +124,60 @@ class ControlServer:
             if not conversation.is_at_work:
                 task.cancel()
         if self._conversations:
-            await asyncio.wait(self._conversations.values(), timeout=_FAREWELL_S)
+            await asyncio.wait(self._conversations.values(), timeout=_SHUTDOWN_S)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
-            return  # He has gone already.
+            return  # The client has disconnected.
         except OSError as error:
-            # Out of files, perhaps, which passes.
-            log.warning("job '%s': a command could not be heard: %s", self._places.job, error)
+            # Perhaps too many files are open: try again later.
+            log.warning("job '%s': a command could not be accepted: %s", self._places.job, error)
             self._loop.remove_reader(self._listener)
-            self._loop.call_later(_PAUSE_S, self._go_on)
+            self._loop.call_later(_PAUSE_S, self._resume_accepting)
             return
-        _ours.add(sock)
+        _sockets.add(sock)
         if not is_our_user(sock):
             sock.close()
             return
-        # The program may have set a time-out for every new one.
+        # The program may have set a default timeout for new sockets.
         sock.setblocking(False)
         self._make_room()
         conversation = _Conversation()
         task = self._conversations[conversation] = self._loop.create_task(self._converse(conversation, sock))
-        # Also of one that is cancelled before it has begun.
-        task.add_done_callback(lambda _: self._part_from(conversation, sock))
+        # The callback also runs if the task is cancelled before it starts.
+        task.add_done_callback(lambda _: self._disconnect(conversation, sock))
 
-    def _part_from(self, conversation: _Conversation, sock: socket.socket) -> None:
+    def _disconnect(self, conversation: _Conversation, sock: socket.socket) -> None:
         del self._conversations[conversation]
         sock.close()
 
-    def _go_on(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._ending.is_set():
             self._loop.add_reader(self._listener, self._accept)
 
     async def _converse(self, conversation: _Conversation, sock: socket.socket) -> None:
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=sock, limit=MOST_REQUEST_BYTES)
+            reader, writer = await asyncio.open_unix_connection(sock=sock, limit=MAX_REQUEST_BYTES)
             try:
-                conversation.speak_to(writer)
+                conversation.start(writer)
                 writer.write(self._hello)
                 await self._answer(conversation, reader)
             finally:
-                # What could be sent has been: nothing is waited for.
+                # `end` has drained the answer, so that there is nothing to wait for.
                 writer.transport.abort()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # He has gone, or says nothing, or does not listen.
+            pass  # The client has disconnected, or neither sends nor reads.
         except Exception as error:
-            self._log_whole("a command was not answered", error)
+            self._log_error("a command was not answered", error)
 
-    def _log_whole(self, what: str, error: BaseException) -> None:
+    def _log_error(self, what: str, error: BaseException) -> None:
         log.error("%s", whole(what, error, with_values=self._show_values == "logs"))
 
     def _make_room(self) -> None:
-        """Part from who has been silent for the longest, where many have connected."""
-        if len(self._conversations) >= _MOST_CONVERSATIONS:
+        """At the limit of connections, close the oldest one that has no command in progress."""
+        if len(self._conversations) >= _MAX_CONVERSATIONS:
             for conversation, task in self._conversations.items():
                 if not conversation.is_at_work and not task.cancelling():
                     task.cancel()
@@ -185,58 +185,58 @@ class ControlServer:
 
     async def _answer(self, conversation: _Conversation, reader: asyncio.StreamReader) -> None:
         try:
-            async with asyncio.timeout(_REQUEST_S):
-                asked = await reader.readuntil(b"\n")
-            command, arguments = self._understand(asked)
-            answered: asyncio.Future[bytes] = self._loop.create_future()
-            self._work(conversation, command, arguments, answered)
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                message = await reader.readuntil(b"\n")
+            command, arguments = self._decode_request(message)
+            answer: asyncio.Future[bytes] = self._loop.create_future()
+            self._execute(conversation, command, arguments, answer)
         except asyncio.LimitOverrunError:
-            await conversation.end(_refused(_wrong(f"a request has {MOST_REQUEST_BYTES} bytes at most")))
+            await conversation.end(_refused(_request_error(f"a request has {MAX_REQUEST_BYTES} bytes at most")))
         except StrandlineError as error:
             await conversation.end(_refused(error))
         else:
-            await conversation.wait(answered)
+            await conversation.wait(answer)
 
-    def _understand(self, asked: bytes) -> tuple[Command[Any, Any], Any]:
+    def _decode_request(self, message: bytes) -> tuple[Command[Any, Any], Any]:
         try:
-            request = msgspec.json.decode(asked, type=Request)
+            request = msgspec.json.decode(message, type=Request)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _wrong(f"this is no request: {error}") from None
+            raise _request_error(f"this is no request: {error}") from None
         if request.engine != VERSION:
             raise version_error(request.engine, VERSION)
         command = self._commands.get(request.command)
         if command is None:
-            raise _wrong(f"there is no command '{request.command}', only {', '.join(self._commands)}")
+            raise _request_error(f"there is no command '{request.command}', only {', '.join(self._commands)}")
         try:
             return command, msgspec.json.decode(request.arguments, type=command.arguments)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _wrong(f"the arguments of '{command.name}' are wrong: {error}") from None
+            raise _request_error(f"the arguments of '{command.name}' are wrong: {error}") from None
 
-    def _work(
-        self, conversation: _Conversation, command: Command[Any, Any], arguments: Any, answered: asyncio.Future[bytes]
+    def _execute(
+        self, conversation: _Conversation, command: Command[Any, Any], arguments: Any, answer: asyncio.Future[bytes]
     ) -> None:
-        """Have a thread work on a request; what came of it is `answered` even if nobody waits any more."""
+        """Execute a command in a new thread, which sets `answer`, also if the client has disconnected."""
 
-        def work() -> None:
+        def execute() -> None:
             try:
-                answer = line(Result(raw(command.handler(self._run, arguments, conversation.report))))
+                message = line(Result(raw(command.handler(self._run, arguments, conversation.report))))
             except StrandlineError as error:
-                answer = _refused(error)
+                message = _refused(error)
             except BaseException as error:
                 what = f"'{command.name}' failed"
-                self._log_whole(what, error)
-                said = discreet(error) if self._show_values == "nowhere" else f"{type(error).__name__}: {error}"
-                answer = _refused(StrandlineError(f"{what}: {said}", discreet=f"{what}: {discreet(error)}"))
+                self._log_error(what, error)
+                reason = discreet(error) if self._show_values == "nowhere" else f"{type(error).__name__}: {error}"
+                message = _refused(StrandlineError(f"{what}: {reason}", discreet=f"{what}: {discreet(error)}"))
             finally:
                 self._workers.discard(threading.current_thread())
-            with contextlib.suppress(RuntimeError):  # The thread that sends answers has ended.
-                self._loop.call_soon_threadsafe(_settle, answered, answer)
+            with contextlib.suppress(RuntimeError):  # The server's thread has ended.
+                self._loop.call_soon_threadsafe(_set_result, answer, message)
 
-        if len(self._workers) >= _MOST_AT_WORK:
+        if len(self._workers) >= _MAX_AT_WORK:
             raise UnavailableError(
                 f"the driver works on {len(self._workers)} requests already", hint="try again when they are done"
             )
-        worker = threading.Thread(target=work, name=f"strandline-{command.name}", daemon=True)
+        worker = threading.Thread(target=execute, name=f"strandline-{command.name}", daemon=True)
         self._workers.add(worker)
         conversation.is_at_work = True
         try:
@@ -247,27 +247,27 @@ class ControlServer:
 
 
 class _Conversation:
-    """One who has connected."""
+    """The connection of one client."""
 
     def __init__(self) -> None:
         self.is_at_work = False
         self._progress = ProgressMessage()
 
-    def speak_to(self, writer: asyncio.StreamWriter) -> None:
-        """Begin. What is drained has then reached the system."""
+    def start(self, writer: asyncio.StreamWriter) -> None:
+        """Write to `writer` from now on. `drain` waits until the operating system has all bytes."""
         self._writer = writer
         writer.transport.set_write_buffer_limits(high=0)
 
     def report(self, progress: ProgressMessage) -> None:
-        """Say how far it is, from any thread; he hears the newest when he listens."""
+        """Set the progress, from any thread. Only the newest is sent, when the client is ready to read."""
         self._progress = progress
 
-    async def wait(self, answered: asyncio.Future[bytes]) -> None:
-        """Tell of progress until there is an answer, then that."""
+    async def wait(self, answer: asyncio.Future[bytes]) -> None:
+        """Send progress until there is an answer, and then the answer."""
         while True:
-            done, _ = await asyncio.wait([answered], timeout=_HEARTBEAT_S)
+            done, _ = await asyncio.wait([answer], timeout=_HEARTBEAT_S)
             if done:
-                await self.end(answered.result())
+                await self.end(answer.result())
                 return
             if self._writer.transport.get_write_buffer_size() == 0:
                 self._writer.write(line(self._progress))
@@ -276,13 +276,13 @@ class _Conversation:
 
     async def end(self, answer: bytes) -> None:
         """Send the last line."""
-        async with asyncio.timeout(_STALLED_S):
+        async with asyncio.timeout(_SEND_TIMEOUT_S):
             self._writer.write(answer)
             await self._writer.drain()
 
 
 def clear_stale(places: Places) -> None:
-    """Remove the sockets of drivers that were killed: nobody listens there."""
+    """Remove the sockets of killed drivers, which refuse connections."""
     for path in places.run_sockets():
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
             sock.setblocking(False)
@@ -291,19 +291,19 @@ def clear_stale(places: Places) -> None:
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
             except OSError:
-                pass  # Gone, or too busy to answer, and then alive.
+                pass  # The socket is gone, or its driver lives and is too busy to answer.
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen at a path, for our own user alone. Bound under another name first: whoever finds it can connect to it."""
+    """Listen at a path, for our user only. The socket is bound under a hidden name first: it appears when ready."""
     listener = socket.socket(socket.AF_UNIX)
-    _ours.add(listener)
+    _sockets.add(listener)
     hidden = path.with_suffix(".tmp")
     try:
         listener.setblocking(False)
         listener.bind(str(hidden))
         hidden.chmod(0o600)
-        listener.listen(_MOST_CONVERSATIONS)
+        listener.listen(_MAX_CONVERSATIONS)
         hidden.rename(path)
     except BaseException:
         listener.close()
@@ -312,30 +312,30 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _settle(answered: asyncio.Future[bytes], answer: bytes) -> None:
-    # Who asked may have gone.
-    if not answered.done():
-        answered.set_result(answer)
+def _set_result(answer: asyncio.Future[bytes], message: bytes) -> None:
+    # The client may have disconnected, which cancels the future.
+    if not answer.done():
+        answer.set_result(message)
 
 
 def _refused(error: StrandlineError) -> bytes:
-    return line(Refused(to_failure(error)))
+    return line(Refusal(to_failure(error)))
 
 
-def _wrong(what: str) -> ConfigurationError:
+def _request_error(what: str) -> ConfigurationError:
     return ConfigurationError(what, hint="use the `strandline` command of the same version")
 
 
 @functools.cache
-def _keep_from_forks() -> None:
-    """Have processes that the program forks close our sockets: they would listen there after the driver's death."""
+def _close_in_forks() -> None:
+    """Close our sockets in processes that the program forks: they would listen there after the driver's death."""
 
-    def let_go() -> None:
+    def close_sockets() -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
-        for sock in list(_ours):
+        for sock in list(_sockets):
             if sock.fileno() >= 0:
-                # In its place, since whoever owns it in this process may close it, too.
+                # Replace it by /dev/null instead: the socket object in this process may also close the descriptor.
                 os.dup2(nothing, sock.fileno(), inheritable=False)
         os.close(nothing)
 
-    os.register_at_fork(after_in_child=let_go)
+    os.register_at_fork(after_in_child=close_sockets)

@@ -1,4 +1,4 @@
-"""What a job is doing, for people and programs to look at, in the driver and outside."""
+"""The status of a job, for users and programs, in the driver and outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = Literal["starting", "running", "restarting", "rescaling", "finished", "s
 
 @dataclass(frozen=True)
 class KeeperStatus:
-    """One keeper, as it last answered."""
+    """One keeper, as of its last answer."""
 
     uid: str
     partition: int
@@ -28,64 +28,64 @@ class KeeperStatus:
     restore_ms: float
     metrics: dict[str, int]
     all_rows_in: int = 0
-    """In all epochs since the job's last start or restart, as are the next two: skewed keys show here."""
+    """In all epochs since the job's last start or restart, as the next two fields. Skewed keys show here."""
     all_rows_out: int = 0
     all_ms: float = 0.0
     state_bytes: int | None = None
-    """What the backend holds, on disk or, where it is in memory, there; None if it has not said yet."""
+    """The size of the backend's state, on disk or in memory; None if it is not known yet."""
     memory_bytes: int | None = None
-    """What the process has in memory."""
+    """The memory that the process uses."""
 
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """One source: how far it was read, and what waits there."""
+    """One source: the offsets that were read, and the backlog."""
 
     name: str
-    """As in `stream(…, name=…)`; empty where there is one without."""
+    """As in `stream(…, name=…)`; empty if the source has no name."""
     what: str
-    """What it is, as Spark says it: `FileStreamSource[file:/in]`."""
+    """Spark's description: `FileStreamSource[file:/in]`."""
     read_to: Any = None
-    """The offsets up to which it was read, as the source has them."""
+    """The offsets up to which it was read, in the source's own form."""
     latest: Any = None
-    """The offsets that there were when Spark looked last; None if the source does not say."""
+    """The source's newest offsets when Spark last looked; None if the source does not report them."""
     offsets_behind: int | None = None
-    """How many offsets are between these; None if that is not known."""
+    """The number of offsets between these two; None if it is not known."""
     files_behind: int | None = None
-    """Of a source of files: how many wait that no epoch has processed; None if that is not known."""
+    """For a source of files: the number of files that no epoch has processed; None if it is not known."""
     bytes_behind: int | None = None
     waiting_ms: int | None = None
-    """For how long the oldest of these files has been there; 0 if none waits."""
+    """For how long the oldest of these files has waited; 0 if none waits."""
 
 
 @dataclass(frozen=True)
 class SinkStatus:
-    """One sink that writes to another system: what is there, and what waits for it."""
+    """One sink that writes to another system: its delivered and waiting rows."""
 
     name: str
     rows: int = 0
-    """How many this run has delivered, since its last start or restart."""
+    """The rows that this run has delivered since its last start or restart."""
     refused_rows: int = 0
-    """How many of those the target refused, where `on_error` lets the job go on."""
+    """How many of them the target refused, where `on_error` lets the job continue."""
     waiting_rows: int = 0
-    """How many a checkpoint has listed that are not delivered: what they go to did not take them."""
+    """The rows that a checkpoint has listed and that are not delivered, because the target did not accept them."""
     waiting_bytes: int = 0
     waiting_ms: int = 0
     """For how long the oldest of them has waited."""
     failure: str = ""
-    """Why they wait."""
+    """The reason why they wait."""
 
 
 @dataclass(frozen=True)
 class OperatorStatus:
-    """One keyed operator, as it runs."""
+    """One keyed operator of the running job."""
 
     uid: str
     name: str
     parallelism: int
-    """How many partitions, and so keepers, it has."""
+    """The number of its partitions, each with a keeper."""
     max_parallelism: int
-    """How many it may have."""
+    """The most partitions that it may have."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Savepoint:
     form: str
     """"canonical" or "native"."""
     checkpoint: CheckpointId
-    """The checkpoint that it is of."""
+    """The checkpoint that it was made from."""
     epoch: Epoch
     total_bytes: int
     duration_ms: int
@@ -104,7 +104,7 @@ class Savepoint:
 
 @dataclass(frozen=True)
 class Status:
-    """What a job is doing."""
+    """The status of a job."""
 
     job: str
     state: State
@@ -114,43 +114,43 @@ class Status:
     checkpoints: dict[str, int]
     """Counts: triggered, in_progress, completed, failed, restored."""
     last_checkpoint: CheckpointStats | None
-    """The newest completed checkpoint's figures, or None."""
+    """The figures of the newest completed checkpoint, or None."""
     last_failure: str
-    """Why the job was restarted last, or has failed; "" if it was not."""
+    """The reason of the last restart or failure; "" if there was none."""
     depends_on: str = ""
-    """The snapshot of somebody else that the job needs until its first own checkpoint; "" once it stands on its own."""
+    """The snapshot of another job, or savepoint, that this job needs until its first checkpoint; "" after that."""
     sources: list[str] = field(default_factory=list)
-    """Names of the sources; empty if there is one without."""
+    """The names of the sources; empty if a source has no name."""
     parallelism: int = 0
-    """How many partitions operators have, at most, that have no parallelism of their own; or all, if each has one."""
+    """The largest number of partitions of the operators without a `parallelism`; or of all, if each has one."""
     follows: bool = False
     """Whether this number follows the cluster's executors."""
     operators: list[OperatorStatus] = field(default_factory=list)
     """The keyed operators, each with its parallelism."""
     last_failure_ms: int | None = None
-    """When that was."""
+    """The time of the last failure."""
     uncovered_ms: int = 0
-    """For how long something has happened that no complete checkpoint covers: so much would be done again after a
-    failure now. 0 if the newest covers everything, however old it is."""
+    """The time since the first event that no complete checkpoint covers: so much work a failure now would repeat.
+    0 if the newest checkpoint covers everything, however old it is."""
     epoch: int = 0
     rows_in: int = 0
-    """Events of the job's whole life, each counted once: a checkpoint has the number, and a restart goes on from it."""
+    """Events in the job's whole life, each counted once: checkpoints store the number, and restarts restore it."""
     rows_per_s: float = 0.0
-    """Of the last ten seconds."""
+    """In the last ten seconds."""
     epochs: int = 0
-    """Since the run, or its last restart, began."""
+    """Since the run's start or its last restart."""
     last_epoch_ms: float = 0.0
     last_epoch_rows: int = 0
     watermark: str | None = None
-    """How far event time has come, in ISO 8601; None without a watermark, or before the first event."""
+    """The watermark, in ISO 8601; None without one, or before the first event."""
     watermarks: list[WatermarkStatus] = field(default_factory=list)
-    """How far each watermark() is: who holds up the job shows here."""
+    """The progress of each watermark(): it shows which one holds up the job."""
     late_rows: int = 0
     """Events older than the watermark, in the job's whole life."""
     failed_events: int = 0
-    """Events that functions failed for, and that `on_error` has left out, in the job's whole life."""
+    """Events that a function failed for and that `on_error` left out, in the job's whole life."""
     source_progress: list[SourceStatus] = field(default_factory=list)
-    """How far each source was read."""
+    """The progress of each source."""
     sinks: list[SinkStatus] = field(default_factory=list)
-    """What waits in sinks that write to other systems."""
+    """The sinks that write to other systems."""
     keepers: list[KeeperStatus] = field(default_factory=list)

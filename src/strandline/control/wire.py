@@ -1,7 +1,7 @@
-"""What a driver and those who ask it something say to each other: JSON, a line each, over a Unix socket.
+"""The protocol between a driver and its clients: JSON messages, one on each line, over a Unix socket.
 
-The driver says Hello to whoever connects. It is sent one Request, and answers with any number of Progress lines and a
-Result or a Refused, which is the last. While it works on a request, no second goes by for long without a line.
+The driver sends Hello to each client that connects. The client sends one Request. The driver answers with any number
+of ProgressMessages, and at last a Result or a Refusal. While it works on a request, it sends a line about each second.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.failure import Failure
 from strandline.core.version import VERSION
 
-MOST_REQUEST_BYTES: Final = 1 << 20
-MOST_ANSWER_BYTES: Final = 64 << 20
+MAX_REQUEST_BYTES: Final = 1 << 20
+MAX_ANSWER_BYTES: Final = 64 << 20
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 @decodable
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers here. Of an engine of another version, only that is certain."""
+    """The identity of a driver. If its engine has another version, only `engine` is certain."""
 
     engine: str
     job: str = ""
@@ -39,7 +39,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 @decodable
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for."""
+    """A command with its arguments."""
 
     command: str
     engine: str = VERSION
@@ -48,7 +48,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 @decodable
 class ProgressMessage(msgspec.Struct, frozen=True, tag="progress"):
-    """How far a request is. Without a total, that is not known."""
+    """The progress of a request; without a total if the total is not known."""
 
     step: str = ""
     done: int = 0
@@ -58,44 +58,44 @@ class ProgressMessage(msgspec.Struct, frozen=True, tag="progress"):
 
 @decodable
 class Result(msgspec.Struct, frozen=True, tag="result"):
-    """What came of a request."""
+    """The result of a request."""
 
     value: msgspec.Raw
 
 
 @decodable
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why nothing came of it."""
+class Refusal(msgspec.Struct, frozen=True, tag="refused"):
+    """The error of a request."""
 
     failure: Failure
 
 
-Answer = ProgressMessage | Result | Refused
+Answer = ProgressMessage | Result | Refusal
 
 
 def line(message: msgspec.Struct) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message encoded as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """Return what stands in a message as it is, to be understood by who knows its type."""
+    """Return an encoded value to embed in a message; the receiver decodes it when it knows the type."""
     return msgspec.Raw(msgspec.json.encode(value))
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end: of one that listens, as they were when it began to."""
+    """Return the pid and the user id of the other end. Those of a listener are from the time of its `listen`."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
 
 def is_our_user(sock: socket.socket) -> bool:
-    """Whether our own user is at the other end; nobody else is spoken to, the superuser included."""
+    """Whether the other end belongs to our user. All other users are refused, the superuser included."""
     return peer(sock)[1] == os.geteuid()
 
 
 def version_error(client: str, driver: str) -> ConfigurationError:
-    """Return the error of two sides that may not understand each other."""
+    """Return the error for a client and a driver of different versions."""
     return ConfigurationError(
         f"the job's driver is Strandline {driver}, and this is Strandline {client}",
         hint="use the `strandline` command of the environment that the job runs in",

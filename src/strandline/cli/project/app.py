@@ -16,8 +16,8 @@ class Visits(sl.KeyedProcess):
 
 def clicks(spark):
     """Twenty clicks a second, made up by Spark. Yours come from Kafka, files or a table."""
-    made = spark.readStream.format("rate").option("rowsPerSecond", 20).load()
-    return made.selectExpr("concat('user-', value % 7) AS user", "concat('/page/', value % 4) AS page")
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 20).load()
+    return rate.selectExpr("concat('user-', value % 7) AS user", "concat('/page/', value % 4) AS page")
 
 
 def build(spark):
