@@ -19,7 +19,7 @@ from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.restore import Choice
 from strandline.checkpoint.start import Start, load_start
 from strandline.control import journal
-from strandline.control.announcements import tell_everybody
+from strandline.control.announcements import tell_always
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Generation
@@ -117,10 +117,10 @@ class Preparation:
         verify(b.jobdir, origin, found)
         origin.make_base(b.jobdir, owned)
         if reads_sources:
-            tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            tell_always(f"job '{b.name}' {origin.text(b.jobdir.url)}")
             changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
             for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
-                tell_everybody(f"job '{b.name}': {change}")
+                tell_always(f"job '{b.name}': {change}")
             if manifest is None and not origin.life:
                 warn_of_other_directory(b)
         failpoints.hit("restore.claimed")

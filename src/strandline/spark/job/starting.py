@@ -10,17 +10,8 @@ from collections.abc import Sequence
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
-<<<<<<< HEAD
 from strandline.checkpoint.generation import Claim
 from strandline.control.announcements import tell
-=======
-from strandline.checkpoint.generation import Claim, claim
-from strandline.checkpoint.jobdir import SINKS
-from strandline.checkpoint.restore import Choice
-from strandline.checkpoint.start import Start, load_start
-from strandline.control import journal
-from strandline.control.announcements import tell, tell_always
->>>>>>> h/v3
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Epoch
@@ -78,66 +69,7 @@ class Starting:
 
     def break_off(self) -> None:
         """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
-<<<<<<< HEAD
         self._preparation.break_off()
-=======
-        if self._fleet is not None:
-            self._fleet.break_off()
-
-    def _open(self, *, reads_sources: bool = True) -> PreparedRun:
-        """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
-        b = self._b
-        # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self.decide()
-        for check in self.checks(found, reads_sources=reads_sources):
-            check()
-        verify(b.jobdir, found)
-        # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
-        owned = self.claim = claim(b.jobdir, b.clock, self.claim)
-        # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
-        origin = self.decide(owned)
-        choice, manifest = origin.choice, origin.manifest
-        for damaged in choice.damaged_bases:
-            log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
-        lost = [skipped for skipped in choice.skipped if skipped.lost]
-        for skipped in lost:
-            log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
-        if lost and manifest is None:
-            raise CorruptionError(
-                f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
-                hint=f"bring the missing files back, or {BEGIN_ANEW}",
-            )
-        operators, upgrade = self._settle(origin)
-        start = self._load_start(origin)
-        next_id = max(choice.next_id, self._least_id)
-        if origin.is_new and manifest is not None and manifest.life == owned.life:
-            warn_of_sinks(b, manifest.checkpoint)
-        verify(b.jobdir, origin, found)
-        origin.make_base(b.jobdir, owned)
-        if reads_sources:
-            tell_always(f"job '{b.name}' {origin.text(b.jobdir.url)}")
-            changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
-            for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
-                tell_always(f"job '{b.name}': {change}")
-            if manifest is None and not origin.life:
-                warn_of_other_directory(b)
-        failpoints.hit("restore.claimed")
-        # 4. The keepers' programs name each partition's files; the keepers restore them.
-        epoch = manifest.epoch if manifest else Epoch(0)
-        parallelisms = {operator.uid: operator.parallelism for operator in operators}
-        exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
-        self._cleanup.callback(exchanges.close)
-        memory_bytes = self._partition_memory(parallelisms.values())
-        programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
-        fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
-        self._cleanup.callback(fleet.close)
-        # Before: those that have restored little wait for those that restore much.
-        fleet.keep_alive()
-        with fleet.breakable():
-            opened = fleet.open(epoch)
-        failpoints.hit("restore.keepers_opened")
-        return PreparedRun(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
->>>>>>> h/v3
 
     def _start(self) -> Attempt:
         b, found = self._b, self._preparation.open()

@@ -309,13 +309,9 @@ class Supervisor:
         self.state = state
         b, pid = self.blueprint, os.getpid()
         journal.write(b.places, journal.JournalEntry(
-<<<<<<< HEAD
-            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.born(pid), since_ms=self.since_ms,
-            state=state, at_ms=b.clock.now_ms(), failure=self.last_failure, failure_ms=self.last_failure_ms,
-=======
-            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.process_start(pid), since_ms=self._since_ms,
-            state=state, at_ms=b.clock.now_ms(), failure=self._last_failure, failure_ms=self._last_failure_ms,
->>>>>>> h/v3
+            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.process_start(pid),
+            since_ms=self.since_ms, state=state, at_ms=b.clock.now_ms(),
+            failure=self.last_failure, failure_ms=self.last_failure_ms,
         ))  # fmt: skip
 
     def _tell_begin(self, attempt: Attempt) -> None:
