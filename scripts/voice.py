@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ROOMS: tuple[str, ...] = ("scripts/voice.py",)
+ROOMS: tuple[str, ...] = ("scripts/voice.py", "src/strandline/runtime")
 NAMES = frozenset(
     ("asked", "behind", "found", "given", "heard", "listed", "made", "own", "said", "shown", "taken", "told")
 )
