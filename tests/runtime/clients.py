@@ -30,7 +30,7 @@ from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.spawning import NURSERY
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
-from strandline.runtime.state.lookups import Answered, Asked
+from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.state.store import Store
 from strandline.runtime.task.task import Task
@@ -263,12 +263,12 @@ class Keeper:
         """Count an event of each key; return what is counted."""
         return answers(self.run([(key, "count", 0, 0) for key in keys])[0])
 
-    def look_up(self, state: str, *keys: str, now_us: int = 0) -> Answered:
+    def look_up(self, state: str, *keys: str, now_us: int = 0) -> LookupEntries:
         """Look up keys of the only key column."""
         types = [StringType()]
         codec = KeyCodec(types)
         encoded = [codec.encode(key_group([key], types, MAX_PARALLELISM), key) for key in keys]
-        asked = Asked(state=state, keys=encoded, now_us=now_us)
+        asked = LookupRequest(state=state, keys=encoded, now_us=now_us)
         with self.connect() as talk:
             talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, asked=asked))
             _, payload = talk.connection.expect(p.FOUND)
@@ -277,7 +277,7 @@ class Keeper:
     def seen(self, *keys: str) -> tuple[int, list[int | None]]:
         """Look up how often keys were counted; return the epoch that this is of, too."""
         answered, codec = self.look_up("seen", *keys), ValueCodec(LongType())
-        return answered.epoch, [codec.decode(found[0][1]) if found else None for found in answered.found]
+        return answered.epoch, [codec.decode(found[0][1]) if found else None for found in answered.entries]
 
     def poll(self, epoch: int | None = None, **given: Any) -> Ack:
         with self.connect() as talk:

@@ -26,7 +26,7 @@ from strandline.keeper.gil_interval import Hurry
 from strandline.keeper.lookups import MOST_KEYS, table_of
 from strandline.keeper.protocol import Lookup
 from strandline.runtime.program import EVENT_TIMERS
-from strandline.runtime.state.lookups import Asked
+from strandline.runtime.state.lookups import LookupRequest
 from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.task.task import EpochTimes
 from tests.runtime import test_broadcast, test_evolution
@@ -368,7 +368,7 @@ def test_a_look_up_that_cannot_be_answered_says_why_and_leaves_nothing(nursery: 
     keeper = nursery.start()
     keeper.counts("a")
     before = keeper.opened()
-    lookup = Lookup(generation=Generation(2), asked=Asked(state="seen", keys=[], now_us=0))
+    lookup = Lookup(generation=Generation(2), asked=LookupRequest(state="seen", keys=[], now_us=0))
     for asked, error, said in [
         (lookup, UnavailableError, "generation 2"),
         (b"nonsense", KeeperError, "look-up failed"),

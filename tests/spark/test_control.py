@@ -19,7 +19,7 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Connection, Instructions, LookupAnswer
-from strandline.runtime.state.lookups import Answered
+from strandline.runtime.state.lookups import LookupEntries
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet
@@ -210,7 +210,7 @@ def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, at_once: bool) -
 
 
 def test_a_keeper_that_was_replaced_and_lives_on_is_not_believed(fleet: Fleet) -> None:
-    answered = Answered(epoch=Epoch(2), found=[])
+    answered = LookupEntries(epoch=Epoch(2), entries=[])
     replies = {part: msgspec.msgpack.encode(LookupAnswer(keeper=f"k{part}", answered=answered)) for part in (0, 1, 2)}
     for partition, keeper in ((0, "k0"), (1, "another")):
         fleet.last["op", Partition(partition)] = Ack(

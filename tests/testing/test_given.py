@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.runtime.output_rows import frozen, taker
+from strandline.runtime.output_rows import frozen, row_copier
 from strandline.runtime.task.outputs import OutputBuilder
 from strandline.testing import Harness, events
 from strandline.types.datatypes import parse_schema
@@ -219,7 +219,7 @@ def test_what_is_frozen_of_other_libraries() -> None:
 def test_dicts_become_tuples_only_if_they_fit(names: list[str], left_out: int) -> None:
     """The others go on as they are, to be refused where all rows are looked at."""
     schema = parse_schema("a int, b int, c int")
-    plain, taken = taker(schema.names, [field.type for field in schema.fields])
+    plain, taken = row_copier(schema.names, [field.type for field in schema.fields])
     row = {name: at for at, name in enumerate(names[left_out:])}
     found = taken(row)
     assert plain is tuple
@@ -230,7 +230,7 @@ def test_dicts_become_tuples_only_if_they_fit(names: list[str], left_out: int) -
 def test_a_row_with_names_is_matched_by_them_in_columns_that_hold_lists_too() -> None:
     build = OutputBuilder("op", parse_schema("k string, tags array<int>"))
     swapped = record_type(("tags", "k"))._make(([1], "a"))
-    assert build.from_rows([build.taken(swapped)]).to_pylist() == [{"k": "a", "tags": [1]}]
+    assert build.from_rows([build.copied(swapped)]).to_pylist() == [{"k": "a", "tags": [1]}]
 
 
 class Puts(sl.KeyedBatchProcess):

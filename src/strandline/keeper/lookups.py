@@ -14,7 +14,7 @@ from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.names import Named, matching_names, name_in
 from strandline.format.values import ValueCodec
-from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Answered, Asked, Entries, looked_up_type
+from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Entries, LookupEntries, LookupRequest, looked_up_type
 from strandline.types.coercion import MisfitError
 from strandline.types.datatypes import Field, StructType, parse_schema, parse_type
 from strandline.types.jsonforms import from_text
@@ -54,25 +54,25 @@ class LookupTable:
         self._types = [field.type for field in self.key_columns]
         self._keys = KeyCodec(self._types)
 
-    def ask(self, keys: Sequence[Any], now_us: int) -> dict[Partition, tuple[list[int], Asked]]:
+    def ask(self, keys: Sequence[Any], now_us: int) -> dict[Partition, tuple[list[int], LookupRequest]]:
         """Return what to ask of which partition, and which of the keys these are. Raises StateTypeError for a key."""
-        found: dict[Partition, tuple[list[int], Asked]] = {}
+        found: dict[Partition, tuple[list[int], LookupRequest]] = {}
         for at, key in enumerate(keys):
             partition, encoded = self._place(key)
-            asked = Asked(state=self._state.name, keys=[], now_us=now_us)
+            asked = LookupRequest(state=self._state.name, keys=[], now_us=now_us)
             positions, asked = found.setdefault(partition, ([], asked))
             positions.append(at)
             asked.keys.append(encoded)
         return found
 
     def read(
-        self, asked: Mapping[Partition, tuple[list[int], Asked]], answers: Mapping[Partition, Answered]
+        self, asked: Mapping[Partition, tuple[list[int], LookupRequest]], answers: Mapping[Partition, LookupEntries]
     ) -> tuple[Epoch, list[Any]]:
         """Return the values of all keys, in order, and the last epoch that all of them have."""
         values = {
             at: self._value(entries)
             for partition, (positions, _) in asked.items()
-            for at, entries in zip(positions, answers[partition].found, strict=True)
+            for at, entries in zip(positions, answers[partition].entries, strict=True)
         }
         return min(answer.epoch for answer in answers.values()), [values[at] for at in range(len(values))]
 
@@ -146,7 +146,7 @@ def look_up(
     table: LookupTable,
     key: Any,
     now_us: int,
-    ask: Callable[[str, Mapping[Partition, Asked]], Mapping[Partition, Answered]],
+    ask: Callable[[str, Mapping[Partition, LookupRequest]], Mapping[Partition, LookupEntries]],
 ) -> LookupResult:
     """Look up a key, or a list of keys; `ask` has the keepers of an operator answer.
 

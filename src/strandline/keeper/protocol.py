@@ -24,7 +24,7 @@ from strandline.core.errors import KeeperError
 from strandline.core.failure import Failure, from_failure
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
-from strandline.runtime.state.lookups import Answered, Asked
+from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -82,7 +82,7 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that somebody wants to see."""
 
     generation: Generation
-    asked: Asked
+    asked: LookupRequest
 
 
 @decodable
@@ -91,7 +91,7 @@ class LookupAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     keeper: str
     """As in its acks."""
-    answered: Answered
+    answered: LookupEntries
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

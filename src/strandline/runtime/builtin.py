@@ -1,4 +1,4 @@
-"""What an operator of ours tells the rest of the engine about itself."""
+"""The contract of built-in operators: their tables, windows and needs, as the rest of the engine asks for them."""
 
 from __future__ import annotations
 

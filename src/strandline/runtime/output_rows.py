@@ -55,7 +55,7 @@ def names_of(row: Any) -> tuple[str, ...]:
     return tuple(getattr(row, "_fields", ()) or getattr(row, "__fields__", ()))
 
 
-def taker(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callable[[Any], Any]]:
+def row_copier(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callable[[Any], Any]]:
     """Return the class of rows that can be kept as they are, and what makes such of all others.
 
     The function goes on to work with what it gave: a dict that it changes for its next row, a list that grows.
@@ -64,7 +64,7 @@ def taker(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callab
     pick: Callable[[Any], Any] = itemgetter(*names) if width > 1 else _first_of(*names)
     changing = [at for at, kind in enumerate(types) if isinstance(kind, ArrayType | MapType | StructType | BinaryType)]
 
-    def taken(row: Any) -> Any:
+    def copied(row: Any) -> Any:
         kind = type(row)
         if kind is dict:
             if len(row) == width:
@@ -77,17 +77,18 @@ def taker(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callab
         return tuple(row) if kind is list else row
 
     def frozen_too(row: Any) -> Any:
-        row = taken(row)
+        row = copied(row)
         if type(row) is not tuple:
-            given = names_of(row)
-            return dict(zip(given, map(_frozen_if_readable, row), strict=True)) if len(set(given)) == len(row) else row
+            names_given = names_of(row)
+            values = map(_frozen_if_readable, row)
+            return dict(zip(names_given, values, strict=True)) if len(set(names_given)) == len(row) else row
         for at in changing if len(row) == width else ():
             value = row[at]
             if value is not None and (safe := _frozen_if_readable(value)) is not value:
                 row = (*row[:at], safe, *row[at + 1 :])
         return row
 
-    return (_NEVER, frozen_too) if changing else (tuple, taken)
+    return (_NEVER, frozen_too) if changing else (tuple, copied)
 
 
 def _first_of(name: str) -> Callable[[Any], Any]:

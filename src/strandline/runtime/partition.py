@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from strandline.core.errors import UserCodeError
 from strandline.core.ids import Epoch
-from strandline.runtime.state.lookups import Answered, Asked
+from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 from strandline.runtime.task.task import EpochTimes, Task
 
 
@@ -60,12 +60,12 @@ class OperatorPartition:
         with self.task.store.turns.writing():
             self.task.abort()
 
-    def look_up(self, asked: Asked) -> Answered | None:
+    def look_up(self, request: LookupRequest) -> LookupEntries | None:
         """Return what the last kept epoch left of some keys. In any thread, also while an epoch runs.
 
         None: the state changed whenever it was tried. In the thread that runs the epochs it never does.
         """
-        return self.task.store.turns.read(lambda: Answered(epoch=self.version, found=self.task.look_up(asked)))
+        return self.task.store.turns.read(lambda: LookupEntries(epoch=self.version, entries=self.task.look_up(request)))
 
 
 def _not_empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""What a keeper must be told once to run an operator partition: the program, as data."""
+"""The program of an operator partition, as data: everything that a keeper is sent once."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def groupings(program: Program, process: Process) -> dict[str, Grouping]:
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run started from: a snapshot, and one operator in it, at whatever parallelism it was."""
+    """The snapshot that a run started from, and one operator in it, at any parallelism."""
 
     checkpoint: CheckpointId
     epoch: Epoch
     stored: OperatorInfo | None = None
     """The operator as the snapshot has it; None: it begins empty."""
     place: Place | None = None
-    """Where the snapshot's files are, if it is somebody else's; None: they are the job's own."""
+    """The place of a foreign snapshot's files; None: they are the job's own."""
 
     @property
     def own_checkpoint(self) -> CheckpointId | None:
@@ -94,8 +94,8 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     def parts_of(self, groups: range) -> list[PartitionInfo]:
         """Return the parts that hold some of these key groups, that which holds most of them first."""
         parts = self.stored.partitions if self.stored else []
-        found = [part for part in parts if _shared(part, groups) > 0]
-        return sorted(found, key=lambda part: (-_shared(part, groups), part.index))
+        overlapping = [part for part in parts if _shared(part, groups) > 0]
+        return sorted(overlapping, key=lambda part: (-_shared(part, groups), part.index))
 
 
 def _shared(part: PartitionInfo, groups: range) -> int:
@@ -197,7 +197,7 @@ def pickle_process(process: Process, uid: str) -> bytes:
 
 def state_infos(process: Process) -> list[StateInfo]:
     """Return the declared states as they are written into manifests, with canonical types."""
-    found = []
+    infos = []
     for name, state in declared_states(process).items():
         check_state(process, name, state)
         value_type = parse_type(state.value_type).ddl
@@ -205,18 +205,18 @@ def state_infos(process: Process) -> list[StateInfo]:
         ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
         if state.ttl is not None:
             ttl = TTLInfo(duration_ms=state.ttl.duration_ms, refresh=state.ttl.refresh, time=state.ttl.time)
-        found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=ttl))
+        infos.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=ttl))
     if has_timers(process):
-        found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
+        infos += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     if has_ttl(process):
-        found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
+        infos += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
     if isinstance(process, BuiltinOperator):
-        found += process.own_tables
+        infos += process.own_tables
         windows = msgspec.UNSET if process.own_windows is None else process.own_windows
-        found[0] = msgspec.structs.replace(found[0], windows=windows)
+        infos[0] = msgspec.structs.replace(infos[0], windows=windows)
         if of := process.own_aggregated:
-            found[0] = msgspec.structs.replace(found[0], merge=dict(of.merges), aggregates=dict(of.infos))
-    return found
+            infos[0] = msgspec.structs.replace(infos[0], merge=dict(of.merges), aggregates=dict(of.infos))
+    return infos
 
 
 def check_state(process: Process, name: str, state: State) -> None:

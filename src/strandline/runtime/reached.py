@@ -1,4 +1,4 @@
-"""How far a watermark is, for people to look at: what a process that only shows it can import in moments."""
+"""The status of a watermark, without heavy imports, so that commands that only show it start fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows between Spark and a keeper carry besides their own columns, and where.
+"""The hidden columns of rows between Spark and a keeper, and their places.
 
 To a keeper: the partition, which its worker takes off; the key group, which only the END lacks; what the layout has of
 times, flags and origins; the operator's columns. Back from it: the output's columns, side outputs, times and flags.
@@ -30,7 +30,7 @@ HIDDEN = (TIME, FIRED, ORIGIN)
 
 
 class RowLayout(msgspec.Struct, frozen=True):
-    """Which hidden columns an operator's rows have; they stand between the key group and the operator's columns."""
+    """The hidden columns that an operator's rows have, between the key group and the operator's columns."""
 
     timed: bool = False
     """Rows have their times."""
@@ -46,7 +46,7 @@ class RowLayout(msgspec.Struct, frozen=True):
 
     @property
     def columns_at(self) -> int:
-        """Where the operator's columns begin."""
+        """The index of the operator's first column."""
         return 1 + self.timed + self.phased + self.has_origins
 
     def groups(self, rows: pa.RecordBatch) -> pa.Array:

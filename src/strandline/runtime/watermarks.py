@@ -1,4 +1,4 @@
-"""How far event time has come: the least of what the sources have reached, computed by the driver after each epoch."""
+"""The watermark: the least event time that the sources have reached, computed by the driver after each epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRED_AT = "fired"
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSpec:
-    """How one source moves the watermark."""
+    """The rule by which one source moves the watermark."""
 
     column: str
     delay_us: int = 0
@@ -55,7 +55,7 @@ def is_drained(stored: Mapping[str, int]) -> bool:
 def find_stored(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> tuple[list[dict[str, int]], list[str]]:
     """Return the newest times that a manifest holds of each watermark, by origin, and the names of which none is left.
 
-    A watermark is found by what it is of, wherever the program mentions it. Where it cannot be told which of several
+    A watermark is by_spec by what it is of, wherever the program mentions it. Where it cannot be told which of several
     of one column it was, the least of their times counts: it moves on with the next events.
     """
     times: dict[str, dict[str, int]] = {}
@@ -63,7 +63,7 @@ def find_stored(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> tu
         name, slash, origin = stored_name.partition("/")
         if slash:
             times.setdefault(name, {})[origin] = at_us
-    found = []
+    by_spec = []
     for spec in specs:
         alike = [name for name in times if name.partition("@")[0] == spec.name]
         of_branch = [name for name in alike if name.startswith(f"{spec.name}@{spec.branch}:")]
@@ -72,21 +72,21 @@ def find_stored(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> tu
         for name in names:
             for origin, at_us in times[name].items():
                 mine[origin] = min(at_us, mine.get(origin, at_us))
-        found.append(mine)
+        by_spec.append(mine)
     known = {spec.name for spec in specs}
-    return found, [name for name in times if name.partition("@")[0] not in known]
+    return by_spec, [name for name in times if name.partition("@")[0] not in known]
 
 
 def describe_changes(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> list[str]:
     """Return sentences about stored watermarks that a program does not have, and about those that it has instead."""
-    found, gone = find_stored(specs, stored)
+    by_spec, gone = find_stored(specs, stored)
     if not gone:
         return []
     names = ", ".join(f"'{':'.join(filter(None, map(unquote, name.partition('@')[0].split(':'))))}'" for name in gone)
     reached = time_text(stored.get(REACHED))
     return [f"the program has no watermark {names} any more, which the snapshot has"] + [
         f"{spec} is new: event time stays at {reached} until its first event, and events before that are late"
-        for spec, mine in zip(specs, found, strict=True)
+        for spec, mine in zip(specs, by_spec, strict=True)
         if not mine and reached
     ]
 
@@ -104,8 +104,8 @@ class Watermarks:
     """The watermark of a job: it never goes back.
 
     An origin is a source, or one value of the column that its `per` names. Its time is the newest event's, less the
-    source's delay; events may still come at that time, none before it. Thread-safe: epochs move it, and whoever looks
-    whether timers are due.
+    source's delay; events may still come at that time, none before it. Thread-safe: epochs move it, and so do looks for
+    timers that are due.
     """
 
     def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
@@ -117,12 +117,12 @@ class Watermarks:
         """The watermark that the last epoch began with."""
         counted = Counter(spec.name for spec in self._specs)
         self._names = [spec.name if counted[spec.name] == 1 else spec.full_name for spec in self._specs]
-        found, _ = find_stored(self._specs, stored)
+        by_spec, _ = find_stored(self._specs, stored)
         self._newest: dict[_Origin, int] = {
-            (index, origin): at_us for index, mine in enumerate(found) for origin, at_us in mine.items()
+            (index, origin): at_us for index, mine in enumerate(by_spec) for origin, at_us in mine.items()
         }
-        # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
-        self._heard: dict[_Origin, int] = dict.fromkeys(self._newest, now_us)
+        # An event before a restart counts as one at the restart: the clock may have stood still for days.
+        self._last_event_us: dict[_Origin, int] = dict.fromkeys(self._newest, now_us)
         self._started_us = now_us
 
     def observe(self, index: int, newest_us: Mapping[str, int], now_us: int) -> None:
@@ -131,19 +131,19 @@ class Watermarks:
             for origin, at_us in newest_us.items():
                 at = (index, origin)
                 self._newest[at] = max(at_us, self._newest.get(at, at_us))
-                self._heard[at] = now_us
+                self._last_event_us[at] = now_us
 
     def begin(self, now_us: int) -> None:
-        """The sources are looked at for the first time since a start: nobody was silent before."""
+        """Note the first look at the sources since a start: silence before it does not count."""
         with self._lock:
             self._started_us = max(self._started_us, now_us)
-            self._heard = dict.fromkeys(self._newest, self._started_us)
+            self._last_event_us = dict.fromkeys(self._newest, self._started_us)
 
     def advance(self, looked_us: int) -> int | None:
         """Return the watermark as it is now; None while some source that is waited for has not said anything.
 
         The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
-        `looked_us` is when the sources were last looked at: who was silent since is not known.
+        `looked_us` is when the sources were last looked at: silence since then is not known.
         """
         awake: list[int] = []
         idle: dict[_Origin, int] = {}
@@ -160,7 +160,7 @@ class Watermarks:
                 # Those that cannot move the watermark any more go: devices come and go, and manifests list them.
                 for at, time_us in idle.items():
                     if time_us <= self.reached_us:
-                        del self._newest[at], self._heard[at]
+                        del self._newest[at], self._last_event_us[at]
             return self.reached_us
 
     def end(self) -> None:
@@ -182,7 +182,7 @@ class Watermarks:
         idle: dict[_Origin, int] = {}
         for at, newest_us in self._newest.items():
             if at[0] == index:
-                is_awake = since is None or self._heard[at] >= since
+                is_awake = since is None or self._last_event_us[at] >= since
                 (awake if is_awake else idle)[at] = newest_us - spec.delay_us
         return awake, idle
 
@@ -208,11 +208,11 @@ class Watermarks:
 
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
-        found: dict[str, int] = {}
+        times: dict[str, int] = {}
         with self._lock:
             for (index, origin), at_us in self._newest.items():
                 name = f"{self._names[index]}/{origin}"
                 # Nothing tells some branches apart: what a restart gives both must be true of both.
-                found[name] = min(at_us, found.get(name, at_us))
+                times[name] = min(at_us, times.get(name, at_us))
         known = {REACHED: self.reached_us, FIRED_AT: self.fired_us}
-        return {name: at_us for name, at_us in known.items() if at_us is not None} | found
+        return {name: at_us for name, at_us in known.items() if at_us is not None} | times

@@ -172,9 +172,9 @@ class Partitions:
         each.task.store.turn_to(group, key)
         try:
             if isinstance(each.process, WindowOperator):
-                return {"results": list(map(self._record, each.process.shown(key)))}
+                return {"results": list(map(self._record, each.process.current_results(key)))}
             if isinstance(each.process, ColumnarProcess):
-                given = [batch.to_pylist() for batch, _ in each.process.shown(self._batch_of(key, group))]
+                given = [batch.to_pylist() for batch, _ in each.process.current_results(self._batch_of(key, group))]
                 return {"results": [self._record(row.values()) for rows in given for row in rows]}
             states = declared_states(each.process)
             return {name: self._read(vars(each.process)[name], state, group, key) for name, state in states.items()}

@@ -1,1 +1,1 @@
-"""Operators of ours, on the user's own API or on whole Arrow columns."""
+"""Built-in operators, on the user's own API or on whole Arrow columns."""

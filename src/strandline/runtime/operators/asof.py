@@ -1,8 +1,8 @@
-"""As-of join: each row of a stream with the version of its key that was valid at its time.
+"""The as-of join: joins each row of a stream with the version of its key that was valid at its time.
 
 Rows wait in state, by their times, until the watermark says that no earlier version can come. Versions are kept by
-their times: the last one up to the watermark, which is valid now, and those after it. A key's rows that are due are
-joined together, with one look at its versions, by the first of its timers that fires in an epoch.
+their times: the last one up to the watermark, which is valid now, and those after it. The first timer of a key that
+fires in an epoch joins all due rows of the key, with one read of its versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AS_OF_HOWS: tuple[AsOfHow, ...] = ("inner", "left")
 
 
 class AsOfJoin(TimedJoin):
-    """The left rows are joined, the right ones are versions, each valid from its time on until the next one's."""
+    """Joins left rows with right ones, which are versions: each is valid from its time until the next one's."""
 
     own_step = "as_of_join"
 
@@ -34,7 +34,7 @@ class AsOfJoin(TimedJoin):
     ) -> None:
         super().__init__(layout, how, late)
         self._deleted_at = None if deleted is None else layout.right.names.index(deleted)
-        """Which column of a version says that from its time on there is none."""
+        """The column of a version which says that the key is deleted from its time on."""
         self._max_age_us = max_age_us
         self.own_states = {
             "waiting": Map("bigint", f"array<{layout.left.ddl}>"),
@@ -47,7 +47,7 @@ class AsOfJoin(TimedJoin):
         self._versions: MapTable = states["versions"].table
 
     def on_left(self, event: Row, ctx: Any) -> None:
-        """Have a row wait for the watermark."""
+        """Store a row until the watermark has passed it."""
         time, key = time_of(event, ctx), ctx.key
         if ctx.is_late:
             self._refuse_late(event, True, ctx)
@@ -57,11 +57,11 @@ class AsOfJoin(TimedJoin):
             self._waiting.put(key, time, [event])
         else:
             insert(self._waiting, key, time, waiting, len(waiting), event)
-        # A version of the same time may come while the watermark is there.
+        # A version of the same time may still come while the watermark is at that time.
         ctx.timers.set_us(time)
 
     def on_right(self, event: Row, ctx: Any) -> None:
-        """Keep a version. A late one counts for what has not been joined yet."""
+        """Store a version. A late one counts for rows that have not been joined yet."""
         time = time_of(event, ctx)
         if ctx.is_late:
             self._refuse_late(event, False, ctx)
@@ -71,14 +71,14 @@ class AsOfJoin(TimedJoin):
             ctx.timers.set_us(time + self._max_age_us)
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        """Join what is due, and forget the versions that nothing can be joined with any more."""
+        """Join the due rows, and delete the versions that no row can match any more."""
         key, last, max_age = ctx.key, timer.time_us, self._max_age_us
         if (
             self._waiting.get(key, last) is None
             and self._versions.get(key, last) is None
             and (max_age is None or self._versions.get(key, last - max_age) is None)
         ):
-            # An earlier timer of the key has done it.
+            # An earlier timer of the key has done all work.
             return
         reached = ctx.watermark_us
         versions = _by_time(self._versions, key)
@@ -92,7 +92,7 @@ class AsOfJoin(TimedJoin):
             self._versions.put(key, at, None)
 
     def _is_deletion(self, version: Row) -> bool:
-        # Of a plain tuple: a record's own [] is slow.
+        # As a plain tuple: a record's own [] is slow.
         return self._deleted_at is not None and bool(tuple(version)[self._deleted_at])
 
     def _joined(self, versions: list[tuple[int, Row]], reached: int, ctx: Any) -> Iterator[Row]:
@@ -116,5 +116,5 @@ class AsOfJoin(TimedJoin):
 
 
 def _by_time(table: MapTable, key: Any) -> list[tuple[int, Any]]:
-    """Return a key's entries that are there, in the order of their times."""
-    return sorted(((at, found) for at, found in table.entries(key).items() if found is not None), key=itemgetter(0))
+    """Return a key's entries, in the order of their times."""
+    return sorted(((at, value) for at, value in table.entries(key).items() if value is not None), key=itemgetter(0))

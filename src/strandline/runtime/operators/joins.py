@@ -1,9 +1,9 @@
-"""Joins of two keyed streams by time: rows wait in state for their partners, and the watermark lets them go.
+"""Joins of two keyed streams by time: rows wait in state for their partners until the watermark has passed them.
 
-A row is kept in a bucket of its side, a map entry a stretch of time, as wide as the interval: whatever a row can match
-is in two buckets of the other side, which are read by name. Within a bucket rows are in the order of their times.
-A snapshot may be looking at lists in state, so an epoch replaces a list when it first changes it. From then on the
-list is the epoch's own and is changed in place: a key with many rows costs a copy an epoch, not one a row.
+A row is stored in a bucket of its side: a map entry for a stretch of time, as wide as the interval. So all rows that it
+can match are in two buckets of the other side, which are read by key. Within a bucket rows are in the order of their
+times. A snapshot may be reading lists in state, so an epoch copies a list before its first change. From then on it
+changes the copy in place: a key with many rows costs a copy an epoch, not one a row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strandline.types.datatypes import StructType
 from strandline.types.records import record_type
 
 LEFT, RIGHT = "__strandline_left", "__strandline_right"
-"""Of a pair, the input of a function of two streams: the one event or the other; the other one is null."""
+"""The columns of a pair, the input of a function of two streams: one has the event, and the other is null."""
 
 How = Literal["inner", "left", "right", "full"]
 HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
@@ -35,22 +35,22 @@ Bounds = Literal["[]", "[)", "(]", "()"]
 BOUNDS: tuple[Bounds, ...] = ("[]", "[)", "(]", "()")
 
 LateSides = tuple[str | None, str | None]
-"""The side outputs of late rows, the left ones' and the right ones'."""
+"""The side outputs of late left and late right rows."""
 
 Row = tuple[Any, ...]
 _Waiting = record_type(("time", "matched", "row"))
 _time = attrgetter("time")
 
 
-def called(process: object, method: str, event: Any) -> tuple[str, Any]:
-    """Return which method of the user's was called, and with which event: for error messages."""
+def user_call(process: object, method: str, event: Any) -> tuple[str, Any]:
+    """Return the user's method that was called, and its event, for error messages."""
     if method != "on_event" or not isinstance(process, KeyedCoProcess) or event is None:
         return method, event
     return "on_right" if event[0] is None else "on_left", _half(event)
 
 
-def given_event(event: Any, names: Sequence[str]) -> Any:
-    """Return the event that a user knows: of a pair, the half that is there."""
+def user_event(event: Any, names: Sequence[str]) -> Any:
+    """Return the event that a user knows: of a pair, the half that is not null."""
     return _half(event) if names[0] == LEFT else event
 
 
@@ -60,9 +60,9 @@ def _half(pair: Any) -> Any:
 
 
 class Layout:
-    """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both.
+    """Result columns of a join: the left ones, then the right ones.
 
-    And apart from those that results are to be `without`.
+    Of the right ones, it leaves out keys that have the same name on the left, and the columns in `without`.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Layout:
 
     def columns(self, prefixes: tuple[str, str]) -> list[tuple[str, str]]:
         """Return names and DDL types of the result; prefixes stand before what is not a shared key."""
-        before, behind = prefixes
-        found = [(f.name if f.name in self.shared else before + f.name, f.type.ddl) for f in self.left.fields]
-        return found + [(behind + f.name, f.type.ddl) for f in map(self.right.fields.__getitem__, self._kept)]
+        left, right = prefixes
+        columns = [(f.name if f.name in self.shared else left + f.name, f.type.ddl) for f in self.left.fields]
+        return columns + [(right + f.name, f.type.ddl) for f in map(self.right.fields.__getitem__, self._kept)]
 
     def pair(self, left: Row, right: Row) -> Row:
         """Return the result of two rows."""
@@ -101,13 +101,13 @@ class Layout:
         return (*row, *self._picked(right))
 
     def _picked(self, right: Row) -> Row:
-        # Of a plain tuple: a record's own [] is slow.
+        # As a plain tuple: a record's own [] is slow.
         plain = tuple(right)
         return tuple([plain[at] for at in self._kept])
 
 
 class TimedJoin(BuiltinOperator, KeyedCoProcess):
-    """What joins by time share. They set `ctx.time_us` to a result's time before they give it."""
+    """Base of joins by time. They set `ctx.time_us` to a result's time before they yield it."""
 
     def __init__(self, layout: Layout, how: How, late: LateSides = (None, None)) -> None:
         self._layout = layout
@@ -115,10 +115,10 @@ class TimedJoin(BuiltinOperator, KeyedCoProcess):
         self._outer_right = how in ("right", "full")
         self._late = late
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
-        """Rows that were too late and went nowhere."""
+        """Rows that were dropped because they were too late."""
 
     def _refuse_late(self, row: Row, is_left: bool, ctx: Any) -> None:
-        """A row that is too late to be joined."""
+        """Emit a row that is too late to the side output, or drop and count it."""
         side = self._late[not is_left]
         if side is None:
             self.own_metrics["late_dropped"] += 1
@@ -126,7 +126,7 @@ class TimedJoin(BuiltinOperator, KeyedCoProcess):
             ctx.emit(side, row)
 
     def _all_pairs(self, lefts: Sequence[Row], rights: Sequence[Row]) -> Iterator[Row]:
-        """Give every pair of rows, and rows alone where there are no others."""
+        """Yield every pair of rows, and in outer joins rows alone if the other side has none."""
         layout = self._layout
         for left in lefts:
             for right in rights:
@@ -138,7 +138,7 @@ class TimedJoin(BuiltinOperator, KeyedCoProcess):
 
 
 def time_of(row: Row, ctx: Any) -> int:
-    """Return a row's time; refuse one that has none."""
+    """Return a row's time; refuse a row without one."""
     if ctx.time_us is None:
         raise UserCodeError(
             "the row has no time, and a join is by time",
@@ -150,20 +150,20 @@ def time_of(row: Row, ctx: Any) -> int:
 
 @dataclass(slots=True)
 class _Side:
-    """One side of an interval join: where its rows wait, and at what distance in time their partners are."""
+    """One side of an interval join: the table of its waiting rows, and the distance in time of their partners."""
 
     table: MapTable
     lower_us: int
     upper_us: int
     alone: Callable[[Row], Row] | None
-    """Makes the result of a row without a partner, if there is to be one."""
+    """Returns the result of a row without a partner, if the join is an outer one for this side."""
 
 
 class IntervalJoin(TimedJoin):
-    """Pairs rows whose times are near: `lower <= right's time - left's time <= upper`, without equality if so bound.
+    """Pairs rows whose times are near: `lower <= right's time - left's time <= upper`, or `<` for open bounds.
 
-    A row older than the watermark is left out. A row is kept until the watermark says that no partner can come; if none
-    came and the join is an outer one for its side, it is given then, alone, with the time at which that became certain.
+    A row older than the watermark is left out. A row is stored until the watermark says that no partner can come; if
+    none came and the join is an outer one for its side, it is then emitted alone, with the time of that watermark.
     """
 
     own_step = "join"
@@ -183,7 +183,7 @@ class IntervalJoin(TimedJoin):
         lower_us, upper_us = lower_us + (bounds[0] == "("), upper_us - (bounds[1] == ")")
         self._bounds = lower_us, upper_us
         self._width = max(1, upper_us - lower_us)
-        # Rows are found by what they can match.
+        # The buckets of rows, by their number.
         self.own_states = {
             "left": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.left.ddl}>>"),
             "right": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.right.ddl}>>"),
@@ -216,7 +216,7 @@ class IntervalJoin(TimedJoin):
         at_us, key = timer.time_us, ctx.key
         for side in (self._lefts, self._rights):
             if side.alone is not None:
-                # Of these rows it has just become certain: the watermark has passed their last partner's time.
+                # These rows stay unmatched: the watermark has just passed the last possible time of a partner.
                 time = at_us - side.upper_us
                 ctx.time_us = within(max(at_us, time))
                 for row in self._unmatched(side, key, time):
@@ -227,8 +227,8 @@ class IntervalJoin(TimedJoin):
                 side.table.put(key, bucket - 1, None)
 
     def _partners(self, side: _Side, key: Any, first_us: int, last_us: int) -> list[tuple[int, Row]]:
-        """Return the rows of a side with times from first to last; where it matters, note that they are matched."""
-        found: list[tuple[int, Row]] = []
+        """Return the rows of a side with times from first to last; in an outer join, mark them as matched."""
+        partners: list[tuple[int, Row]] = []
         for bucket in range(first_us // self._width, last_us // self._width + 1):
             waiting = side.table.get(key, bucket)
             if waiting is None:
@@ -241,17 +241,17 @@ class IntervalJoin(TimedJoin):
             if start == end:
                 continue
             hits = waiting[start:end]
-            found += [(hit.time, hit.row) for hit in hits]
+            partners += [(hit.time, hit.row) for hit in hits]
             if side.alone is not None and not all(hit.matched for hit in hits):
                 matched = [_Waiting._make((hit.time, True, hit.row)) for hit in hits]
-                own = own_entry(side.table, key, bucket, waiting)
-                own[start:end] = matched
+                rows = writable_entry(side.table, key, bucket, waiting)
+                rows[start:end] = matched
                 if side.table.journal is not None:
-                    side.table.journal.note((own.__setitem__, slice(start, end), hits))
-        return found
+                    side.table.journal.note((rows.__setitem__, slice(start, end), hits))
+        return partners
 
     def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
-        """Have a row wait for partners, as long as some may come."""
+        """Store a row as long as partners may come."""
         last_us = time + side.upper_us
         if ctx.watermark_us is not None and last_us < ctx.watermark_us:
             if side.alone is not None and not matched:
@@ -278,7 +278,7 @@ class IntervalJoin(TimedJoin):
         return [each.row for each in waiting[start:end] if not each.matched]
 
 
-def own_entry(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
+def writable_entry(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
     """Return the entry `waiting` as a list that this epoch may change."""
     if not table.is_ours(key, sub):
         waiting = list(waiting)
@@ -287,11 +287,11 @@ def own_entry(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[A
 
 
 def insert(table: MapTable, key: Any, sub: int, waiting: list[Any], at: int, row: Any) -> None:
-    """Put a row into the entry `waiting`; where calls may be undone, so can this."""
-    own = own_entry(table, key, sub, waiting)
-    own.insert(at, row)
+    """Insert a row into the entry `waiting`, and record it in the journal, if there is one."""
+    rows = writable_entry(table, key, sub, waiting)
+    rows.insert(at, row)
     if table.journal is not None:
-        table.journal.note((own.pop, at))
+        table.journal.note((rows.pop, at))
 
 
 class WindowJoin(TimedJoin):
@@ -326,7 +326,7 @@ class WindowJoin(TimedJoin):
         self._keep(self._rights, event, ctx)
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        # Set for the last moment of the window, it fires once the watermark has passed that.
+        # A timer for the last moment of the window fires once the watermark has passed that.
         end_us = timer.time_us + 1
         start_us = end_us - self._size_us
         lefts, rights = self._take(self._lefts, ctx.key, start_us), self._take(self._rights, ctx.key, start_us)
@@ -345,7 +345,7 @@ class WindowJoin(TimedJoin):
             else:
                 insert(table, ctx.key, window.start_us, waiting, len(waiting), row)
             ctx.timers.set_us(window.end_us - 1)
-        # With gaps between windows, a row may be in none: that is not late.
+        # With gaps between windows, a row may be in none: it is not late.
         if windows and not open_ones:
             self._refuse_late(row, table is self._lefts, ctx)
 

@@ -1,4 +1,4 @@
-"""A value a key that every event changes, and that is given each time: reduce() and fold() without windows."""
+"""The operator of reduce() and fold() without windows: one value a key, which it emits after every event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.runtime.operators.windows.contents import Folding, Row
 
 
 class Rolling(BuiltinOperator, KeyedProcess):
-    """What it gives of an event is the new value, with the key's columns where they belong."""
+    """Emits the new value for each event, with the key's columns at their places."""
 
     value: Any
 
@@ -22,22 +22,22 @@ class Rolling(BuiltinOperator, KeyedProcess):
         self._contents = contents
         self._several_keys = several_keys
         self._key_at = key_at
-        """Where the key's columns are in the value; None: they are not, and stand before it."""
+        """The indices of the key's columns in the value; None: they are not in it, and are put before it."""
         self.own_function = f"the function of {what}()"
         self.own_step = what
-        # In a struct: a function may give null, which is not the same as nothing.
+        # In a struct: a function may return null, which differs from no value.
         self.own_states = {"value": Value(f"struct<value: {contents.value_type}>", ttl=ttl)}
 
     def open(self) -> None:
         self._contents.open(self)
 
     def on_event(self, event: Any, ctx: Any) -> list[Row]:
-        """Take an event in, and give the new value."""
+        """Apply an event, and return the new value."""
         contents, state = self._contents, self.value
         kept = state.value
         value = contents.start() if kept is None else kept.value
         state.value = (contents.add(0, value, event),)
-        # As it is kept: what the function gave may be changed by it later.
+        # Read back from state: the function may change the object that it returned later.
         (row,) = contents.rows(ctx.key, None, 0, state.value.value)
         key = tuple(ctx.key) if self._several_keys else (ctx.key,)
         if self._key_at is None:
@@ -48,5 +48,5 @@ class Rolling(BuiltinOperator, KeyedProcess):
         return [tuple(placed)]
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what a function is told whose value does not fit."""
+        """Return the error for the function, if its value does not fit."""
         return explained_value(error, self._contents.value_type)

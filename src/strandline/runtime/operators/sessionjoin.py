@@ -1,4 +1,4 @@
-"""Joins by session windows: the sessions of both streams together, and every pair of rows in one."""
+"""The join by session windows: sessions of both streams together, and every pair of rows in one session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.runtime.operators.windows.sessions import SessionWindows
 
 
 class _Halves(Keeping):
-    """Keeps the rows of both streams: of each entry, one half is there."""
+    """Stores the rows of both streams: each entry has one half, and the other is null."""
 
     def __init__(self, layout: Layout, join: SessionJoin) -> None:
         super().__init__(f"struct<left: {layout.left.ddl}, right: {layout.right.ddl}>", (), join._pairs)
@@ -24,8 +24,8 @@ class _Halves(Keeping):
 
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Return the pairs."""
-        found: Iterable[Row] = self._function(key, window, self._events.get(at))
-        return found
+        pairs: Iterable[Row] = self._function(key, window, self._events.get(at))
+        return pairs
 
 
 class SessionJoin(SessionWindows, TimedJoin):
@@ -41,13 +41,13 @@ class SessionJoin(SessionWindows, TimedJoin):
         self._length_after = self._of_half
 
     def on_event(self, event: Any, ctx: Any) -> None:
-        """Put a row into its session, whichever stream it is of."""
+        """Add a row of either stream to its session."""
         left, right, *_ = event
         time_of(right if left is None else left, ctx)
         super().on_event(event, ctx)
 
     def _of_half(self, event: Any) -> int:
-        """Return how long a row, whichever stream it is of, keeps its session open."""
+        """Return how long a row of either stream keeps its session open."""
         left, right, *_ = event
         return self._gap_after_us(right if left is None else left)
 

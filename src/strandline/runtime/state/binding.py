@@ -1,4 +1,4 @@
-"""From the states that a function declares to their tables, and to the handles it finds in their place."""
+"""Binds the states that a function declares: makes a table for each, and the handle that replaces the declaration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from strandline.runtime.state.broadcast import Broadcasts
 from strandline.runtime.state.columnar import VectorValueHandle
 from strandline.runtime.state.handles import (
     CopyingValueHandle,
+    JournaledCopyingValueHandle,
+    JournaledValueHandle,
     ListHandle,
     MapHandle,
-    NotedCopyingValueHandle,
-    NotedValueHandle,
     ValueHandle,
     check_in_full,
-    wrapped,
+    wrap_cell,
 )
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
@@ -52,9 +52,9 @@ class Binder:
     cache_bytes: int
     vectorised: bool
     schemas: Mapping[str, Schemas]
-    """By state, where its type was changed."""
+    """By state whose type was changed."""
     journal: Journal | None = None
-    """Where writes are noted, if single calls are to be undone."""
+    """Records writes, if single calls can be undone."""
 
     def bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
         """Return a state's table and its handle."""
@@ -70,13 +70,13 @@ class Binder:
             assert self.expiry is not None
             table, handle = kind(name, state, self.expiry.lifetime(name, state.ttl))
             self.expiry.add(name, handle.clean)
-        return table, wrapped(handle, state)
+        return table, wrap_cell(handle, state)
 
     def _bind_map(self, name: str, state: Map, life: Lifetime | None) -> tuple[MapTable, Any]:
         sub, values = KeyCodec([parse_type(state.key_type)]), self._codec(name, state)
         table = self._map_table(name, sub, values, life)
         if life is None:
-            # A declaration of ours may have a handle of its own.
+            # A built-in declaration may have its own handle class.
             return table, getattr(state, "handle", MapHandle)(self.scope, table, sub, values, name)
         return table, ExpiringMapHandle(self.scope, table, sub, values, name, life)
 
@@ -99,7 +99,7 @@ class Binder:
         if life is None:
             kind = CopyingValueHandle if codec.mutable else ValueHandle
             if self.journal is not None:
-                kind = NotedCopyingValueHandle if codec.mutable else NotedValueHandle
+                kind = JournaledCopyingValueHandle if codec.mutable else JournaledValueHandle
             return table, kind(self.scope, table, codec, name, default)
         return table, ExpiringValueHandle(self.scope, table, codec, name, default, life)
 
@@ -123,7 +123,7 @@ class Binder:
         return self._checking(self._schemas(name).codec(parse_type(state.value_type)))
 
     def _checking(self, codec: ValueCodec) -> ValueCodec:
-        """Where calls are undone, have values checked in full as they are given, not when they are encoded."""
+        """If calls can be undone, make the codec check values in full when they are written, not when encoded."""
         if self.journal is not None:
             check_in_full(codec)
         return codec

@@ -1,7 +1,7 @@
-"""Rules that all partitions hear of: applied once an epoch, in one order, to maps that are the same everywhere.
+"""Broadcast rules: every partition applies them once an epoch, in the same order, to maps that are equal everywhere.
 
-A Broadcast state is a map of no key. Its entries are stored in each partition, under a key group that no key has: they
-are the same bytes everywhere, so that whoever has any range of key groups can be given a copy.
+A Broadcast state is a map without a key. Each partition stores its entries under a key group that no key has. They are
+the same bytes everywhere, so a partition of any range of key groups can restore any copy.
 """
 
 from __future__ import annotations
@@ -36,26 +36,25 @@ class BroadcastTable(MapTable):
     """The entries of one Broadcast state, under the key None."""
 
     def unwritten(self) -> list[dict[Any, Cell]]:
-        """Return nothing: its key has no key group that anybody must remember."""
+        """Return nothing: the table's key has no key group to remember."""
         return []
 
     def kept(self, some: SomeKeys) -> list[Kept]:
-        """Return what is kept of some of its own keys, encoded."""
+        """Return what committed epochs wrote of some keys of the map, which are encoded."""
         (entries,) = super().kept(SomeKeys([None], [_NO_GROUP], some.codec))
-        found = {self._encode_sub(sub): value for sub, value in entries}
-        return [[(None, found[key])] if key in found else [] for key in some.encoded]
+        by_key = {self._encode_sub(sub): value for sub, value in entries}
+        return [[(None, by_key[key])] if key in by_key else [] for key in some.encoded]
 
 
 class BroadcastHandle(MapHandle):
-    """A map of no key, to be changed in on_broadcast only."""
+    """A map without a key, which only on_broadcast can change."""
 
     __slots__ = ()
 
     what = "Broadcast"
 
     def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
-        # A scope of its own, in which there is never a key.
-        super().__init__(_Nowhere(scope), table, keys, values, name)  # type: ignore[arg-type]
+        super().__init__(_KeylessScope(scope), table, keys, values, name)  # type: ignore[arg-type]
 
     def __setitem__(self, sub: Any, value: Any) -> None:
         self._check()
@@ -77,8 +76,8 @@ class BroadcastHandle(MapHandle):
             )
 
 
-class _Nowhere:
-    """A scope, in which there is never a key: what on_broadcast is told."""
+class _KeylessScope:
+    """A scope without a current key: the `ctx` of on_broadcast."""
 
     key = None
 
@@ -90,7 +89,7 @@ class _Nowhere:
 
 
 class Broadcasts:
-    """One partition's part in a broadcast: the rules of this epoch, until all of them are there."""
+    """The broadcast rules of one partition: collects those of an epoch, and applies them when all have arrived."""
 
     def __init__(
         self,
@@ -144,37 +143,37 @@ class Broadcasts:
         for rule, time in zip(to_python(rules.column(at), self._rule), times, strict=True):
             plain = tuple(rule)
             order = [sortable(plain[at]) for at, sortable in self._order]
-            # In the end by what it says: arrival differs from one partition to another.
+            # Last by the rule's bytes: the order of arrival differs between partitions.
             key = (order, (time is not None, time), self._codec.encode(rule))
             self._waiting.append((key, rule, time))
         return batch.filter(pc.invert(is_rule))
 
     def apply(self, failed: Callable[..., Exception | None]) -> None:
-        """Call on_broadcast for each rule of the epoch; `failed` makes an error that says for which, or bears it."""
+        """Call on_broadcast for each rule of the epoch. `failed` returns the error to raise, or counts it."""
         scope, waiting = self._scope, self._waiting
         self._waiting = []
-        # None is only ever compared with None by the flag before it.
+        # The flag before a time keeps None from being compared with a number.
         waiting.sort(key=lambda each: each[0])
         hint = "use Broadcast states alone there, and the others in on_event or on_timer"
         scope.key, scope.in_broadcast = NoKey(scope.uid, "on_broadcast", hint), True
-        context: Any = _Nowhere(scope)
+        context: Any = _KeylessScope(scope)
         try:
             for _, rule, time in waiting:
                 scope.time_us = time
                 if self._journal is not None:
                     self._journal.begin()
                 try:
-                    # A generator does nothing until it is asked.
-                    given: Any = self._process.on_broadcast(rule, context)  # type: ignore[func-returns-value]
-                    for row in rows_of(given):
+                    # A generator runs only when it is iterated.
+                    output: Any = self._process.on_broadcast(rule, context)  # type: ignore[func-returns-value]
+                    for row in rows_of(output):
                         raise OutputError(
                             f"on_broadcast gave the row {row!r}, and it runs in every partition",
                             hint="change Broadcast states there, and give rows in on_event or on_timer",
                         )
                 except BaseException as error:
-                    said = failed(error, "on_broadcast", event=rule)
-                    if said is not None:
-                        raise said from error
+                    raised = failed(error, "on_broadcast", event=rule)
+                    if raised is not None:
+                        raise raised from error
         finally:
             scope.in_broadcast = False
             scope.leave_key()

@@ -1,4 +1,4 @@
-"""Vectorised functions, whole columns in and whole columns out: keys and value handles, and operators of ours."""
+"""Keys and value handles of vectorised functions, and the base class of built-in operators on Arrow columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strandline.runtime.state.values import ValueTable
 from strandline.types.coercion import shown
 from strandline.types.columns import build, conform, from_python, to_arrow_type
 
-Given = tuple[pa.RecordBatch, pa.Array | None]
+TimedRows = tuple[pa.RecordBatch, pa.Array | None]
 """Output rows, and their times in microseconds since 1970."""
 
 
@@ -36,37 +36,37 @@ class BatchKeys:
     groups: pa.Array
     _codec: KeyCodec
     are_distinct: bool = False
-    """Whether it is known that no key is there twice."""
+    """Whether the keys are known to be distinct."""
 
     @classmethod
     def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
-        """Return the keys of encoded ones."""
+        """Return keys from their bytes."""
         groups = np.frombuffer(b"".join([key[:2] for key in encoded]), ">u2").astype(np.int32)
         keys = codec.decode_many(encoded)
         parts = [keys] if len(codec.types) == 1 else zip(*keys, strict=True)
         columns = [build(list(part), kind) for part, kind in zip(parts, codec.types, strict=True)]
-        found = cls(columns, pa.array(groups), codec)
-        found.encoded = encoded
-        return found
+        batch_keys = cls(columns, pa.array(groups), codec)
+        batch_keys.encoded = encoded
+        return batch_keys
 
     def __len__(self) -> int:
         return len(self.groups)
 
     @cached_property
     def encoded(self) -> list[bytes]:
-        """Each key's bytes, key group first: made once, when first needed."""
+        """Each key's bytes, key group first: computed on first use."""
         return self._codec.encode_arrow(self.groups, self.columns)
 
     def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
         """Return the distinct keys, and for each row the index of its key among them."""
         kind = self.columns[0].type
-        # Arrow knows no equality of structs, and holds 0.0 and -0.0 for different: their encoded bytes are compared.
+        # Arrow cannot compare structs, and takes 0.0 and -0.0 for different values: their encoded bytes are compared.
         plain = len(self.columns) == 1 and not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
         column = self.columns[0] if plain else pa.array(self.encoded, pa.binary())
         coded = column.dictionary_encode()
         row_of = coded.indices.to_numpy(zero_copy_only=False)
         first = np.empty(len(coded.dictionary), dtype=np.int64)
-        # Written back to front, so that each key's first row is what stays.
+        # Written back to front: each key's first row overwrites later ones.
         first[row_of[::-1]] = np.arange(len(row_of) - 1, -1, -1)
         keys = self.take(first)
         keys.are_distinct = True
@@ -117,12 +117,12 @@ class VectorValueHandle(Handle):
         undo = self._table.undo
         before = self._stored(keys)
         written = zip(encoded, before, strict=True)
-        # What the epoch's first write found stays; what later ones find was written by it.
-        undo.update([found for found in written if found[0] not in undo] if undo else written)
-        given = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
-        stored: list[bytes | None] = list(given)
+        # Only the value before the epoch's first write is kept: later writes overwrite values of this epoch.
+        undo.update([entry for entry in written if entry[0] not in undo] if undo else written)
+        non_null = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
+        stored: list[bytes | None] = list(non_null)
         if values.null_count:
-            each = iter(given)
+            each = iter(non_null)
             stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
         self._table.live.update(zip(encoded, self._finished(encoded, before, stored), strict=True))
 
@@ -134,7 +134,7 @@ class VectorValueHandle(Handle):
             )
 
     def _as_arrow(self, values: Any) -> pa.Array:
-        """Return what a function gave as an Arrow array: numpy's and pandas' as they are, Python's values checked."""
+        """Convert a function's values to an Arrow array: numpy's and pandas' as they are, Python's values checked."""
         if isinstance(values, pa.Array):
             return values
         if isinstance(values, pa.ChunkedArray):
@@ -154,7 +154,7 @@ class VectorValueHandle(Handle):
         )
 
     def _refuse_equal(self, keys: BatchKeys) -> None:
-        """Refuse equal keys: whoever adds up what `get_many` gave would lose all but one of them."""
+        """Refuse equal keys: a function that adds to what `get_many` returned would lose all but one of the sums."""
         if len(set(keys.encoded)) == len(keys):
             keys.are_distinct = True
             return
@@ -168,10 +168,10 @@ class VectorValueHandle(Handle):
         )
 
     def _finished(
-        self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]
+        self, encoded: Sequence[bytes], before: Sequence[bytes | None], values: list[bytes | None]
     ) -> list[bytes | None]:
-        """Return the bytes to keep for encoded values."""
-        return given
+        """Return the bytes to store for encoded values."""
+        return values
 
     def _stored(self, keys: BatchKeys) -> list[bytes | None]:
         encoded, live = keys.encoded, self._table.live
@@ -195,60 +195,60 @@ class InputRows:
 
 
 class ColumnarProcess(BuiltinOperator, KeyedBatchProcess):
-    """An operator on Arrow columns.
+    """A built-in operator on Arrow columns.
 
-    In each epoch: on_watermark if it has moved, on_clock, on_rows for each batch, on_end; then commit or forget. Where
-    rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
+    In each epoch: on_watermark if it has moved, on_clock, on_rows for each batch, on_end; then commit or forget. If the
+    input has output rows of upstream timers, on_rows gets them before on_watermark, and on_fired is called after them.
     """
 
     own_step = "agg"
 
     late_rows = 0
-    """Rows of this epoch that came too late and were dropped."""
+    """Rows of this epoch that were dropped because they were too late."""
     source_rows = 0
-    """Rows of the stream that this epoch's rows were made of."""
+    """Rows of the stream that this epoch's input rows were aggregated from."""
 
     def bind(
         self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
     ) -> Sequence[StateTable[Any]]:
-        """Get ready to work on a partition's state; return the tables that it makes itself.
+        """Create the operator's own tables of a partition, and return them.
 
         `schemas` are those of states whose types were changed.
         """
         return ()
 
-    def on_watermark(self, scope: Scope) -> Iterator[Given]:
-        """Give what is due now that the watermark has reached scope.watermark_us."""
+    def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the results that are due when the watermark has reached scope.watermark_us."""
         yield from ()
 
-    def on_clock(self, scope: Scope) -> Iterator[Given]:
-        """Give what is due now that the clock has reached scope.now_us."""
+    def on_clock(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the results that are due when the clock has reached scope.now_us."""
         yield from ()
 
-    def shown(self, keys: BatchKeys) -> Iterator[Given]:
-        """Give what is kept of some keys as results, for tests to look at."""
+    def current_results(self, keys: BatchKeys) -> Iterator[TimedRows]:
+        """Yield results from the present state of some keys, for tests to look at."""
         raise NotImplementedError
 
     def on_rows(self, rows: InputRows, scope: Scope) -> None:
-        """Take rows in."""
+        """Process a batch of input rows."""
         raise NotImplementedError
 
-    def on_fired(self, scope: Scope) -> Iterator[Given]:
-        """Give what came of rows that timers gave further up, before the watermark moves on."""
+    def on_fired(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the results of rows from upstream timers, before the watermark moves on."""
         yield from ()
 
     def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> None:
         """Do nothing: rows come to on_rows."""
 
-    def on_end(self, scope: Scope) -> Iterator[Given]:
-        """Give what is to be given once an epoch when all rows are in."""
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the results that are due once an epoch, after all rows."""
         yield from ()
 
     def commit(self) -> None:
-        """Keep the epoch."""
+        """Commit the epoch."""
 
     def forget(self) -> None:
-        """Forget the epoch."""
+        """Discard the epoch."""
 
     @property
     def next_due_us(self) -> int | None:

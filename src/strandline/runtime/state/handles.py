@@ -1,7 +1,7 @@
-"""What a process function's state attributes become while it runs: the state of the current key.
+"""Handles: the objects that replace a function's state declarations while it runs, for the state of the current key.
 
-The value handle is the hottest code of the engine: it is called several times an event. It relies on the store having
-made the current key live, and does nothing that is not needed.
+The value handle is the hottest code of the engine: it is called several times an event. It relies on the store, which
+has loaded the current key, and does nothing that is not needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ValueHandle(Handle):
             try:
                 value = self._coerce(value)
             except StateTypeError as error:
-                raise named(error, self._scope.uid, self._name) from None
+                raise with_state_name(error, self._scope.uid, self._name) from None
         key = self._scope.key
         if key not in self._undo:
             self._undo[key] = self._live[key]
@@ -68,7 +68,7 @@ class ValueHandle(Handle):
 
 
 class CopyingValueHandle(ValueHandle):
-    """A value that holds arrays or maps: each read gives a copy, so that nobody changes state without assigning it."""
+    """A value that holds arrays or maps: each read returns a copy, so state changes only by assignment."""
 
     __slots__ = ("_copy",)
 
@@ -85,13 +85,13 @@ class CopyingValueHandle(ValueHandle):
         return None if value is None else self._copy(value)
 
 
-def _write_noted(handle: Any, value: Any) -> None:
-    """Write and note it. The value is checked in full: that it is out of range must show in this very call."""
+def _write_journaled(handle: Any, value: Any) -> None:
+    """Write a value and record it in the journal. It is checked in full, so this very call fails if it is too large."""
     if value is not None:
         try:
             value = handle._coerce(value)
         except StateTypeError as error:
-            raise named(error, handle._scope.uid, handle._name) from None
+            raise with_state_name(error, handle._scope.uid, handle._name) from None
     key, live, undo = handle._scope.key, handle._live, handle._undo
     before, is_first = live[key], key not in undo
     if is_first:
@@ -100,8 +100,8 @@ def _write_noted(handle: Any, value: Any) -> None:
     live[key] = value
 
 
-class NotedValueHandle(ValueHandle):
-    """One value of the current key, of which each write can be undone."""
+class JournaledValueHandle(ValueHandle):
+    """One value of the current key. Each write can be undone."""
 
     __slots__ = ("_note", "_take_back")
 
@@ -110,11 +110,11 @@ class NotedValueHandle(ValueHandle):
         assert table.journal is not None
         self._note, self._take_back = table.journal.note, table.take_back
 
-    value = ValueHandle.value.setter(_write_noted)  # type: ignore[attr-defined]
+    value = ValueHandle.value.setter(_write_journaled)  # type: ignore[attr-defined]
 
 
-class NotedCopyingValueHandle(CopyingValueHandle):
-    """A value that holds arrays or maps, of which each write can be undone."""
+class JournaledCopyingValueHandle(CopyingValueHandle):
+    """A value that holds arrays or maps. Each write can be undone."""
 
     __slots__ = ("_note", "_take_back")
 
@@ -123,12 +123,12 @@ class NotedCopyingValueHandle(CopyingValueHandle):
         assert table.journal is not None
         self._note, self._take_back = table.journal.note, table.take_back
 
-    value = CopyingValueHandle.value.setter(_write_noted)
+    value = CopyingValueHandle.value.setter(_write_journaled)
 
 
 @refusing(*ALL)
 class ReducingHandle(Handle):
-    """One value of the current key, reduced from what was added."""
+    """One value of the current key, reduced from the elements that were added."""
 
     what = "Reducing"
     to_read = "self.{0}.value"
@@ -157,8 +157,8 @@ class ReducingHandle(Handle):
         if current is not None:
             element = self._reduce(current, element)
             if element is None:
-                # The next element would pass for the first one.
-                raise none_given(f"state '{self.state_name}': its reduce function", "the new value")
+                # Stored, None would make the next element the first one.
+                raise none_returned(f"state '{self.state_name}': its reduce function", "the new value")
         self._cell.value = element
 
     def clear(self) -> None:
@@ -185,11 +185,11 @@ class AggregatingHandle(Handle):
 
     def add(self, element: Any) -> None:
         if self._cell.value is None:
-            # Stored first, so that `add` always sees the accumulator in its one form.
+            # Stored first, so that `add` always sees the accumulator as it is read from state.
             self._cell.value = self._declared.create()
         value = self._declared.add(self._cell.value, element)
         if value is None and self._declared.create() is not None:
-            raise none_given(f"state '{self.state_name}': its add function", "the new accumulator")
+            raise none_returned(f"state '{self.state_name}': its add function", "the new accumulator")
         self._cell.value = value
 
     def result(self) -> Any:
@@ -214,7 +214,7 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         self._scope = scope
         self._name = name
         self.table = table
-        """For operators of ours, whose values need neither checks nor copies."""
+        """For built-in operators, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
         how = f"write x = self.{name}[key], change x, and then self.{name}[key] = x"
@@ -266,9 +266,9 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
 
 @refusing(*COMPARED, "__setitem__", "__delitem__", "__call__", *COMPUTED)
 class ListHandle(Handle):
-    """The list of the current key, stored in chunks: what one epoch appends is one chunk, numbered by the epoch.
+    """The list of the current key, stored in chunks: all that one epoch appends is one chunk, numbered by the epoch.
 
-    An append therefore reads nothing. Reading a list of many chunks rewrites it as one.
+    An append therefore reads nothing. A read of many chunks rewrites them as one.
     """
 
     what = "List"
@@ -293,8 +293,8 @@ class ListHandle(Handle):
             self.append(element)
 
     def get(self) -> list[Any]:
-        found = self._elements()
-        return self._whole(found)
+        elements = self._elements()
+        return self._whole(elements)
 
     def set(self, elements: Iterable[Any]) -> None:
         self._replace([self._coerce(element) for element in elements])
@@ -319,11 +319,11 @@ class ListHandle(Handle):
 
     def _elements(self) -> list[Any]:
         chunks = [(n, chunk) for n, chunk in sorted(self._table.entries(self._scope.key).items()) if chunk]
-        found = [element for _, chunk in chunks for element in chunk]
+        elements = [element for _, chunk in chunks for element in chunk]
         if len(chunks) >= COMPACT_CHUNKS:
-            self._replace(found)
-            found = list(found)
-        return found
+            self._replace(elements)
+            elements = list(elements)
+        return elements
 
     def _replace(self, elements: list[Any]) -> None:
         key, number = self._scope.key, first_chunk(self._scope.epoch)
@@ -331,19 +331,19 @@ class ListHandle(Handle):
         self._table.put(key, number, elements or None)
 
     def _drop(self, key: Any, *but: int) -> None:
-        """Delete chunks, apart from some."""
+        """Delete all chunks except some."""
         for number, chunk in list(self._table.entries(key).items()):
             if chunk is not None and number not in but:
                 self._table.put(key, number, None)
 
 
 def first_chunk(epoch: int) -> int:
-    """Return the number of the first chunk that an epoch appends to a list. It may have many: see ttl/lists.py."""
+    """Return the number of the first chunk that an epoch appends to a list. It may append several: see ttl/lists.py."""
     return epoch << 28
 
 
 def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Callable[[Any], Any]:
-    """Return the codec's check, with errors that say which state of which operator it was."""
+    """Return the codec's check, with the operator and the state in its errors."""
     exact, coerce = codec.exact, codec.coerce
 
     def check(value: Any) -> Any:
@@ -352,13 +352,13 @@ def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Call
         try:
             return coerce(value)
         except StateTypeError as error:
-            raise named(error, scope.uid, name, what) from None
+            raise with_state_name(error, scope.uid, name, what) from None
 
     return check
 
 
 def check_in_full(codec: ValueCodec) -> None:
-    """Have a codec look at values in full when they are given, and leave nothing to be found out in encoding."""
+    """Make a codec check values in full when they are written, so that encoding them cannot fail."""
     kind, coerce, exact = codec.type, codec.coerce, codec.exact or _NEVER
     check: Callable[[Any], Any] = lambda value: value if type(value) is exact else coerce(value)  # noqa: E731
     if isinstance(kind, StringType):
@@ -371,14 +371,14 @@ def check_in_full(codec: ValueCodec) -> None:
 
 
 def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], Any]:
-    """Return the check of a map's keys: unlike values, they are looked at in full, since equal keys are one entry."""
+    """Return the check of a map's keys: unlike values, they are checked in full, since equal keys are one entry."""
     (kind,) = codec.types
 
     def check(key: Any) -> Any:
         try:
             return codec.coerce(key)
         except StateTypeError as error:
-            raise named(error, scope.uid, name) from None
+            raise with_state_name(error, scope.uid, name) from None
 
     if isinstance(kind, StringType):
         return lambda key: key if type(key) is str and key.isascii() else check(key)
@@ -388,22 +388,22 @@ def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], An
     return check
 
 
-def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTypeError:
-    """Return the error with the operator and the state it is about."""
+def with_state_name(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTypeError:
+    """Return the error with the operator and the state in its message."""
     message = f"operator '{uid}', state '{name}': {what}{error.message}"
     discreet = f"operator '{uid}', state '{name}': {what}a value does not fit its type (it is not shown here)"
     return StateTypeError(message, hint=error.hint, discreet=discreet, **error.fields)
 
 
-def none_given(what: str, expected: str) -> StateTypeError:
-    """Return the error of a function that changed its argument, most likely, and gave nothing back."""
+def none_returned(what: str, expected: str) -> StateTypeError:
+    """Return the error of a function that returned None: most likely it changed its argument in place."""
     message = f"{what} gave None, expected {expected}"
     hint = "return it: acc.append(x) changes a list and gives None, where [*acc, x] is a new one"
     return StateTypeError(message, hint=hint, discreet=message)
 
 
-def wrapped(cell: Any, declared: Any) -> Any:
-    """Return the handle that a declaration makes of one value a key."""
+def wrap_cell(cell: Any, declared: Any) -> Any:
+    """Return a handle of the declared kind over a value handle."""
     if isinstance(declared, Reducing):
         return ReducingHandle(cell, declared)
     if isinstance(declared, Aggregating):

@@ -1,8 +1,8 @@
-"""What an operator partition answers when somebody looks up keys of a running job: as of the last epoch that it kept.
+"""Looks up keys in the state of an operator partition of a running job, as of its last committed epoch.
 
-A table's `kept` gives what it holds of a key, in another thread than that of the epochs; sequence_lock.py makes all
-of it be of one epoch. Here it becomes entries of the state's declared type, whatever schema they were stored with,
-without what has expired. keeper/lookups.py reads them in the driver.
+A table's `kept` returns what it holds of a key, in another thread than that of the epochs; sequence_lock.py ensures
+that all of it is of one epoch. This module turns it into entries of the state's declared type, whatever schema they
+were stored with, and leaves out what has expired. keeper/lookups.py decodes them in the driver.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from strandline.types.datatypes import DataType, StructType, parse_schema, parse
 
 TIME: Final = struct.Struct(">q")
 VALUES: Final = ("value", "reducing", "aggregating", "broadcast")
-"""Kinds of state that have at most one value of what is looked up: of a key or, in broadcast state, of a key of it."""
+"""Kinds of state with at most one value a key; in broadcast state, a key of the map."""
 KNOWN: Final = (*VALUES, "map", "list", "timers", "panes")
 
 Entries = list[tuple[bytes, bytes]]
-"""Of one key: nothing and the value; each key of a map and its value; nothing and each element of a list; each time of
-a timer and nothing; each end of a pane and the accumulators."""
+"""The entries of one key as pairs of bytes: (empty, value); (key, value) of a map; (empty, element) of a list; (time,
+empty) of a timer; (end, accumulators) of a pane."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class LookupRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Some keys of one state, as bytes."""
 
     state: str
     keys: list[bytes]
     now_us: int
-    """What has expired by this time of the clock is left out."""
+    """Entries that have expired by this time of the clock are left out."""
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition has of them, in their order."""
+class LookupEntries(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries of each requested key, in the order of the request."""
 
     epoch: Epoch
-    found: list[Entries]
+    entries: list[Entries] = msgspec.field(name="found")
 
 
 def looked_up_type(info: StateInfo, key_columns: int) -> DataType:
-    """Return the type of a state's values as look-ups give them: of panes, the accumulators without the key."""
+    """Return the type of a state's values in answers: of panes, the accumulators without the key."""
     kind = parse_type(info.value_type)
     if info.kind == "panes":
         assert isinstance(kind, StructType)
@@ -74,24 +74,24 @@ class Lookups:
             if info.kind in KNOWN
         }
 
-    def find(self, asked: Asked, reached_us: int | None) -> list[Entries]:
-        """Return what there is of keys; `reached_us` is the watermark. May be of no epoch: see sequence_lock.py."""
-        form = self._forms[asked.state]
-        over_us = reached_us if form.ttl_time == "event" else asked.now_us
-        return [form.entries(kept, over_us) for kept in self._store.kept(asked.state, asked.keys)]
+    def find(self, request: LookupRequest, reached_us: int | None) -> list[Entries]:
+        """Return the entries of keys; `reached_us` is the watermark. May mix epochs: see sequence_lock.py."""
+        form = self._forms[request.state]
+        over_us = reached_us if form.ttl_time == "event" else request.now_us
+        return [form.entries(kept, over_us) for kept in self._store.kept(request.state, request.keys)]
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How a state's table holds values, and what they become."""
+    """The conversion of a state's values, as its table holds them, into entries of an answer."""
 
     kind: str
     ttl_time: str
-    """"event", "processing", or "" for what does not expire."""
+    """"event", "processing", or "" for values that do not expire."""
     encode: Callable[[Any], bytes]
     encode_sub: Callable[[Any], bytes]
     stored: ValueCodec | None
-    """If the table holds values as they are stored: what reads them."""
+    """The codec of the stored values, if the table holds them as bytes."""
 
     @classmethod
     def of(cls, info: StateInfo, width: int, schemas: Schemas, *, as_bytes: bool) -> _Form:
@@ -106,14 +106,14 @@ class _Form:
         return cls(info.kind, ttl_time, codec.encode, encode_sub, schemas.codec(kind) if as_bytes else None)
 
     def entries(self, kept: Kept, over_us: int | None) -> Entries:
-        """Return what is kept of a key as entries, without what has expired."""
+        """Return the entries of a key that have not expired."""
         if self.kind == "list":
             return [(b"", self.encode(element)) for chunk in self._chunks(kept, over_us) for element in chunk]
         living = [(sub, self._value(stored)) for sub, stored in kept if not self._is_over(stored, over_us)]
         return sorted((self.encode_sub(sub), self.encode(value)) for sub, value in living)
 
     def _chunks(self, kept: Kept, over_us: int | None) -> list[list[Any]]:
-        # The head says when those expire that do not say it themselves.
+        # Chunks without their own expiry expire with the head.
         head = next((stored for number, stored in kept if number == HEAD), None)
         if head is not None and self._is_over(head, over_us):
             kept = [(number, stored) for number, stored in kept if self._expires_us(stored) is not None]
@@ -126,8 +126,8 @@ class _Form:
     def _expires_us(self, stored: Any) -> int | None:
         if not self.ttl_time:
             return None
-        found: int | None = stored[0] if self.stored is None else expiry_of(stored)
-        return found
+        expires_us: int | None = stored[0] if self.stored is None else expiry_of(stored)
+        return expires_us
 
     def _value(self, stored: Any) -> Any:
         if self.stored is not None:

@@ -1,4 +1,4 @@
-"""A table of many entries a key: what map and list states are kept in. See table.py for the layers.
+"""The table of map and list states, with many entries a key. See table.py for the layers.
 
 Each key has a cell, a dict of the entries known so far; None is an entry known to be absent. A cell is `complete`
 when every stored entry is in it. Changes are kept by key, then by entry, so that a scan can be laid over them.
@@ -60,7 +60,7 @@ class MapTable(ObjectTable):
         return value
 
     def load(self, entries: Iterable[tuple[Any, Any]]) -> None:
-        """Make entries live, reading from the backend in one go what nothing in memory has."""
+        """Load entries: those that are not in memory, from the backend, with one read."""
         if self._holds_all:
             return
         missing = []
@@ -88,7 +88,7 @@ class MapTable(ObjectTable):
         self.live[key][sub] = value
 
     def put_new(self, key: Any, sub: Any, value: Any) -> None:
-        """Set an entry that is known not to be stored: reads nothing."""
+        """Set an entry that is known not to exist. Reads nothing."""
         if self.journal is not None:
             self.journal.note((self._take_back, key, sub, None, (key, sub) not in self.undo))
         self.undo.setdefault((key, sub), None)
@@ -98,7 +98,7 @@ class MapTable(ObjectTable):
         cell[sub] = value
 
     def append(self, key: Any, sub: Any, element: Any) -> None:
-        """Add to a list that only this epoch writes, as its name says; reads nothing."""
+        """Append to a list that only this epoch writes, since its sub key has the epoch. Reads nothing."""
         chunk = self.peek(key, sub) if self.is_ours(key, sub) else None
         if chunk is None:
             self.put_new(key, sub, [element])
@@ -106,7 +106,7 @@ class MapTable(ObjectTable):
             self.grow(chunk, element)
 
     def grow(self, chunk: list[Any], element: Any) -> None:
-        """Add to a list that this epoch has put."""
+        """Append to a list that this epoch has put."""
         if self.journal is not None:
             self.journal.note((chunk.pop,))
         chunk.append(element)
@@ -119,16 +119,16 @@ class MapTable(ObjectTable):
                 self._absent.add((key, sub))
 
     def is_ours(self, key: Any, sub: Any) -> bool:
-        """Whether this epoch has put the entry: what was put is seen by nobody else, and may be changed in place."""
+        """Whether this epoch has put the entry: no snapshot or lookup reads it yet, so it may be changed in place."""
         return (key, sub) in self.undo
 
     def peek(self, key: Any, sub: Any) -> Any:
-        """Return an entry if it is live, else None; reads nothing."""
+        """Return an entry if it is live, else None. Reads nothing."""
         cell = self.live.get(key)
         return cell.get(sub) if cell else None
 
     def entries(self, key: Any) -> Cell:
-        """Return the key's complete cell, to be looked at: stored and changed entries, absent ones as None."""
+        """Return the key's complete cell, which is read-only: stored and changed entries, absent ones as None."""
         if self._holds_all:
             return self.live.get(key, {})
         cell = self.live.get(key)
@@ -177,12 +177,12 @@ class MapTable(ObjectTable):
         return [[entry for entry in cell.items() if entry[1] is not None] for cell in cells]
 
     def _kept_live(self, key: Any, _: bytes) -> Cell:
-        # A copy first: what this epoch had written by then has its old value in `undo`.
+        # Copy first: `undo` has the old value of every entry that this epoch had written by then.
         cell = dict(self.live.get(key, ()))
         return {sub: self.undo.get((key, sub), value) for sub, value in cell.items()}
 
     def _kept_of(self, key: Any, encoded: bytes) -> Cell:
-        # The layers before the backend: what is written meanwhile is in both. No read_group: its iterators are shared.
+        # List the layers before the scan: one written meanwhile is in both. No read_group: its iterators are shared.
         layers = [*self._inflight, self._dirty]
         stored = self._backend.scan(self.name, encoded)
         cell = {self._decode_sub(entry, len(encoded)): self._values.decode(value) for entry, value in stored}
@@ -191,8 +191,8 @@ class MapTable(ObjectTable):
         return cell
 
     def _shrink(self) -> None:
-        """All cells go; what is not yet written stays in dirty."""
-        # What the epoch wrote, and the last call kept, has to stay: it is no reason to look at all of it again.
+        """Evict all cells; unwritten changes stay in `_dirty`."""
+        # Cells that the epoch wrote, and that the last call kept, have to stay: they do not count for the budget.
         if (len(self.live) - self._held) * self._entry_bytes > self._cache_bytes:
             kept = {key: self.live[key] for key, _ in self.undo}
             self.live.clear()
@@ -232,13 +232,13 @@ class MapTable(ObjectTable):
     def _scan(self, key: Any) -> Cell:
         self.misses += 1
         prefix = self._encode_key(key)
-        found = {
+        cell = {
             self._decode_sub(entry, len(prefix)): self._values.decode(value)
             for entry, value in self._backend.read_group(self.name, prefix)
         }
         for layer in (*self._inflight, self._dirty):
-            found.update(layer.get(key, {}))
-        return found
+            cell.update(layer.get(key, {}))
+        return cell
 
     def _drop_absent(self, absent: set[tuple[Any, Any]]) -> None:
         for key, sub in absent:

@@ -1,7 +1,7 @@
-"""State that is used as if it were its value, and names that are not there: what is said to whoever does it.
+"""Errors for handles that are used in place of their values, and for attributes that do not exist.
 
-A handle stands for the state of the current key. Python would take `if self.n:` for true whatever the value is, and
-`self.n == 0` for false: whatever a handle cannot do is refused with what to write.
+A handle stands for the state of the current key. Python would evaluate `if self.n:` as true whatever the value is, and
+`self.n == 0` as false. So every operation that a handle does not support raises an error that says what to write.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _COMPUTED = tuple(
     for prefix in ("", "r", "i")
     if (prefix, name) != ("i", "divmod")
 )  # fmt: skip
-_SAID = {"__hash__": "hash()", "__bool__": "if", "__contains__": "in", "__iter__": "for", "__getitem__": "[…]",
+_SPELLING = {"__hash__": "hash()", "__bool__": "if", "__contains__": "in", "__iter__": "for", "__getitem__": "[…]",
          "__setitem__": "[…] = …", "__delitem__": "del […]"}  # fmt: skip
 ALL = (
     *COMPARED, *_COMPUTED, "__bool__", "__len__", "__iter__", "__contains__", "__getitem__", "__setitem__",
     "__delitem__", "__call__", "__neg__", "__pos__", "__abs__", "__invert__", "__int__", "__float__", "__index__",
     "__round__", "__str__", "__format__",
 )  # fmt: skip
-"""What values can do and no handle of one value can."""
+"""Operations of values that no handle of one value supports."""
 COMPUTED = (*_COMPUTED, "__neg__", "__pos__", "__abs__", "__invert__", "__int__", "__float__", "__index__", "__round__")
 
 
 class Handle:
-    """What all handles share: what they are called, and what to write for what they cannot do."""
+    """Base of all handles: their names in messages, and the error for unsupported operations."""
 
     __slots__ = ()
 
     what: ClassVar[str] = "state"
-    """Which kind of state users declared."""
+    """The kind of the declared state."""
     to_read: ClassVar[str]
-    """How its value is read; `{0}` is the attribute."""
+    """The code that reads its value; `{0}` is the attribute."""
     has: ClassVar[str]
-    """What it can do."""
+    """Its operations."""
 
     @property
     def state_name(self) -> str:
@@ -54,7 +54,7 @@ class Handle:
         return f"<the {self.what} state '{self.state_name}' itself: {self.to_read.format(self.state_name)} reads it>"
 
     def refuse(self, did: str) -> NoReturn:
-        """Raise the error of a function that takes the handle for its value."""
+        """Raise the error for a function that uses the handle in place of its value."""
         raise UserCodeError(
             f"state '{self.state_name}' was used with {did}: it is the {self.what} state itself, not its value",
             hint=f"write {self.to_read.format(self.state_name)}",
@@ -62,7 +62,7 @@ class Handle:
 
 
 def refusing(*methods: str) -> Callable[[type], type]:
-    """Return a decorator of a class of handles: these methods say what to write."""
+    """Return a decorator of a handle class: these methods raise an error that says what to write."""
 
     def decorate(kind: type) -> type:
         for method in methods:
@@ -74,9 +74,9 @@ def refusing(*methods: str) -> Callable[[type], type]:
 
 def _refusal(method: str) -> Callable[..., NoReturn]:
     name = method.strip("_")
-    did = _SAID.get(method) or _SIGNS.get(name) or f"{name}()"
+    did = _SPELLING.get(method) or _SIGNS.get(name) or f"{name}()"
     if method in COMPARED or method in _COMPUTED:
-        did = _SAID.get(method) or _SIGNS.get(name) or _SIGNS.get(name[1:], name)
+        did = _SPELLING.get(method) or _SIGNS.get(name) or _SIGNS.get(name[1:], name)
 
     def refused(self: Handle, *_: Any) -> NoReturn:
         self.refuse(did)
@@ -93,16 +93,16 @@ _SIGNS = {
 
 
 def no_attribute(error: BaseException) -> str:
-    """Return what to say of an attribute that an event, a state or the context does not have; else ""."""
+    """Return the message for an attribute that an event, a state or the context does not have; else ""."""
     if not isinstance(error, AttributeError):
         return ""
     thing, name = error.obj, error.name
-    found = _ASSIGNED.match(str(error))
-    if found and (thing is None or found[3]):
-        # Of an assignment, Python 3.11 does not say whose attribute it is; later ones say that it is one.
+    assigned = _ASSIGNED.match(str(error))
+    if assigned and (thing is None or assigned[3]):
+        # For an assignment, Python 3.11 does not name the object; later versions say that it is an assignment.
         kinds = {kind.__name__: kind for kind in _kinds(Handle)}
-        kind = kinds.get(found[1])
-        return f"a {kind.what} state has no '{found[2]}' to assign to; it has {kind.has}" if kind else ""
+        kind = kinds.get(assigned[1])
+        return f"a {kind.what} state has no '{assigned[2]}' to assign to; it has {kind.has}" if kind else ""
     if isinstance(thing, Record) and name:
         return _no_column(thing, name)
     if isinstance(thing, Handle):
@@ -129,9 +129,9 @@ def _no_column(record: Record, name: str) -> str:
         return f"a record has no '{name}': read event.{names[0]} or event['{names[0]}'], or make a dict with ._asdict()"
     near = difflib.get_close_matches(name, names, 1)
     meant = f": did you mean '{near[0]}'?" if near else ""
-    return f"there is no column '{name}'; there are {listed(names)}{meant}"
+    return f"there is no column '{name}'; there are {join_names(names)}{meant}"
 
 
-def listed(names: Sequence[str], most: int = 30) -> str:
-    """Return names for a message, not endlessly."""
+def join_names(names: Sequence[str], most: int = 30) -> str:
+    """Return names for a message, shortened to the first `most`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

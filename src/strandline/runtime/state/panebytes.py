@@ -15,7 +15,7 @@ from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import StructType
 
 MARK_END = -(1 << 63)
-"""Where a pane's end would be, this says that the entry is a mark: the time up to which windows were given."""
+"""In place of a pane's end, this tells that the entry is a mark: the time up to which windows were emitted."""
 
 _KEY = struct.Struct(">HQQ")
 _NUMBER = struct.Struct(">q")
@@ -29,7 +29,7 @@ def key_of(group: int, end_us: int, epoch: int) -> bytes:
 
 
 def prefix_of(group: int, end_us: int) -> bytes:
-    """Return what the keys of all of one key group's changes to a pane begin with."""
+    """Return the prefix of the keys of one key group's changes to a pane."""
     return key_of(group, end_us, 0)[:10]
 
 
@@ -45,18 +45,18 @@ def pack_mark(mark_us: int) -> bytes:
 
 
 def read_mark(value: bytes) -> int:
-    """Return the time that a mark says."""
+    """Return the time in the value of a mark."""
     return int(_NUMBER.unpack(value[2:])[0])
 
 
 class PaneCodec:
-    """Rows of one state as values of its entries, and back: what was stored with older schemas becomes of the present.
+    """Converts rows of one state to values of its entries, and back; migrates values that have older schemas.
 
-    Whole columns are taken over, left out or filled: nothing is looked at row by row.
+    A migration copies, drops or fills whole columns, never row by row.
     """
 
     def __init__(self, name: str, kind: StructType, schemas: Schemas) -> None:
-        """`kind` is what the state `name` stores now."""
+        """`kind` is the present type of the state `name`."""
         self.schema = arrow_schema(kind)
         self._name = name
         self._head = bytes([0, schemas.schema_id])

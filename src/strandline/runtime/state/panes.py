@@ -1,15 +1,14 @@
 """State of windowed aggregates: accumulators of many keys as Arrow columns, by the pane of time that they belong to.
 
-Windows are made of panes: of one if they tumble, of several that they share if they slide. What an epoch brings is
-added to its panes unread and unsorted; equal keys are merged when a pane is read, and now and then to save memory. So
-adding is cheap whatever the state's size, and a pane that is done before a snapshot was ever written costs no disk.
+A window is made of panes: one if it tumbles, several shared ones if it slides. An epoch's accumulators are appended to
+their panes without a read or a sort; equal keys are merged when a pane is read, and now and then to save memory. So
+adding is cheap whatever the state's size, and a pane that is dropped before any snapshot costs no disk.
 
-Stored is, for each key group, pane and snapshot, one entry of all keys: `key group ‖ pane end ‖ epoch` → Arrow columns.
-A pane's entries together are the pane; they are merged in the order of their epochs. A key group is one range, a pane
-within it too. See docs/format.md.
+The backend has one entry for each key group, pane and snapshot: `key group ‖ pane end ‖ epoch` → Arrow columns of all
+keys. A pane is all of its entries, merged in the order of their epochs. A key group is one range of keys, and so is a
+pane within it. See docs/format.md.
 
-A pane is `whole` when memory holds all that the backend has of it; a pane that was evicted is not. See table.py for the
-layers.
+A pane is `whole` when memory holds all that the backend has of it; an evicted pane is not. See table.py for the layers.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from strandline.runtime.state.panebytes import (
 from strandline.runtime.state.table import Kept, SomeKeys, StateTable
 
 Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
-"""Make one batch of several, older ones first, in which each key is once."""
+"""Merges batches, older ones first, into one in which each key is once."""
 
 GROUP = "key_group"
 _SLACK_ROWS = 200_000
@@ -57,13 +56,13 @@ class Pane:
         self.clean: list[pa.RecordBatch] = []
         self.whole = whole
         self.entries: list[bytes] | None = [] if whole else None
-        """Keys of what the backend was given, known once it is written; None: they must be looked for."""
+        """Keys of the pane's entries in the backend, known once they are written; None: they must be scanned for."""
         self.stored_rows = self.merged_rows = 0
-        """Rows the backend was given since all was written; and how many keys there were when that was looked at."""
+        """Rows written since the pane was last rewritten in full; and its number of keys at the last merge."""
 
     @property
     def batches(self) -> list[pa.RecordBatch]:
-        """What is in memory, older first."""
+        """The batches in memory, older first."""
         return [*self.clean, *self.dirty, *self.now]
 
 
@@ -74,7 +73,7 @@ class Layer:
         self.epoch = epoch
         self.added: dict[int, tuple[Pane, list[pa.RecordBatch]]] = {}
         self.replaced: set[int] = set()
-        """Panes of which `added` is everything: older entries go."""
+        """Panes whose `added` is complete: their older entries are deleted."""
         self.dropped: dict[int, Pane] = {}
         self.mark_us: int | None = None
 
@@ -87,14 +86,14 @@ class PaneTable(StateTable[Layer]):
     ) -> None:
         super().__init__(name, backend)
         self.epoch = self.next_epoch = 0
-        """The epoch that was committed last names what is frozen; the present one is told in advance."""
+        """The last committed epoch, which names frozen entries; and the present one, which the operator sets early."""
         self.panes: dict[int, Pane] = {}
         self.mark_us: int | None = None
-        """A time that the operator wants to find again after a restore."""
+        """A time that the operator reads again after a restore."""
         self.marked = False
-        """Whether it is stored; it is as long as there are panes that end by then, too."""
+        """Whether the mark is always stored; otherwise it is while there are panes that end by then."""
         self.schema = pa.schema([pa.field(GROUP, pa.int32()), *codec.schema])
-        """What batches look like in memory: the key group stands before the stored columns."""
+        """The schema of batches in memory: the key group, then the stored columns."""
         self._groups = groups
         self._codec = codec
         self._merge = merge
@@ -119,8 +118,8 @@ class PaneTable(StateTable[Layer]):
         settle(pane.now, self._merge)
 
     def drop(self, end_us: int) -> None:
-        """Forget a pane."""
-        # In this order: whoever reads what is kept finds it here or there.
+        """Delete a pane."""
+        # In this order: a lookup in another thread finds the pane in one of the two.
         self._gone[end_us] = self.panes[end_us]
         del self.panes[end_us]
 
@@ -132,7 +131,7 @@ class PaneTable(StateTable[Layer]):
             if batches:
                 yield self._merge(batches)
             return
-        # More than memory, perhaps: a few key groups at a time.
+        # The panes may not fit into memory: read a few key groups at a time.
         wanted = None if keys_of is None else set(np.unique(keys_of.column(0).to_numpy()).tolist())
         held = [(end, pane, _by_group(self._held(end, pane))) for end, pane in panes]
         some: list[pa.RecordBatch] = []
@@ -150,7 +149,7 @@ class PaneTable(StateTable[Layer]):
         if some:
             yield self._merge(some)
 
-    # -- as every table
+    # -- methods of every table
 
     def commit(self) -> None:
         self.epoch = self.next_epoch
@@ -178,7 +177,7 @@ class PaneTable(StateTable[Layer]):
         self.mark_us = self._mark_before
 
     def changed(self) -> Iterator[Entry]:
-        # Where the state's size is limited: each changed pane in full.
+        # Called if the state's size is limited: encode each changed pane in full.
         for end in self._gone:
             for group in self._groups:
                 yield key_of(group, end, 0), None
@@ -197,14 +196,14 @@ class PaneTable(StateTable[Layer]):
             pane.dirty = [self._merge(pane.dirty)]
 
     def evict(self) -> None:
-        # Where all is held, nothing is clean: it need not be looked for.
+        # If the table holds all state, no batch is clean.
         over = 0 if self._holds_all else self.cached_bytes - self._cache_bytes
-        # Those that are due last go first: they are read again when they are due.
+        # Evict those that are due last first: they are read again when they are due.
         for end in sorted(self.panes, reverse=True) if over > 0 else ():
             pane = self.panes[end]
             over -= _bytes(pane.clean)
             if pane.clean:
-                # In this order: who copies `clean` and finds the pane whole behind it has all of it.
+                # In this order: a reader that copies `clean` and then sees the pane whole has all of it.
                 pane.whole = False
                 pane.clean = []
             if over <= 0:
@@ -221,14 +220,14 @@ class PaneTable(StateTable[Layer]):
     # -- layers
 
     def kept(self, some: SomeKeys) -> list[Kept]:
-        """Return the accumulators of some keys by their panes' ends. Looks at all rows of the keys' key groups."""
-        found: dict[bytes, Kept] = {key: [] for key in some.encoded}
-        groups = sorted({group_of(key) for key in found})
+        """Return the accumulators of some keys by their panes' ends. Reads all rows of the keys' key groups."""
+        by_key: dict[bytes, Kept] = {key: [] for key in some.encoded}
+        groups = sorted({group_of(key) for key in by_key})
         wanted = pa.array(groups, pa.int32())
         panes = dict(self.panes)
-        # Those that this epoch has dropped, and perhaps begun anew.
+        # Panes that this epoch has dropped, and perhaps created again.
         panes.update(self._gone)
-        # The layers before the backend: what is written meanwhile is in both.
+        # List the layers before reading the backend: a layer written meanwhile is in both.
         layers = list(self._inflight)
         for end, pane in sorted(panes.items()):
             batches = [*pane.clean, *pane.dirty]
@@ -237,28 +236,28 @@ class PaneTable(StateTable[Layer]):
                 batches = [*stored, *_frozen_of(end, layers), *pane.dirty]
             rows = [batch.filter(pc.is_in(batch.column(0), wanted)) for batch in batches]
             if any(batch.num_rows for batch in rows):
-                self._pick(found, end, self._merge(rows), some.codec)
-        return [found[key] for key in some.encoded]
+                self._pick(by_key, end, self._merge(rows), some.codec)
+        return [by_key[key] for key in some.encoded]
 
-    def _pick(self, found: dict[bytes, Kept], end: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
+    def _pick(self, by_key: dict[bytes, Kept], end: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
         values_at = 1 + len(codec.types)
         keys = codec.encode_arrow(rows.column(0), rows.columns[1:values_at])
         fields = list(rows.schema)[values_at:]
         for at, key in enumerate(keys):
-            if key in found:
+            if key in by_key:
                 columns = rows.slice(at, 1).columns[values_at:]
-                found[key].append((end, pa.StructArray.from_arrays(columns, fields=fields)))
+                by_key[key].append((end, pa.StructArray.from_arrays(columns, fields=fields)))
 
     def _copy(self) -> Layer:
         layer = Layer(0)
         layer.mark_us = self._wanted_us
-        # Its own panes note which entries are written: nobody asks, and there would be more with each snapshot.
+        # New Pane objects record the written entries: no code reads them, and the table's panes would collect them.
         layer.added = {end: (Pane(whole=False), list(pane.dirty)) for end, pane in self.panes.items()}
         return layer
 
     def _take(self) -> Layer:
         layer = Layer(self.epoch)
-        # What an earlier start has stored, for a lateness that is gone, would be found after the end of time.
+        # A mark stored by an earlier run, with a lateness that is gone, must not be read after the end of time.
         wanted_us = self._wanted_us
         if wanted_us != self._mark_stored:
             layer.mark_us = END_US if wanted_us is None else wanted_us
@@ -271,7 +270,7 @@ class PaneTable(StateTable[Layer]):
 
     @property
     def _wanted_us(self) -> int | None:
-        """The mark, if it is to be stored: without it, what an earlier start has kept for a lateness is given again."""
+        """The mark to store, or None. Without it, windows that an earlier run kept for a lateness are emitted again."""
         mark_us = self.mark_us
         has_given = mark_us is not None and min(self.panes, default=END_US) <= mark_us
         return mark_us if self.marked or has_given else None
@@ -282,7 +281,7 @@ class PaneTable(StateTable[Layer]):
         if pane.whole:
             pane.clean += added
             settle(pane.clean, self._merge)
-            # Keys that change again and again are stored again and again: now and then, all is written afresh.
+            # A key that changes often is stored many times: now and then, rewrite the whole pane.
             if pane.stored_rows + rows > _REWRITE_FACTOR * pane.merged_rows:
                 pane.clean = [self._merge(pane.clean)]
                 pane.merged_rows = pane.clean[0].num_rows
@@ -295,7 +294,7 @@ class PaneTable(StateTable[Layer]):
         layer.added[end] = (pane, added)
 
     def _held(self, end: int, pane: Pane) -> list[pa.RecordBatch]:
-        """Return everything of a pane that is not read from the backend, older first."""
+        """Return the batches of a pane that are in memory and not in the backend, older first; if whole, all."""
         if pane.whole:
             return pane.batches
         return _frozen_of(end, self._inflight) + pane.dirty + pane.now
@@ -304,19 +303,19 @@ class PaneTable(StateTable[Layer]):
         """Read one key group's part of a pane, without what frozen layers hold or replace."""
         held = {layer.epoch for layer in layers if end in layer.added}
         least = max((layer.epoch for layer in layers if end in layer.replaced), default=-1)
-        found = []
+        batches = []
         for key, value in self._backend.scan(self.name, prefix_of(group, end)):
             epoch = parts_of(key)[2]
             if epoch not in held and epoch > least:
-                found.append(self._decode(group, value))
-        return found
+                batches.append(self._decode(group, value))
+        return batches
 
     def _mark(self, mark_us: int) -> None:
-        """Take in a key group's mark: the least counts, lest windows are never given of the groups that have it."""
+        """Read a key group's mark: the least counts, or the key groups that have it would miss windows."""
         self.mark_us = self._mark_before = mark_us if self.mark_us is None else min(mark_us, self.mark_us)
 
     def _find_panes(self) -> None:
-        """Learn which panes the backend has, by looking at the first entry of each in each key group."""
+        """List the panes in the backend, by a read of the first entry of each in each key group."""
         for group in self._groups:
             first = key_of(group, MARK_END, 0)
             while True:
@@ -335,7 +334,7 @@ class PaneTable(StateTable[Layer]):
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
         if layer.mark_us is not None:
-            # At the end of time all windows were given, and no pane is left. Should the job go on, time begins anew.
+            # At the end of time all windows were emitted, and no pane is left. If the job continues, time begins anew.
             mark = None if layer.mark_us == END_US else pack_mark(layer.mark_us)
             for group in self._groups:
                 yield key_of(group, MARK_END, 0), mark
@@ -370,14 +369,14 @@ class PaneTable(StateTable[Layer]):
 
 
 def _frozen_of(end: int, layers: Sequence[Layer]) -> list[pa.RecordBatch]:
-    """Return what layers, older first, hold of a pane."""
-    found: list[pa.RecordBatch] = []
+    """Return the batches of a pane in layers, older first."""
+    batches: list[pa.RecordBatch] = []
     for layer in layers:
         if end in layer.replaced:
-            found = []
+            batches = []
         if end in layer.added:
-            found += layer.added[end][1]
-    return found
+            batches += layer.added[end][1]
+    return batches
 
 
 def settle(batches: list[pa.RecordBatch], merge: Merge) -> None:
@@ -388,16 +387,16 @@ def settle(batches: list[pa.RecordBatch], merge: Merge) -> None:
 
 
 def _by_group(batches: Sequence[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
-    """Cut batches by key group."""
-    found: dict[int, list[pa.RecordBatch]] = {}
+    """Split batches by key group."""
+    by_group: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
         for group, part in cut(batch, batch.column(0).to_numpy()):
-            found.setdefault(group, []).append(part)
-    return found
+            by_group.setdefault(group, []).append(part)
+    return by_group
 
 
 def cut(batch: pa.RecordBatch, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch by a number for each row; give each number with its rows, in order."""
+    """Split a batch by a number for each row; yield each number with its rows, in order."""
     if len(numbers) and numbers.min() == numbers.max():
         yield int(numbers[0]), batch
         return

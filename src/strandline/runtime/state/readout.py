@@ -1,8 +1,8 @@
-"""Lists and dicts as a function reads them from state: copies, which are its own to change.
+"""Copies of lists and dicts that a function reads from state, which the function may change.
 
-A copy that nobody holds is lost with the change: `self.tags.value.append(x)` would do nothing, without a word. That is
-refused, and nothing else is: whoever has given the copy a name may want to change it and assign it, or may not. Where
-unsaved state is looked for, the change is noted, so that one that is not assigned is found.
+A change of a copy without a reference is lost: `self.tags.value.append(x)` would have no effect, silently. That raises
+an error, and no other change does: a function that holds a reference may assign the copy later, or may not. If unsaved
+state is looked for, the change is recorded, so that a copy that is changed and not assigned is reported.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Copy = Callable[[Any], Any]
 _OF_LISTS = ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "__setitem__", "__delitem__")
 _OF_DICTS = ("update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__")
 _NOTED: dict[Any, tuple[str, ...]] = {list: ("__iadd__", "__imul__"), dict: ("__ior__",)}
-"""What changes a copy that has a name, or is assigned at once."""
-_SAID = {"__setitem__": "[…] = …", "__delitem__": "del […]"}
+"""Methods that change a copy which has a reference, or is assigned at once."""
+_SPELLING = {"__setitem__": "[…] = …", "__delitem__": "del […]"}
 
 
 def copy_for(kind: DataType, scope: Scope, table: object, state: str, how: str) -> Copy | None:
-    """Return the copy of what is mutable in a state's values, as its function is given it; None if nothing is.
+    """Return the function that copies a state's values for its function; None if they are not mutable.
 
-    `how` says how such a value gets back into the state, which is in `table`.
+    `how` is the advice on how to write such a value back into the state, which is in `table`.
     """
     if copier(kind) is None:
         return None
 
     def lost(method: str) -> UserCodeError:
-        did = _SAID.get(method, f"{method}()")
+        did = _SPELLING.get(method, f"{method}()")
         return UserCodeError(f"state '{state}': {did} changes a copy that is lost: the state stays as it was", hint=how)
 
     def note() -> None:
         if scope.unsaved is not None:
-            # Of the function that has called the method that calls this.
+            # The frame of the function that called the list's or dict's method.
             scope.unsaved.note_change(state, how, table, scope.key, sys._getframe(2))
 
     return copier(kind, _watched(list, _OF_LISTS, lost, note), _watched(dict, _OF_DICTS, lost, note))
@@ -48,7 +48,7 @@ def copy_for(kind: DataType, scope: Scope, table: object, state: str, how: str) 
 def _watched(
     base: type, methods: tuple[str, ...], lost: Callable[[str], UserCodeError], note: Callable[[], None]
 ) -> Copy:
-    # To whoever looks, it is a list or a dict; copies and pickles of it are no more than that.
+    # It looks like a plain list or dict; copies and pickles of it are plain ones.
     names: dict[str, Any] = {"__slots__": (), "__reduce_ex__": lambda self, protocol: (base, (base(self),))}
     names |= {method: _watching(getattr(base, method), method, lost, note) for method in (*methods, *_NOTED[base])}
     return type(base.__name__, (base,), names)
@@ -69,23 +69,23 @@ def _watching(
 
 
 class _Counting:
-    """What an object that nobody holds counts of references to itself, in a call and in the signs for one."""
+    """Measures the reference count of an object without a holder, in a call, an item assignment and a deletion."""
 
-    def __init__(self, found: list[int]) -> None:
-        self.found = found
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        self.found.append(sys.getrefcount(self))
+        self.counts.append(sys.getrefcount(self))
 
     def __setitem__(self, *args: Any, **kwargs: Any) -> None:
-        self.found.append(sys.getrefcount(self))
+        self.counts.append(sys.getrefcount(self))
 
     def __delitem__(self, *args: Any, **kwargs: Any) -> None:
-        self.found.append(sys.getrefcount(self))
+        self.counts.append(sys.getrefcount(self))
 
 
 def _count() -> dict[str, int]:
-    """Return for each method how few references there are where nobody holds the object; none that does not show it."""
+    """Return, by method, the reference count of an object without a holder; only if a held object's count is higher."""
     lost: list[int] = []
     _Counting(lost).call(1)
     _Counting(lost)[0] = 1

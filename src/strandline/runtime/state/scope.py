@@ -1,4 +1,4 @@
-"""Where a call of the user's function happens: the current key, its time, its timers and its side outputs."""
+"""The context (`ctx`) of a call of the user's function: the current key, its time, its timers and its side outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.types.scalars import timestamp_to_us
 
 
 class NoKey:
-    """The current key where there is none: state of a key finds it out, whatever is done to it."""
+    """The current key when there is none: each use of a key's state hashes it, which raises an error."""
 
     def __init__(self, uid: str, where: str, hint: str) -> None:
         self._uid, self._where, self._hint = uid, where, hint
@@ -24,7 +24,7 @@ class NoKey:
         raise self.error("used the state of a key")
 
     def error(self, did: str) -> UserCodeError:
-        """Return the error of whoever needs a key."""
+        """Return the error of an operation that needs a key."""
         return UserCodeError(f"operator '{self._uid}': {self._where} {did}, and there is no key", hint=self._hint)
 
 
@@ -45,14 +45,14 @@ class Scope:
     time_us: int | None = None
     watermark_us: int | None = None
     before_us: int | None = None
-    """The watermark that the epoch began with; this one's moves on when timers fire."""
+    """The watermark at the begin of the epoch; `watermark_us` moves on when timers fire."""
     now_us: int = 0
     in_broadcast: bool = False
     in_timer: bool = False
     guard: Any = None
-    """Where errors do not end the job: what operators of ours ask for rows whose function may fail."""
+    """The GuardedCalls, if errors do not end the job: built-in operators use it to call functions that may fail."""
     unsaved: Any = None
-    """Where unsaved state is looked for: what is told of changes of values that were read."""
+    """The UnsavedState, if unsaved state is looked for: records changes of values that were read."""
     _emit: Callable[[str, Any], None] | None = None
     _no_key: NoKey = field(init=False)
 
@@ -64,7 +64,7 @@ class Scope:
         self.key = self._no_key
 
     def leave_key(self) -> None:
-        """No event is being handled any more: whoever uses state now is told so."""
+        """Clear the current key after an event: from now on, a use of state raises an error."""
         self.key = self._no_key
 
     @property
@@ -77,12 +77,12 @@ class Scope:
 
     @property
     def is_draining(self) -> bool:
-        """Whether event time has come to its end: every event-time timer fires now, also one that is set now."""
+        """Whether event time has ended: every event-time timer fires now, also one that is set now."""
         return self.watermark_us == END_US
 
     @property
     def now(self) -> dt.datetime:
-        """The processing time: when the driver began the epoch, the same everywhere."""
+        """The processing time: when the driver began the epoch, equal in all partitions."""
         return as_datetime(self.now_us)
 
     @property
@@ -108,7 +108,7 @@ class Scope:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Timer:
-    """What on_timer is told."""
+    """The timer that on_timer is called for."""
 
     own_words: ClassVar[tuple[str, Sequence[str]]] = ("a timer", ("timestamp", "is_processing_time"))
 
@@ -135,7 +135,7 @@ class Timers:
     _processing: TimerTable | None
     _why_none: str
     _key: Any = field(default_factory=object)
-    """Which one was encoded last: at first no key at all."""
+    """The key that was encoded last: at first no key at all."""
     _encoded: bytes = b""
 
     def set(self, at: dt.datetime) -> None:
@@ -151,11 +151,11 @@ class Timers:
         self._of(self._processing).delete(self._current(), _us(at))
 
     def set_us(self, at_us: int) -> None:
-        """Set an event-time timer, for operators of ours: without a datetime."""
+        """Set an event-time timer, for built-in operators: without a datetime."""
         self._of(self._event).set(self._current(), at_us)
 
     def set_processing_us(self, at_us: int) -> None:
-        """Set a processing-time timer, for operators of ours."""
+        """Set a processing-time timer, for built-in operators."""
         self._of(self._processing).set(self._current(), at_us)
 
     def _of(self, table: TimerTable | None) -> TimerTable:

@@ -1,6 +1,6 @@
-"""How other threads read what one thread changes now and then, without either of them waiting for a lock.
+"""A sequence lock: threads read data that one other thread changes, and neither waits for the other.
 
-Readers look whether anything was changed while they read, and if so read again: a sequence lock.
+A reader compares the count of changes before and after its read, and reads again if it has moved.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ _PAUSE_S = 0.001
 
 
 class SequenceLock:
-    """Counts the changes of one thread, which never waits for those that read."""
+    """Counts the changes of one thread, which never waits for readers."""
 
     def __init__(self) -> None:
         self._count = 0
-        """Odd in the middle of a change."""
+        """Odd during a change."""
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Change something. Not within another change; one that raises is not over for readers."""
+        """Make a change in the `with` block. Do not nest; if the block raises, readers see a change without end."""
         self._count += 1
         yield
         self._count += 1
 
     def read(self, of: Callable[[], T]) -> T | None:
-        """Return what a function finds between two changes; None if there were changes whenever it was tried.
+        """Return the function's result between two changes; None if a change fell into every attempt.
 
-        In the thread that makes the changes, it never is.
+        In the thread that makes the changes, it is never None.
         """
         for _ in range(_TRIES):
             before = self._count
             if not before & 1:
                 try:
-                    found = of()
+                    result = of()
                 except Exception:
-                    # What was changed while it was walked through, for one, is no error.
+                    # A change during the read may make it fail, as in an iteration: that is no error.
                     if self._count == before:
                         raise
                 else:
                     if self._count == before:
-                        return found
+                        return result
             time.sleep(_PAUSE_S)
         return None

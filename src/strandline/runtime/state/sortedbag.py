@@ -1,7 +1,7 @@
-"""A sorted bag of bytes that takes many at once and gives the least at once: sorted runs, merged when they are alike.
+"""A sorted multiset of bytes with bulk inserts and a fast minimum: sorted runs, merged when they are of similar size.
 
-Each run is descending, so that its least are at its end, where taking them is cheap however long the run is. An element
-takes part in as many merges as the logarithm of their number.
+Each run is descending, so its least items are at its end, where removal is cheap however long the run is. An item
+takes part in O(log n) merges.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from operator import itemgetter
 
 
 class Runs:
-    """Sorted runs of bytes; what is in twice is given twice."""
+    """Sorted runs of bytes; duplicates are kept."""
 
     __slots__ = ("_runs",)
 
@@ -28,7 +28,7 @@ class Runs:
             yield from run
 
     def add(self, items: Iterable[bytes]) -> None:
-        """Take items, in any order."""
+        """Add items, in any order."""
         run = sorted(items, reverse=True)
         if not run:
             return
@@ -52,13 +52,13 @@ class Runs:
 
     def take_until(self, limit: bytes) -> list[bytes]:
         """Remove and return every item up to and including a limit, in any order."""
-        found: list[bytes] = []
+        items: list[bytes] = []
         for run in self._runs:
             if run[-1] <= limit:
-                # Descending: those within the limit are behind all others.
+                # Descending: items within the limit are at the end.
                 cut = bisect_left(run, True, key=lambda item: item <= limit)
-                found += run[cut:]
+                items += run[cut:]
                 del run[cut:]
-        if found:
+        if items:
             self._runs = [run for run in self._runs if run]
-        return found
+        return items

@@ -1,4 +1,4 @@
-"""The state of one operator partition: all its tables, which keep or forget an epoch's writes together."""
+"""The state of one operator partition: all its tables, which commit or discard an epoch's writes together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process,
 from strandline.runtime.state.binding import Binder
 from strandline.runtime.state.broadcast import Broadcasts, BroadcastTable
 from strandline.runtime.state.columnar import ColumnarProcess
-from strandline.runtime.state.handles import named
+from strandline.runtime.state.handles import with_state_name
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope, Timers
@@ -50,15 +50,15 @@ class Frozen:
 
 
 def _naming(uid: str, state: str, entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Values of the right Python type are not looked at before they are encoded: say whose was out of range."""
+    """Add the state's name to errors: values of the right Python type are checked only when they are encoded."""
     try:
         yield from entries
     except StateTypeError as error:
-        raise named(error, uid, state) from None
+        raise with_state_name(error, uid, state) from None
 
 
 class StateLimit:
-    """The memory backend's: the sizes of one operator partition's stored entries, and how much they may be together."""
+    """The memory backend's limit: counts the sizes of one operator partition's stored entries."""
 
     def __init__(self, scope: Scope, limit_bytes: int) -> None:
         self._scope = scope
@@ -68,7 +68,7 @@ class StateLimit:
         self._checked: dict[tuple[str, bytes], int] = {}
 
     def count(self, state: str, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """Give stored entries as they are read from a snapshot, and count them in."""
+        """Yield stored entries as they are read from a snapshot, and count their sizes."""
         for entry, value in entries:
             size = len(entry) + len(value)
             self._sizes[state, entry] = size
@@ -76,7 +76,7 @@ class StateLimit:
             yield entry, value
 
     def check(self, changes: Changes) -> None:
-        """Raise StateLimitError if an epoch's changes are too much; else they count from `commit` on."""
+        """Raise StateLimitError if an epoch's changes exceed the limit; else they count from `commit` on."""
         changed: dict[tuple[str, bytes], int] = {}
         for state, entries in changes.items():
             for entry, value in entries:
@@ -94,7 +94,7 @@ class StateLimit:
         self._checked = changed
 
     def commit(self) -> None:
-        """Count what was checked."""
+        """Count the changes that were checked."""
         for at, new in self._checked.items():
             self._size += new - self._sizes.pop(at, 0)
             if new:
@@ -102,7 +102,7 @@ class StateLimit:
         self._checked = {}
 
     def abort(self) -> None:
-        """Forget what was checked."""
+        """Discard the changes that were checked."""
         self._checked = {}
 
 
@@ -118,10 +118,10 @@ class Store:
         self._backend = backend
         self._vectorised = isinstance(process, KeyedBatchProcess)
         self.turns = SequenceLock()
-        """Changes of what `kept` reads."""
+        """Lets `kept` read in other threads while commit, abort and freeze change the tables."""
         schema = parse_schema(program.input_schema)
         self.journal = None if program.on_error.fails or self._vectorised else Journal()
-        """What the present call of the function has changed, if it is to be undone where the function fails."""
+        """The changes of the present call of the function, if failed calls are undone."""
         self.keys = LiveKeys(KeyCodec(schema.types_of(program.key_columns)))
         groups = range_of(Partition(scope.partition), program.max_parallelism, program.parallelism)
         self.broadcasts: Broadcasts | None = None
@@ -130,7 +130,7 @@ class Store:
             assert isinstance(rule, StructType)
             self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order, self.journal)
         self.timers = self._bind_timers(groups, timed=program.layout.timed)
-        """Those of event time and of processing time, if the function handles timers."""
+        """The timers of event time and of processing time, if the function handles timers."""
         self.expiry: Expiry | None = None
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
@@ -138,13 +138,13 @@ class Store:
             for table in self.expiry.tables:
                 table.journal = self.journal
         self._schemas = program.schemas
-        own: Sequence[StateTable[Any]] = ()
+        process_tables: Sequence[StateTable[Any]] = ()
         if isinstance(process, ColumnarProcess):
-            own = process.bind(backend, groups, program.schemas, cache_bytes)
+            process_tables = process.bind(backend, groups, program.schemas, cache_bytes)
         bound = self._bind_states(cache_bytes)
         self._values = [table for table in bound if isinstance(table, ValueTable)]
         ttl = self.expiry.tables if self.expiry else ()
-        self._tables: list[StateTable[Any]] = [*bound, *(self.timers or ()), *ttl, *own]
+        self._tables: list[StateTable[Any]] = [*bound, *(self.timers or ()), *ttl, *process_tables]
         self._unread = backend.unread
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
         if backend.keeps_all:
@@ -154,12 +154,12 @@ class Store:
     # -- keys
 
     def load(self, keys: Iterable[Any]) -> None:
-        """Make the values of keys live: handles rely on it."""
+        """Load the values of keys: handles rely on it."""
         for table in self._values:
             table.load(keys)
 
     def prepare(self, encoded: Sequence[bytes]) -> list[Any]:
-        """Make the keys of timers live, and let go of those before. Return the keys, in order."""
+        """Load the keys of timers, and evict earlier ones. Return the keys, in order."""
         self.evict()
         keys = self.keys.decode_many(encoded)
         self.load(set(keys))
@@ -168,13 +168,13 @@ class Store:
     # -- epochs
 
     def check(self, *, in_full: bool = False) -> None:
-        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit.
+        """Raise StateLimitError, with nothing applied, if the epoch's writes exceed the limit. Before each commit.
 
-        `in_full`: raise StateTypeError if it cannot be stored, which else the next snapshot finds out.
+        `in_full`: raise StateTypeError if they cannot be encoded, which otherwise happens at the next snapshot.
         """
         self.check_reads()
         if self._limit is None and not in_full:
-            # What changed is not even gathered: an epoch may have written a million values.
+            # Do not even collect the changes: an epoch may have written a million values.
             return
         uid = self._scope.uid
         changes = {table.name: _naming(uid, table.name, table.changed()) for table in self._tables}
@@ -185,12 +185,12 @@ class Store:
                 deque(entries, maxlen=0)
 
     def check_reads(self) -> None:
-        """Raise what the backend has raised in this thread: the user's function may have passed over it."""
+        """Raise the error that the backend raised in this thread, if the user's function caught it."""
         if (unread := self._unread.get(threading.get_ident())) is not None:
             raise unread
 
     def commit(self) -> None:
-        """Keep what the epoch wrote. If this raises, the state is of no epoch."""
+        """Commit the epoch's writes. If this raises, the state mixes epochs."""
         if self.journal is not None:
             self.journal.begin()
         for table in self._tables:
@@ -199,12 +199,12 @@ class Store:
             self._limit.commit()
 
     def tidy(self) -> None:
-        """Let go, after a commit, of what is not needed any more."""
+        """Free memory after a commit."""
         self.evict()
         self.keys.forget([layer for table in self._tables for layer in table.unwritten()])
 
     def abort(self) -> None:
-        """Forget what the epoch wrote."""
+        """Discard the epoch's writes."""
         if self.broadcasts is not None:
             self.broadcasts.forget()
         if self.journal is not None:
@@ -222,13 +222,13 @@ class Store:
     # -- between epochs
 
     def freeze(self) -> Frozen:
-        """Take the committed state for a snapshot, at once; writing it is the background's work."""
+        """Take the committed state for a snapshot, at once; a background thread encodes and writes it."""
         with self.turns.writing():
             states = {table.name: table.freeze() for table in self._tables}
         return Frozen(self._scope.uid, states, self._release)
 
     def kept(self, name: str, encoded: Sequence[bytes]) -> list[Kept]:
-        """Return what committed epochs wrote of some encoded keys of a state: see `StateTable.kept`."""
+        """Return the committed entries of some encoded keys of a state: see `StateTable.kept`."""
         (table,) = [table for table in self._tables if table.name == name]
         codec = self.keys.codec
         as_objects = isinstance(table, ObjectTable) and not isinstance(table, BroadcastTable) and not self._vectorised
@@ -236,7 +236,7 @@ class Store:
 
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:
-        """Times before which no event-time and no processing-time timer is due, nor worth cleaning up after."""
+        """Times before which no event-time and no processing-time timer is due, and no cleaning is worth an epoch."""
         event, processing = (self.timers[0].next_us(), self.timers[1].next_us()) if self.timers else (None, None)
         if self.expiry is None:
             return event, processing
@@ -244,7 +244,7 @@ class Store:
         return earliest((event, event_ttl)), earliest((processing, processing_ttl))
 
     def turn_to(self, key_group: int, key: Any) -> None:
-        """Make a key current, so that the states' handles are about it. For looking; then `abort`."""
+        """Make a key current, so that the handles read its states. Read only, then call `abort`."""
         self.keys.learn((key,), (key_group,))
         self._scope.key = key
         if not self._vectorised:
@@ -253,16 +253,16 @@ class Store:
     def timers_of(self, key_group: int, key: Any) -> list[tuple[int, bool]]:
         """Return the times of a key's timers, and whether they are processing times. Reads all timers."""
         encoded = self.keys.codec.encode(key_group, key)
-        found = []
+        times = []
         for timers in self.timers or ():
             fired = timers.fire(_LAST_US, lambda keys: None)
-            found += [(at_us, timers.name == PROCESSING_TIMERS) for at_us, of in fired if of == encoded]
+            times += [(at_us, timers.name == PROCESSING_TIMERS) for at_us, of in fired if of == encoded]
             timers.abort()
-        return found
+        return times
 
     @property
     def dirty_bytes(self) -> int:
-        """About how much memory changes hold on to that the backend does not have yet."""
+        """About how much memory the changes take that the backend does not have yet."""
         return sum(table.dirty_bytes for table in self._tables)
 
     def metrics(self) -> dict[str, int]:
@@ -294,7 +294,7 @@ class Store:
         return event, processing
 
     def _refuse_timers_for_ever(self, *, timed: bool) -> None:
-        """Refuse a snapshot's timers of event time where there is no event time any more: none would ever fire."""
+        """Refuse a snapshot's event-time timers if the stream has no event time any more: none would ever fire."""
         if timed or self.timers is None or (first_us := self.timers[0].next_us()) is None:
             return
         raise IncompatibleStateError(
@@ -305,7 +305,7 @@ class Store:
         )
 
     def _bind_states(self, cache_bytes: int) -> list[StateTable[Any]]:
-        """Put a handle into the place of each declaration; return their tables."""
+        """Replace each declaration by a handle; return the tables."""
         states = declared_states(self._process)
         binder = Binder(
             self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
@@ -319,7 +319,7 @@ class Store:
         return bound
 
     def _adopt(self) -> None:
-        """Take over what a backend that keeps nothing itself has read from its snapshot."""
+        """Load all entries from a backend that leaves state to the tables, as it has read them from its snapshot."""
         for table in self._tables:
             table.adopt(self._read(table.name))
             self._backend.release(table.name)

@@ -1,11 +1,11 @@
-"""What every kind of state is to its partition: a table whose writes of an epoch are kept or forgotten together.
+"""The base classes of state tables, whose writes of an epoch are committed or discarded together.
 
-What is written belongs to one of four layers, from new to old: the present epoch's, which `abort` takes back; dirty,
-what committed epochs wrote and the backend does not have yet; what is in flight, frozen and given to a background
-thread to write; and what the backend has. Freezing is a swap, so a checkpoint's synchronous part costs next to nothing.
+A write belongs to one of four layers, from new to old: the present epoch's writes, which `abort` undoes; dirty ones,
+which committed epochs made and the backend does not have yet; those in flight, frozen and passed to a background thread
+to write; and those in the backend. A freeze is a swap, so a checkpoint's synchronous part costs next to nothing.
 
-Where the backend `keeps_all`, it keeps nothing itself: the table takes everything over with `adopt`, all of it is dirty
-for ever, and each freeze is a copy, in which reads need not look.
+If the backend `keeps_all`, it stores nothing between snapshots: the table loads everything with `adopt`, all of it is
+dirty for ever, and each freeze is a copy, which reads can skip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Layer = TypeVar("Layer")
 """Changes that belong together, as a kind of state holds them."""
 
 Kept = list[tuple[Any, Any]]
-"""What a table has of one key: what follows the key in an entry, and the value, as the table holds them."""
+"""The entries of one key in a table: pairs of the sub key and the value, as the table holds them."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SomeKeys:
     """Keys to look up."""
 
     keys: Sequence[Any]
-    """As tables of objects know them."""
+    """The keys as tables of objects hold them."""
     encoded: Sequence[bytes]
     codec: KeyCodec
 
@@ -46,19 +46,19 @@ class StateTable(Generic[Layer]):
         self.name = name
         self.hits = self.misses = 0
         self.journal: Journal | None = None
-        """Where each write is noted, if single calls are to be undone."""
+        """Records each write, if single calls can be undone."""
         self._backend = backend
         self._holds_all = backend.keeps_all
         self._frozen: list[Layer] = []
-        """What was frozen and is not known to be written, older first."""
+        """Frozen layers that are not known to be written, older first."""
         self._inflight: list[Layer] = [] if self._holds_all else self._frozen
-        """The same, where reads have to look into it."""
+        """The frozen layers that reads have to search."""
         self._written = Semaphore(0)
-        """Counts what is written, and still among what was frozen."""
+        """Counts the layers that are written and still in `_frozen`."""
 
     @property
     def dirty_bytes(self) -> int:
-        """About how much memory changes hold on to that the backend does not have yet."""
+        """About how much memory the changes take that the backend does not have yet."""
         raise NotImplementedError
 
     @property
@@ -67,21 +67,21 @@ class StateTable(Generic[Layer]):
         return 0
 
     def commit(self) -> None:
-        """Keep this epoch's writes."""
+        """Commit this epoch's writes."""
         raise NotImplementedError
 
     def abort(self) -> None:
-        """Forget this epoch's writes."""
+        """Discard this epoch's writes."""
         raise NotImplementedError
 
     def changed(self) -> Iterator[Entry]:
-        """Encode what this epoch wrote so far."""
+        """Encode this epoch's writes so far."""
         raise NotImplementedError
 
     def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Between epochs: take what the backend must be given for a snapshot; later writes do not show in it.
+        """Take the changes to write to the backend for a snapshot; later writes are not among them. Between epochs.
 
-        The result is called in a background thread, and `release` in the end.
+        A background thread calls the result, and `release` when it has written them.
         """
         self._drop_written()
         frozen = self._copy() if self._holds_all else self._take()
@@ -89,66 +89,66 @@ class StateTable(Generic[Layer]):
         return lambda: self._encode(frozen)
 
     def release(self) -> None:
-        """The oldest frozen changes are in the backend now."""
+        """Note that the oldest frozen changes are in the backend now."""
         self._written.release()
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the entries of a backend that keeps nothing itself."""
+        """Load the entries of a backend that leaves state to the tables."""
         raise NotImplementedError
 
     def evict(self) -> None:
-        """Keep what is cached within its budget."""
+        """Keep the cache within its budget."""
 
     def unwritten(self) -> list[Any]:
-        """Return the layers of what the backend does not have yet, by key; none where entries carry their keys."""
+        """Return the layers that the backend does not have yet, by key; none if entries contain their key groups."""
         return []
 
     def kept(self, some: SomeKeys) -> list[Kept]:
-        """Return what committed epochs wrote of some keys, in their order. In any thread, also while an epoch runs.
+        """Return the committed entries of some keys, in their order. In any thread, also while an epoch runs.
 
-        It holds no lock: if a commit, an abort or a freeze falls into it, what it returns is of no epoch, or it raises
-        RuntimeError. See lookups.py for who finds that out.
+        It takes no lock: if a commit, an abort or a freeze happens meanwhile, the result may mix epochs, or it raises
+        RuntimeError. The caller detects that with a sequence lock: see lookups.py.
         """
         raise NotImplementedError
 
-    # -- what freezing is, by kind
+    # -- freezing, by kind of table
 
     def _copy(self) -> Layer:
-        """Return all that there is, so that later writes do not show in it."""
+        """Return a copy of all entries."""
         raise NotImplementedError
 
     def _take(self) -> Layer:
-        """Return the dirty changes, and go on with none."""
+        """Return the dirty changes, and replace them with an empty layer."""
         raise NotImplementedError
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
-        """Encode what was frozen, in the thread that writes: all that was frozen before is in the backend."""
+        """Encode a frozen layer, in the writing thread: all earlier layers are in the backend."""
         raise NotImplementedError
 
     def _drop_written(self) -> None:
-        """Let go of what is written; in the thread of the epochs, when nothing that goes on relies on it."""
+        """Drop the layers that are written; in the thread of the epochs, when nothing in progress reads them."""
         while self._frozen and self._written.acquire(blocking=False):
             self._let_go(self._frozen.pop(0))
 
     def _let_go(self, layer: Layer) -> None:
-        """Do what there is to be done when reads find a layer's changes in the backend from now on."""
+        """Prepare for reads of a layer's changes from the backend: the layer is dropped."""
 
 
 class ObjectTable(StateTable[dict[Any, Any]]):
-    """What tables of live objects have in common: by key, in dicts that stay the same, for handles hold on to them."""
+    """Base of the tables of live objects: dicts by key, which are never replaced, since handles refer to them."""
 
     def __init__(self, name: str, backend: Backend, cache_bytes: int) -> None:
         super().__init__(name, backend)
         self.live: dict[Any, Any] = {}
-        """What the user's function reads and writes."""
+        """The objects that the user's function reads and writes."""
         self.undo: dict[Any, Any] = {}
-        """What stood there before, of all that this epoch has written."""
+        """The values before this epoch, of all keys that it has written."""
         self._dirty: dict[Any, Any] = self.live if self._holds_all else {}
         self._absent: set[Any] = set()
-        """Where all is live: what may stand there as absent. It goes, so that memory follows the state."""
+        """If all state is live: keys that may be live with the value None. They are dropped to save memory."""
         self._cache_bytes = cache_bytes
         self._entry_bytes = 0.0
-        """About how much memory a live entry takes; 0 before the first look."""
+        """About how much memory a live entry takes; 0 before the first measurement."""
 
     def unwritten(self) -> list[dict[Any, Any]]:
         return [self._dirty, *self._frozen]
@@ -164,17 +164,17 @@ class ObjectTable(StateTable[dict[Any, Any]]):
             self._shrink()
 
     def _take(self) -> dict[Any, Any]:
-        taken, self._dirty = self._dirty, {}
-        return taken
+        layer, self._dirty = self._dirty, {}
+        return layer
 
     def _drop_absent(self, absent: set[Any]) -> None:
-        """Forget of these that they are not there, unless they are."""
+        """Drop these keys from `live`, if their value is None."""
         raise NotImplementedError
 
     def _sampled_bytes(self) -> float:
-        """Look at a few live entries; return how much memory one takes."""
+        """Measure a few live entries; return how much memory one takes."""
         raise NotImplementedError
 
     def _shrink(self) -> None:
-        """Let go of live entries if they are beyond the budget."""
+        """Evict live entries if they exceed the budget."""
         raise NotImplementedError

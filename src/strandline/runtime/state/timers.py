@@ -1,11 +1,11 @@
-"""Pending timers of one kind: unique by time and key, found in the order of their times, written behind like any state.
+"""The table of pending timers of one kind: unique by time and key, fired in the order of their times.
 
 A timer in memory is `time (8 bytes) ‖ encoded key`, so that bytes sort by time; stored it is `key group ‖ time ‖ key`,
 so that a key group stays one range. A layer holds changes that the backend does not have: True sets a timer, False
-deletes one. Newer layers hide older ones, and all of them the backend. Setting a timer reads nothing.
+deletes one. Newer layers override older ones, and all of them the backend. Setting a timer reads nothing.
 
-The backend's timers are not held in memory, however many there are: for each key group it is known before which time
-there is none, so a watermark that passes nothing costs nothing.
+The backend's timers are not held in memory, however many there are: for each key group, memory has a time before which
+there is none, so a watermark that passes no timer costs nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _TIMER_BYTES = 200
 _SPARE_ENTRIES = 1000
 _END = b"\xff" * 9
 ENDLESS_CHAIN = 1_000_000
-"""A chain of timers, each set by the call of the one before, that gets this long within one epoch is looked at."""
+"""The length at which a chain of timers in one epoch, each set by the call of the one before, is checked for an end."""
 _NO_CHAIN = (0, 0)
 _MOST_STRETCHES = 100
-"""With how many more times its length it must come to its end: else that is an error. One that makes up for days, or
-years, ends."""
+"""How many more times its length a checked chain may take to its end: otherwise it is an error. A chain that catches up
+with days, or years, ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +48,11 @@ class Layer:
     changes: dict[bytes, bool] = field(default_factory=dict)
     order: Runs = field(default_factory=Runs)
     fresh: set[bytes] = field(default_factory=set)
-    """Set timers that no older layer and not the backend knows: deleting them leaves nothing to write."""
+    """Set timers that neither an older layer nor the backend has: a deletion of one leaves nothing to write."""
 
     def pending(self, timers: list[bytes], newer: list[dict[bytes, bool]]) -> list[bytes]:
-        """Return those of some timers that it sets and of which nothing newer says anything."""
-        return _untold([timer for timer in timers if self.changes.get(timer)], newer)
+        """Return those of some timers that this layer sets and that no newer change overrides."""
+        return _not_in([timer for timer in timers if self.changes.get(timer)], newer)
 
 
 class TimerTable(StateTable[Layer]):
@@ -64,20 +64,20 @@ class TimerTable(StateTable[Layer]):
         self._set_now: list[bytes] = []
         """A heap of the timers that this epoch set."""
         self._dirty = Layer()
-        self._taken: list[tuple[Layer, list[bytes]]] = []
+        self._popped: list[tuple[Layer, list[bytes]]] = []
         self._first: dict[int, bytes] = {}
         self._first_before: dict[int, bytes] | None = None
         self._due: list[bytes] | None = None
         self._limit = b""
         self._until = b""
-        """While timers fire, up to where they do: a timer that is set before it fires in the same epoch."""
+        """The bound while timers fire: a timer that is set before it fires in the same epoch."""
         self._longest: int | None = None
         self._links: dict[bytes, tuple[int, int]] = {}
-        """Of timers that were set while others fire, and fire with them: how long their chain is, with them, and when
-        it began, or was looked at last."""
+        """By timer that was set while others fire, and fires with them: the length of its chain, itself included, and
+        the time when the chain began, or was checked last."""
         self._link = _NO_CHAIN
         self._left: list[bytes] = []
-        """Timers that would have been one too many in a row."""
+        """Timers that exceed the permitted length of a chain, and stay pending."""
         if not self._holds_all:
             for group in groups:
                 for entry, _ in islice(backend.scan(name, _GROUP.pack(group)), 1):
@@ -119,7 +119,7 @@ class TimerTable(StateTable[Layer]):
         self._now[timer] = False
 
     def _take_back(self, timer: bytes, before: bool | None) -> None:
-        # In the heaps it stays: what is found there counts only if it is set.
+        # It stays in the heaps: an entry there counts only if it is set in the changes.
         if before is None:
             self._now.pop(timer, None)
         else:
@@ -132,12 +132,12 @@ class TimerTable(StateTable[Layer]):
         most: int | None = None,
         longest: int | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Give each timer up to a time with its key, in order, deleting it; also those set on the way.
+        """Yield each timer up to a time with its key, in order, and delete it; also those set meanwhile.
 
-        `prepare` is told the encoded keys of many timers before they come, and returns the keys to give for them; None:
-        the encoded ones. After about `most` timers, those in memory not counted, the others stay pending. So do those
-        that are set on the way if `longest` in a row were, each by the call of the one before. Without `longest`, the
-        call that sets the ENDLESS_CHAINth raises UserCodeError if the chain does not come to its end soon.
+        `prepare` gets the encoded keys of many timers in advance, and returns the keys to yield for them; None: the
+        encoded ones. After about `most` timers, those in memory not counted, the others stay pending. So do those that
+        are set meanwhile at the end of a chain of `longest`, each set by the call of the one before. Without `longest`,
+        the call that sets the ENDLESS_CHAINth raises UserCodeError if the chain does not come to its end soon.
         """
         left: list[bytes] = []
         self._longest, self._link, self._links, self._left = longest, _NO_CHAIN, {}, left
@@ -145,7 +145,7 @@ class TimerTable(StateTable[Layer]):
         try:
             yield from self._fire(bound, prepare, most)
         finally:
-            # Closed late, after an abort, it may be that of another epoch.
+            # If the generator is closed late, after an abort, the attributes may be those of another epoch.
             if self._left is left:
                 for timer in left:
                     heapq.heappush(self._set_now, timer)
@@ -155,14 +155,14 @@ class TimerTable(StateTable[Layer]):
         self, bound: bytes, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None
     ) -> Iterator[tuple[int, Any]]:
         self._drop_written()
-        # The layers are looked at before the backend is read: what is written meanwhile is in both.
+        # The layers are listed before the backend is read: a layer written meanwhile is in both.
         stored = self._stored_until(bound)
-        given = 0
+        fired_count = 0
         while True:
             chunk = list(islice(stored, _CHUNK))
             limit = chunk[-1] if len(chunk) == _CHUNK else bound
             due = self._take_until(limit)
-            due += _untold(chunk, [self._now, *(layer.changes for layer in self._layers())])
+            due += _not_in(chunk, [self._now, *(layer.changes for layer in self._layers())])
             due.sort()
             encoded = [timer[8:] for timer in due]
             keys = prepare(encoded) or encoded
@@ -171,13 +171,13 @@ class TimerTable(StateTable[Layer]):
             try:
                 yield from self._fire_due(due, keys, on_the_way)
             finally:
-                # Closed late, after an abort, it may be that of another epoch.
+                # If the generator is closed late, after an abort, the attribute may be that of another epoch.
                 if self._due is on_the_way:
                     self._due = None
-            given += len(chunk)
+            fired_count += len(chunk)
             if limit is bound:
                 return
-            if most is not None and given >= most:
+            if most is not None and fired_count >= most:
                 self._first = {group: max(first, limit) for group, first in self._first.items()}
                 return
 
@@ -193,14 +193,14 @@ class TimerTable(StateTable[Layer]):
             newer.append(layer.changes)
         return _TIME.unpack_from(min(earliest))[0] - _BIAS if earliest else None
 
-    # -- as every table
+    # -- methods of every table
 
     def commit(self) -> None:
         now, dirty = self._now, self._dirty
-        gone = {timer for layer, taken in self._taken if layer is dirty for timer in taken}
-        # One that is set again and again, epoch after epoch, is in order once.
+        gone = {timer for layer, popped in self._popped if layer is dirty for timer in popped}
+        # A timer that is set again, epoch after epoch, is in `order` once.
         ordered = (timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
-        # One that was deleted again, or whose call was undone, is not pending.
+        # A timer that was deleted again, or whose call was undone, is not pending.
         dirty.order.add(timer for timer in ordered if now.get(timer))
         if self._holds_all:
             for timer, is_set in now.items():
@@ -211,12 +211,12 @@ class TimerTable(StateTable[Layer]):
         else:
             self._keep(now)
         if len(dirty.order) > _SPARE_ENTRIES + 2 * len(dirty.changes):
-            # Timers that are deleted, or moved again and again, stay in order until their time comes.
+            # Timers that are deleted, or moved often, stay in `order` until their time comes: rebuild it.
             dirty.order = Runs(timer for timer, is_set in dirty.changes.items() if is_set)
-        self._now, self._set_now, self._taken, self._first_before = {}, [], [], None
+        self._now, self._set_now, self._popped, self._first_before = {}, [], [], None
 
     def _keep(self, now: dict[bytes, bool]) -> None:
-        """Add this epoch's changes to those that are to be written; a fresh timer that is gone again leaves none."""
+        """Add this epoch's changes to those to write; a fresh timer that was deleted again leaves none."""
         changes, fresh = self._dirty.changes, self._dirty.fresh
         first, older = self._first_before or self._first, [layer.changes for layer in self._inflight]
         for timer, is_set in now.items():
@@ -236,11 +236,11 @@ class TimerTable(StateTable[Layer]):
             changes[timer] = is_set
 
     def abort(self) -> None:
-        for layer, taken in self._taken:
-            layer.order.add(taken)
+        for layer, popped in self._popped:
+            layer.order.add(popped)
         if self._first_before is not None:
             self._first = self._first_before
-        self._taken, self._first_before, self._due = [], None, None
+        self._popped, self._first_before, self._due = [], None, None
         self._longest, self._left, self._until = None, [], b""
         self._now, self._set_now = {}, []
 
@@ -254,21 +254,21 @@ class TimerTable(StateTable[Layer]):
 
     def kept(self, some: SomeKeys) -> list[Kept]:
         """Return the times of some keys' timers. Reads all timers in memory, and those of the keys' key groups."""
-        found: dict[bytes, Kept] = {key: [] for key in some.encoded}
-        # The layers before the backend: what is written meanwhile is in both.
+        by_key: dict[bytes, Kept] = {key: [] for key in some.encoded}
+        # List the layers before reading the backend: a layer written meanwhile is in both.
         layers = [layer.changes for layer in self._layers()]
-        told: set[bytes] = set()
+        changed: set[bytes] = set()
         for changes in layers:
-            for timer in [timer for timer in list(changes) if timer[8:] in found and timer not in told]:
-                told.add(timer)
+            for timer in [timer for timer in list(changes) if timer[8:] in by_key and timer not in changed]:
+                changed.add(timer)
                 if changes[timer]:
-                    found[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
-        for prefix in () if self._holds_all else sorted({key[:2] for key in found}):
+                    by_key[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
+        for prefix in () if self._holds_all else sorted({key[:2] for key in by_key}):
             for entry, _ in self._backend.scan(self.name, prefix):
                 timer = _timer(entry)
-                if timer[8:] in found and timer not in told:
-                    found[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
-        return [found[key] for key in some.encoded]
+                if timer[8:] in by_key and timer not in changed:
+                    by_key[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
+        return [by_key[key] for key in some.encoded]
 
     @property
     def dirty_bytes(self) -> int:
@@ -278,15 +278,15 @@ class TimerTable(StateTable[Layer]):
         return Layer(dict(self._dirty.changes))
 
     def _take(self) -> Layer:
-        taken, self._dirty = self._dirty, Layer()
-        return taken
+        layer, self._dirty = self._dirty, Layer()
+        return layer
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
         return _encode(layer.changes)
 
     def _drop_written(self) -> None:
-        # An abort would need them.
-        if not self._taken and self._first_before is None:
+        # An abort needs the layers.
+        if not self._popped and self._first_before is None:
             super()._drop_written()
 
     def _let_go(self, layer: Layer) -> None:
@@ -304,13 +304,13 @@ class TimerTable(StateTable[Layer]):
         for timer, at_us, key in zip(due, _times(due), keys, strict=True):
             while on_the_way and on_the_way[0] < timer:
                 yield from self._fire_one(heapq.heappop(on_the_way), known)
-            # Deleted on the way, or there twice.
+            # False if it was deleted meanwhile, or is a duplicate.
             if changes.get(timer, True):
                 changes[timer] = False
                 self._link = self._links.pop(timer, _NO_CHAIN)
                 yield at_us, key
                 if on_the_way:
-                    # A timer that is set on the way belongs to the key of one before it.
+                    # A timer that is set meanwhile has the key of an earlier one.
                     known[timer[8:]] = key
         while on_the_way:
             yield from self._fire_one(heapq.heappop(on_the_way), known)
@@ -324,22 +324,22 @@ class TimerTable(StateTable[Layer]):
 
     def _take_until(self, limit: bytes) -> list[bytes]:
         """Return the timers up to a limit that are set in memory."""
-        found = []
+        due = []
         while self._set_now and self._set_now[0] <= limit:
             timer = heapq.heappop(self._set_now)
             if self._now.get(timer):
-                found.append(timer)
+                due.append(timer)
         newer = [self._now]
         for layer in self._layers():
-            taken = layer.order.take_until(limit)
-            if taken:
-                self._taken.append((layer, taken))
-                found += layer.pending(taken, newer)
+            popped = layer.order.take_until(limit)
+            if popped:
+                self._popped.append((layer, popped))
+                due += layer.pending(popped, newer)
             newer.append(layer.changes)
-        return found
+        return due
 
     def _layers(self) -> list[Layer]:
-        """Return what may hide timers of the backend, from new to old."""
+        """Return the layers that may override timers of the backend, from new to old."""
         return [self._dirty, *self._inflight[::-1]]
 
     # -- what the backend holds
@@ -362,7 +362,7 @@ class TimerTable(StateTable[Layer]):
 
 
 def earliest(times_us: Iterable[int | None]) -> int | None:
-    """Return the first of some times; None: there is none."""
+    """Return the earliest of some times; None: there is none."""
     return min((time_us for time_us in times_us if time_us is not None), default=None)
 
 
@@ -372,7 +372,7 @@ def passed_us(watermark_us: int) -> int:
 
 
 def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:
-    """Whether the watermark has passed, or the clock has reached, the first timer of its kind; None: there is none."""
+    """Whether the watermark has passed the first event-time timer, or the clock has reached the first of its own."""
     if event_us is not None and watermark_us is not None and event_us <= passed_us(watermark_us):
         return True
     return processing_us is not None and processing_us <= now_us
@@ -390,16 +390,16 @@ def _endless(at_us: int, until_us: int) -> UserCodeError:
 def _times(timers: list[bytes]) -> list[int]:
     """Return the times of timers, in microseconds since 1970."""
     packed = np.frombuffer(b"".join([timer[:8] for timer in timers]), ">u8")
-    found: list[int] = (packed.astype(np.uint64) ^ np.uint64(_BIAS)).view(np.int64).tolist()
-    return found
+    times_us: list[int] = (packed.astype(np.uint64) ^ np.uint64(_BIAS)).view(np.int64).tolist()
+    return times_us
 
 
-def _untold(timers: list[bytes], changes: list[dict[bytes, bool]]) -> list[bytes]:
-    """Return the timers of which none of these changes says anything."""
-    for told in changes:
-        # Often it says nothing at all.
-        if told:
-            timers = [timer for timer in timers if timer not in told]
+def _not_in(timers: list[bytes], layers: list[dict[bytes, bool]]) -> list[bytes]:
+    """Return the timers that none of these layers changes."""
+    for changes in layers:
+        # Often it is empty.
+        if changes:
+            timers = [timer for timer in timers if timer not in changes]
     return timers
 
 

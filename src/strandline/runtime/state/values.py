@@ -1,7 +1,7 @@
-"""Values: one live object a key, over a backend. See table.py for the layers.
+"""The table of value states: one live object a key, over a backend. See table.py for the layers.
 
-A key that is not live is looked for in dirty, in what is in flight from new to old, among the objects evicted last, and
-then in the backend.
+A key that is not live is looked up in the dirty layer, in those in flight from new to old, among the objects evicted
+last, and then in the backend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MISSING: Any = object()
 
 
 class ValueTable(ObjectTable):
-    """One value a key. Keys and values are what the codecs make of them; the vectorised form has bytes for both."""
+    """One value a key. Keys and values are objects that the codecs decode; in the vectorised form, both are bytes."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ValueTable(ObjectTable):
         self._decode_key = decode_key
 
     def load(self, keys: Iterable[Any]) -> None:
-        """Make every key live, reading from the backend in one go what nothing in memory has."""
+        """Load keys: those that are not in memory, from the backend, with one read."""
         wanted = keys if isinstance(keys, set | frozenset) else set(keys)
         missing = wanted.difference(self.live)
         self.hits += len(wanted) - len(missing)
@@ -49,13 +49,13 @@ class ValueTable(ObjectTable):
             self.live.update(dict.fromkeys(missing))
             self._absent |= missing
             return
-        # New before old: the first layer that has a key has its newest value.
+        # From new to old: the first layer that has a key has its newest value.
         for layer in (self._dirty, *self._inflight[::-1], self._evicted):
             if layer:
-                # Of keys: a dict would be walked through, however few are missing.
-                found = missing & layer.keys()
-                self.live.update((key, layer[key]) for key in found)
-                missing -= found
+                # With `keys()`: an intersection with the dict would iterate it, however few are missing.
+                hits = missing & layer.keys()
+                self.live.update((key, layer[key]) for key in hits)
+                missing -= hits
         if not missing:
             return
         self.misses += len(missing)
@@ -101,21 +101,21 @@ class ValueTable(ObjectTable):
         self.live.update(zip(keys, self._decode_values(values), strict=True))
 
     def kept(self, some: SomeKeys) -> list[Kept]:
-        # The layers before the backend: what is written meanwhile is in both.
+        # List the layers before reading the backend: a layer written meanwhile is in both.
         layers = [self._dirty, *self._inflight[::-1]]
-        found = [_first(layers, key) for key in some.keys]
+        values = [_first(layers, key) for key in some.keys]
         if self._holds_all:
-            # After the live values: what was read of this epoch's writes has its old value here.
-            found = [self.undo.get(key, value) for key, value in zip(some.keys, found, strict=True)]
-        elif absent := [at for at, value in enumerate(found) if value is _MISSING]:
+            # After the live values: `undo` has the old value of each key that this epoch had written by then.
+            values = [self.undo.get(key, value) for key, value in zip(some.keys, values, strict=True)]
+        elif absent := [at for at, value in enumerate(values) if value is _MISSING]:
             stored = self._backend.get_many(self.name, [some.encoded[at] for at in absent])
             for at, value in zip(absent, self._decode_values(stored), strict=True):
-                found[at] = value
-        return [[] if value is None or value is _MISSING else [(None, value)] for value in found]
+                values[at] = value
+        return [[] if value is None or value is _MISSING else [(None, value)] for value in values]
 
     def _shrink(self) -> None:
-        """A key not used for two generations goes."""
-        # What the epoch wrote has to stay: it is no reason to copy everything at each batch.
+        """Evict keys that were not used for two generations."""
+        # Keys that the epoch wrote have to stay: they do not count, or each batch would copy everything.
         if (len(self.live) - len(self.undo)) * self._entry_bytes > self._cache_bytes / 2:
             self._evicted = dict(self.live)
             self.live.clear()
@@ -148,14 +148,14 @@ class ValueTable(ObjectTable):
             changes = {key: value for key, value in changes.items() if value is not None}
             yield from ((key, None) for key in self._encode_keys(gone))
         keys = list(changes)
-        # Piece by piece: encoding a large table at once would double its memory and hold the interpreter for long.
+        # In pieces: encoding a large table at once would double its memory and hold the interpreter for long.
         for start in range(0, len(keys), 4096):
             some = keys[start : start + 4096]
             yield from zip(self._encode_keys(some), self._encode_values([changes[key] for key in some]), strict=True)
 
 
 def _first(layers: Sequence[dict[Any, Any]], key: Any) -> Any:
-    """Return what the newest layer that has a key has of it."""
+    """Return the value of a key in the newest layer that has it."""
     for layer in layers:
         value = layer.get(key, _MISSING)
         if value is not _MISSING:

@@ -1,1 +1,1 @@
-"""Events in, output out: the user's function at work on one operator partition."""
+"""Runs the user's function on one operator partition: events in, output out."""

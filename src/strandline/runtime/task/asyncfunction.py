@@ -1,7 +1,7 @@
-"""Calls of other systems: a Python function of each row, of which several run at once.
+"""Calls a Python function for each row, several at once, for functions that wait for other systems.
 
-Coroutines run in one event loop, in a thread of its own that lives as long as the process: what a function keeps open
-between rows, a session of HTTP or a pool of connections, stays usable, also for Spark's next task in this process.
+Coroutines run in one event loop, in a thread that lives as long as the process: an HTTP session or a connection pool
+that a function keeps open between rows stays usable, also for Spark's next task in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from strandline.runtime.task.rowfunction import BadRows, RowFunction
 from strandline.runtime.task.usererrors import step_error
 
 _MOST_HUNG = 200
-"""So many calls may hold a thread each that nobody waits for any more: rows behind them would not be asked about."""
+"""The number of threads beyond `concurrency`, for calls that timed out and still hold theirs, so later rows get one."""
 
 
 class NoAnswer(TimeoutError):
@@ -34,23 +34,23 @@ class NoAnswer(TimeoutError):
 
 @dataclass(frozen=True)
 class Fallback:
-    """What stands for the answer of a call that failed for good."""
+    """The replacement for the answer of a call that failed for good."""
 
     value: Any = None
     function: Callable[[Any, Exception], Any] | None = None
     """Of the row and the error; in place of the value."""
 
     def of(self, record: Any, error: Exception) -> Any:
-        """Return what a function would have returned."""
+        """Return the replacement for a row."""
         return self.value if self.function is None else self.function(record, error)
 
 
 @dataclass(frozen=True)
 class Calls:
-    """How a function is called that waits for others."""
+    """The options of calls of other systems."""
 
     concurrency: int
-    """How many calls are under way at once, in each task."""
+    """The number of calls in progress at once, in each task."""
     timeout_ms: int | None = None
     """How long an answer may take."""
     ordered: bool = True
@@ -61,47 +61,47 @@ class Calls:
 
 @dataclass(frozen=True)
 class AsyncRowFunction(RowFunction):
-    """Calls a function for several rows at once: a coroutine function in the loop, another one in threads."""
+    """Calls a function for several rows at once: a coroutine function in the loop, any other in threads."""
 
     calls: Calls = Calls(1)
 
     def _run(self, records: Sequence[Any], outputs: RawOutput, bad: BadRows | None) -> tuple[list[Any], list[int]]:
-        # A thread is made where none is idle: more than calls are waited for, if some hang.
+        # A thread is started if none is idle: there are more than `concurrency` only if some calls hang.
         threads = ThreadPoolExecutor(self.calls.concurrency + _MOST_HUNG, "strandline-map-async")
-        # As they are now: the function's other calls go on. Where rows may fail, each is looked at alone.
-        taken = outputs.main.taken if bad is None else outputs.main.fitting
-        answers = self._answers(records, threads, taken, bad)
+        # Copied at once: other calls of the function may change them. Where errors are tolerated, each row is checked.
+        copy = outputs.main.copied if bad is None else outputs.main.fitting
+        answers = self._answers(records, threads, copy, bad)
         under_way = asyncio.run_coroutine_threadsafe(answers, _loop(os.getpid()))
         try:
-            given = under_way.result()
+            outcomes = under_way.result()
         finally:
-            # Also when the task is ended: what hangs must not hold it up.
+            # Also when the task is cancelled: calls that hang must not hold it up.
             under_way.cancel()
             threads.shutdown(wait=False, cancel_futures=True)
-        rows = [(row, at) for at, found in given for row in found]
+        rows = [(row, at) for at, outputs_of in outcomes for row in outputs_of]
         return [row for row, _ in rows], [at for _, at in rows]
 
     async def _answers(
         self,
         records: Sequence[Any],
         threads: ThreadPoolExecutor,
-        taken: Callable[[Any], Any],
+        copy: Callable[[Any], Any],
         bad: BadRows | None,
     ) -> list[tuple[int, list[Any]]]:
-        """Return what the function gives for each record, by its place; when one fails, give up the others."""
-        found: list[tuple[int, list[Any]]] = []
+        """Return the function's rows for each record, by its index; if one call fails, cancel the others."""
+        results: list[tuple[int, list[Any]]] = []
         waiting = iter(enumerate(records))
 
         async def work() -> None:
             for at, record in waiting:
                 try:
                     out = await self._answer(record, threads)
-                    found.append((at, [taken(row) for row in ([] if out is None else out)]))
+                    results.append((at, [copy(row) for row in ([] if out is None else out)]))
                 except asyncio.CancelledError:
                     raise
                 except BaseException as error:
                     if bad is None:
-                        raise self._said(error, record) from error
+                        raise self._call_error(error, record) from error
                     bad.bear(TimeoutError(str(error)) if isinstance(error, NoAnswer) else error, record, at)
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(self.calls.concurrency, len(records)))]
@@ -112,10 +112,10 @@ class AsyncRowFunction(RowFunction):
                 worker.cancel()
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(*workers, return_exceptions=True)
-        return sorted(found, key=lambda each: each[0]) if self.calls.ordered else found
+        return sorted(results, key=lambda each: each[0]) if self.calls.ordered else results
 
     async def _answer(self, record: Any, threads: ThreadPoolExecutor) -> list[Any] | None:
-        """Return what the function gives for a row in the end, or what stands for it."""
+        """Return the function's result for a row after retries, or the fallback."""
         calls, tried = self.calls, 0
         while True:
             try:
@@ -145,7 +145,7 @@ class AsyncRowFunction(RowFunction):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Nobody has cancelled this call: something that the function has waited for was.
+            # This call was not cancelled: something that the function has waited for was.
             raise RuntimeError("what the function has waited for was cancelled") from error
         except Exception as error:
             if limit.expired():
@@ -156,11 +156,11 @@ class AsyncRowFunction(RowFunction):
         try:
             return self.function(record)
         except StopIteration as error:
-            # No future of asyncio's takes it: before Python 3.12, whoever waits for the answer would wait for ever.
+            # An asyncio future does not accept it: before Python 3.12, a caller would wait for the answer for ever.
             raise RuntimeError("the function raised StopIteration") from error
 
-    def _said(self, error: BaseException, record: Any) -> BaseException:
-        """Return what the user is told of a call that failed."""
+    def _call_error(self, error: BaseException, record: Any) -> BaseException:
+        """Return the error to raise for a call that failed."""
         if isinstance(error, NoAnswer):
             return UnavailableError(
                 f"map_async: {error} for the row {record!r}",
@@ -178,7 +178,7 @@ def _pause_s(retry: Retry, tried: int) -> float:
 
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Return this process's event loop: one that was forked has no threads of its parent's."""
+    """Return this process's event loop: a forked process has no threads of its parent."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=_run, args=(loop,), name="strandline-map-async", daemon=True).start()
     return loop
@@ -186,6 +186,6 @@ def _loop(process: int) -> asyncio.AbstractEventLoop:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
-        # A task of the function's own that exits would take the loop along, and all who wait for it.
+        # A task of the user's function that exits would end the loop, and all calls that wait for it.
         with suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()

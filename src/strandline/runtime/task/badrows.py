@@ -1,4 +1,4 @@
-"""Rows that no function can be called with: they have no key, or hold what Python has no value for."""
+"""Finds rows that no function can be called with: rows without a key, or with values that Python cannot represent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TO_HAVE_KEYS = 'drop such events before key_by, as with where("key is not null"
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row, and why it is bad."""
+    """The index of a bad row, and the reason."""
 
     at: int
     step: str
@@ -34,41 +34,41 @@ def bad_rows(
     uid: str,
     read: Collection[int] | None = None,
 ) -> list[BadRow]:
-    """Return the bad ones among some rows, in order: without a key, or unreadable in one of the columns `read`."""
-    found: dict[int, BadRow] = {}
+    """Return the bad rows, in order: without a key, or unreadable in one of the columns `read`."""
+    by_row: dict[int, BadRow] = {}
     error: UserCodeError
     for at in key_at:
         if columns[at].null_count:
             message = f"the key column '{schema.names[at]}' is null"
             error = NullKeyError(message, hint=_TO_HAVE_KEYS, discreet=message, operator=uid)
             for row in np.flatnonzero(columns[at].is_null().to_numpy(zero_copy_only=False)).tolist():
-                found.setdefault(row, BadRow(row, "key_by", error))
+                by_row.setdefault(row, BadRow(row, "key_by", error))
     for at, (column, field) in enumerate(zip(columns, schema.fields, strict=True)):
         if read is None or at in read:
             name = field.name.removeprefix(_OURS)
             what = f"the {'column' if name == field.name else 'accumulator'} '{name}' cannot be read"
             for row, why in _unreadable(conform(column, field.type), field.type, 0):
                 error = UserCodeError(f"{what}: {why.message}", hint=why.hint, discreet=what, operator=uid)
-                found.setdefault(row, BadRow(row, "read", error))
-    return [found[row] for row in sorted(found)]
+                by_row.setdefault(row, BadRow(row, "read", error))
+    return [by_row[row] for row in sorted(by_row)]
 
 
 def without(batch: pa.RecordBatch, bad: Sequence[BadRow]) -> pa.RecordBatch:
-    """Return the other rows of a batch."""
+    """Return a batch without its bad rows."""
     is_bad = np.zeros(batch.num_rows, dtype=bool)
     is_bad[[each.at for each in bad]] = True
     return batch.filter(pc.invert(pa.array(is_bad)))
 
 
 def values_at(columns: Sequence[pa.Array], schema: StructType, row: int) -> list[Any]:
-    """Return the values of a row; bytes for strings that are no UTF-8, numbers for moments that Python has not."""
+    """Return the values of a row; bytes for strings that are no UTF-8, numbers for times out of Python's range."""
     return [
         to_readable(column.slice(row, 1), field.type)[0] for column, field in zip(columns, schema.fields, strict=True)
     ]
 
 
 def _unreadable(column: pa.Array, kind: DataType, first: int) -> list[tuple[int, UserCodeError]]:
-    """Return the rows that Python has no value for: few, so halves without any are passed over."""
+    """Return the rows that Python cannot represent, by bisection, as they are few."""
     try:
         check_readable(column, kind)
     except UserCodeError as error:
@@ -76,5 +76,5 @@ def _unreadable(column: pa.Array, kind: DataType, first: int) -> list[tuple[int,
             return [(first, error)]
         half = len(column) // 2
         halves = (column.slice(0, half), first), (column.slice(half), first + half)
-        return [found for part, begins in halves for found in _unreadable(part, kind, begins)]
+        return [row for part, begins in halves for row in _unreadable(part, kind, begins)]
     return []

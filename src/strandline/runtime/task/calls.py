@@ -17,11 +17,11 @@ from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.usererrors import user_error
 
 OUTPUT_ROWS = 20_000
-"""Of how many rows that timers give a batch is made."""
+"""The number of rows of timers in a batch."""
 
 
 class EventCalls:
-    """One operator partition's calls of a KeyedProcess, and the rows they give."""
+    """Calls the KeyedProcess of one operator partition, and collects its rows."""
 
     def __init__(self, process: KeyedProcess, scope: Scope, outputs: RawOutput) -> None:
         self._process = process
@@ -35,27 +35,27 @@ class EventCalls:
     def on_events(
         self, keys: Sequence[Any], events: Iterator[Any], times: Sequence[int | None] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Call on_event for each event; give what it gave."""
-        given = self._given(keys, events, repeat(None, len(keys)) if times is None else times)
-        append, plain, taken = self._rows.append, self._outputs.main.plain, self._outputs.main.taken
+        """Call on_event for each event; yield its rows."""
+        rows = self._rows_of_events(keys, events, repeat(None, len(keys)) if times is None else times)
+        append, plain, copied = self._rows.append, self._outputs.main.plain, self._outputs.main.copied
         if times is None:
-            for row in given:
-                append(row if type(row) is plain else taken(row))
+            for row in rows:
+                append(row if type(row) is plain else copied(row))
         else:
             scope, stamp = self._scope, self._times.append
-            for row in given:
-                append(row if type(row) is plain else taken(row))
-                # What an operator of ours gives may have a time of its own.
+            for row in rows:
+                append(row if type(row) is plain else copied(row))
+                # A row of a built-in operator may have its own time.
                 stamp(scope.time_us)
         self._scope.leave_key()
         return self._take()
 
-    def _given(self, keys: Sequence[Any], events: Iterator[Any], times: Iterable[int | None]) -> Iterator[Any]:
-        """Give the rows of all events; a row is looked at before the function goes on."""
+    def _rows_of_events(self, keys: Sequence[Any], events: Iterator[Any], times: Iterable[int | None]) -> Iterator[Any]:
+        """Yield the rows of all events; a row is copied before the function continues."""
         event = key = None
         scope = self._scope
         on_event: Callable[[Any, Any], Any] = self._process.on_event
-        # The hot loop: nothing in here that is not needed for every event. It is rows_of() for each of them.
+        # The hot loop: only what every event needs. The inner loop is rows_of(), inlined.
         try:
             for key, event, time_us in zip(keys, events, times, strict=True):
                 scope.key = key
@@ -76,12 +76,12 @@ class EventCalls:
         prepare: Callable[[list[bytes]], list[Any]],
         longest: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Call on_timer for each timer that is due, in the order of their times; give what it gave.
+        """Call on_timer for each timer that is due, in the order of their times; yield its rows.
 
-        `longest` is how many in a row may be set by the calls before.
+        `longest` limits a chain of timers, each set by the call of the one before.
         """
         scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
-        plain, taken = self._outputs.main.plain, self._outputs.main.taken
+        plain, copied = self._outputs.main.plain, self._outputs.main.copied
         timer = Timer(processing)
         scope.in_timer = True
         for at_us, key in timers.fire(until_us, prepare, longest=longest):
@@ -89,9 +89,9 @@ class EventCalls:
             timer.time_us = at_us
             scope.time_us = None if processing else at_us
             try:
-                # One by one: an operator of ours may give each row a time of its own.
+                # One by one: a built-in operator may set another time for each row.
                 for row in rows_of(on_timer(timer, scope)):
-                    rows.append(row if type(row) is plain else taken(row))
+                    rows.append(row if type(row) is plain else copied(row))
                     times.append(scope.time_us)
             except BaseException as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
@@ -113,7 +113,7 @@ class EventCalls:
         yield from self._outputs.take_sides()
 
     def forget(self) -> None:
-        """Forget rows of an epoch that failed."""
+        """Discard the rows of an epoch that failed."""
         self._rows.clear()
         self._times.clear()
         self._scope.in_timer = False

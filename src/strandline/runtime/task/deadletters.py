@@ -1,4 +1,4 @@
-"""Dead letters as rows: what of an error is the event's own, and how it is said."""
+"""Dead letters as rows: decides which errors an event may cause, and describes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRACEBACK = 20_000
 
 
 def is_the_events(error: BaseException) -> bool:
-    """Whether an error may be that of one event: not memory's, not one of storage, nor of how the program is set up."""
+    """Whether one event may be the cause of an error, rather than memory, storage or the program's configuration."""
     if isinstance(error, MemoryError | SystemExit | KeyboardInterrupt | GeneratorExit):
         return False
     if isinstance(error, StrandlineError):
@@ -27,13 +27,13 @@ def is_the_events(error: BaseException) -> bool:
 
 
 def kind_and_place(error: BaseException) -> str:
-    """Return what may be said of an error where no values may stand: its kind, and where the user's function raised."""
+    """Return an error's type and the line in the user's function that raised it, without any values."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
     return type(error).__name__ + (f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what a dead letter says of an exception."""
+    """Return the reason in a dead letter for an exception."""
     return error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text_of(error)}"
 
 
@@ -42,12 +42,12 @@ def letter(
 ) -> tuple[Any, ...]:
     """Return a dead letter's row."""
     time = None if time_us is None else as_datetime(time_us)
-    said = _short(reason, _REASON), _json(key), _json(event)
-    return (operator or None, step, *said, time, None if trace is None else _short(trace, _TRACEBACK))
+    texts = _short(reason, _REASON), _json(key), _json(event)
+    return (operator or None, step, *texts, time, None if trace is None else _short(trace, _TRACEBACK))
 
 
 def _short(text: str, most: int) -> str:
-    """Half a surrogate pair is no text, and an exception may say anything at any length."""
+    """Shorten a text, and escape lone surrogates: an exception's text may be anything, at any length."""
     text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
     return text.encode(errors="backslashreplace").decode()
 

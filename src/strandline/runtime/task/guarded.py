@@ -1,8 +1,7 @@
-"""Calls of a function whose errors do not end the job: one that fails is undone alone, and its event is a dead letter.
+"""Calls a function whose errors do not end the job: a failed call is undone alone, and its event is a dead letter.
 
 Rows of many events are checked together, when a batch is built of them. If one does not fit, all of these calls are
-undone and made once more, each row being checked as it is given: so it is known whose it was, and nothing is in the way
-of what fits.
+undone and repeated, with a check of each row at once: so the event of the row is known, and rows that fit are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
 from strandline.core.errors import OutputError, StrandlineError, UserCodeError
 from strandline.runtime.builtin import BuiltinOperator
-from strandline.runtime.operators.joins import called
+from strandline.runtime.operators.joins import user_call
 from strandline.runtime.output_rows import rows_of
 from strandline.runtime.program import Process
 from strandline.runtime.state.journal import Journal
@@ -30,11 +29,11 @@ from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.usererrors import user_error
 
 _TOGETHER = 5_000
-"""Of how many events the rows are checked together."""
+"""The number of events whose rows are checked together."""
 
 
 class Failures:
-    """The failing events of one operator partition: borne, counted, and given as dead letters if they are to be."""
+    """The failed events of one operator partition: counts them, and emits them as dead letters if configured."""
 
     def __init__(
         self, process: Process, scope: Scope, outputs: RawOutput, on_error: OnError, journal: Journal | None
@@ -47,30 +46,30 @@ class Failures:
         self._at_most = on_error.at_most
         self._per_us = on_error.per_ms * 1000
         self.in_epoch = 0
-        """How many events of this epoch failed."""
+        """The number of events of this epoch that failed."""
         self.last = ""
-        """What the last one failed with, without anything of the event itself."""
+        """The last one's error, without anything of the event itself."""
         self._counted = self._counted_before = (0, 0)
-        """Which stretch of the clock it is, and how many events failed in it: now, and when the epoch began."""
+        """The interval of the clock, and the number of events that failed in it: now, and at the epoch's begin."""
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         self.in_epoch, self._counted_before = 0, self._counted
 
-    def noted(self) -> tuple[Any, ...]:
-        """Return what `go_back` takes to forget what failed since. Dead letters are the journal's to take back."""
+    def mark(self) -> tuple[Any, ...]:
+        """Return a mark for `go_back`. The journal undoes dead letters."""
         return self.in_epoch, self._counted, self.last
 
-    def go_back(self, noted: tuple[Any, ...]) -> None:
-        """Forget failures: these calls are made once more."""
-        self.in_epoch, self._counted, self.last = noted
+    def go_back(self, mark: tuple[Any, ...]) -> None:
+        """Discard the failures since a mark: the calls are repeated."""
+        self.in_epoch, self._counted, self.last = mark
 
     def forget(self) -> None:
-        """The epoch is given up."""
+        """Discard the failures of the epoch."""
         self.in_epoch, self._counted = 0, self._counted_before
 
     def bear(self, error: BaseException, step: str, key: Any, event: Any, time_us: int | None) -> None:
-        """Count an event that failed and give it as a dead letter; raise the user's error if that is too much."""
+        """Count an event that failed and emit it as a dead letter; raise the user's error if too many failed."""
         scope, process = self._scope, self._process
         if not is_the_events(error):
             raise user_error(scope.uid, process, error, step, key, event) from error
@@ -80,13 +79,13 @@ class Failures:
         if not self._on_error.gives:
             return
         trace = user_error(scope.uid, process, error, step, key, event).fields["traceback"] or None
-        step, event = called(process, step, event)
+        step, event = user_call(process, step, event)
         if isinstance(process, BuiltinOperator):
             step, error = process.own_step, process.explained(error)
         self._give(step, reason_of(error), key, event, time_us, trace)
 
     def bear_row(self, error: UserCodeError, step: str, key: Any, event: Any, time_us: int | None) -> None:
-        """Count an event that never reached the function, and give it as a dead letter; raise the error if too much."""
+        """Count an event that cannot reach the function and emit it as a dead letter; raise the error if too many."""
         if self._is_too_much():
             raise self._too_much(error)
         self.last = error.discreet
@@ -94,30 +93,30 @@ class Failures:
             self._give(step, error.message, key, event, time_us, None)
 
     def bear_rows(self, error: UserCodeError, count: int) -> None:
-        """Count rows that somebody else makes dead letters of; raise the error if they are too much."""
+        """Count rows whose dead letters come from another operator; raise the error if too many failed."""
         if self._is_too_much(count):
             raise self._too_much(error)
         self.last = error.discreet
 
     def _is_too_much(self, more: int = 1) -> bool:
-        """Count some more."""
+        """Count more failures; return whether there are too many."""
         stretch, count = self._counted
         now = self._scope.now_us // self._per_us
         self._counted = now, (count if stretch == now else 0) + more
         self.in_epoch += more
         return self._at_most is not None and self._counted[1] > self._at_most
 
-    def _too_much(self, said: StrandlineError) -> StrandlineError:
-        return type(said)(
+    def _too_much(self, last: StrandlineError) -> StrandlineError:
+        return type(last)(
             f"operator '{self._scope.uid}', partition {self._scope.partition}: {self._counted[1]} events failed within "
-            f"{self._on_error.per}, and at most {self._at_most} may; the last one: {said.message}",
+            f"{self._on_error.per}, and at most {self._at_most} may; the last one: {last.message}",
             hint="this may be an outage, not a bad record: look at what fails, or give OnError a larger at_most",
-            **said.fields,
+            **last.fields,
         )
 
     def _give(self, step: str, reason: str, key: Any, event: Any, time_us: int | None, trace: str | None) -> None:
         uid = self._scope.uid
-        # Whose it is stands beside it.
+        # The operator has its own column in a dead letter.
         row = letter(uid, step, reason.removeprefix(f"operator '{uid}': "), key, event, time_us, trace)
         self._outputs.add_side(DEAD_LETTERS, row, time_us)
         if self._journal is not None:
@@ -125,7 +124,7 @@ class Failures:
 
 
 class GuardedCalls(EventCalls):
-    """One operator partition's calls of a KeyedProcess, each of which leaves no trace if it fails."""
+    """Calls the KeyedProcess of one operator partition, and undoes each call that fails."""
 
     def __init__(
         self, process: KeyedProcess, scope: Scope, outputs: RawOutput, journal: Journal, failures: Failures
@@ -139,11 +138,11 @@ class GuardedCalls(EventCalls):
     def on_events(
         self, keys: Sequence[Any], events: Iterator[Any], times: Sequence[int | None] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Call on_event for each event; give what it gave."""
+        """Call on_event for each event; yield its rows."""
         for start in range(0, len(keys), _TOGETHER):
             some = slice(start, start + _TOGETHER)
             calls = keys[some], list(islice(events, _TOGETHER)), None if times is None else times[some]
-            before = self._failures.noted()
+            before = self._failures.mark()
             self._journal.begin()
             self._call(*calls, None)
             built, is_fitting = self._built()
@@ -157,7 +156,7 @@ class GuardedCalls(EventCalls):
             yield from self._outputs.take_sides()
 
     def _built(self, *, fitting: bool = False) -> tuple[pa.RecordBatch | None, bool]:
-        """Make a batch of the rows so far, if there are any and all of them fit, as those that are `fitting` do."""
+        """Return a batch of the rows so far, if any, and whether all fit; `fitting` rows were checked before."""
         rows, times = list(self._rows), list(self._times)
         self._rows.clear()
         self._times.clear()
@@ -175,26 +174,26 @@ class GuardedCalls(EventCalls):
         times: Sequence[int | None] | None,
         fitting: Callable[[Any], Any] | None,
     ) -> None:
-        """Call on_event for each event; with `fitting`, look at each row at once."""
+        """Call on_event for each event; with `fitting`, check each row at once."""
         scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
         entries, on_event, plain = journal.entries, self._process.on_event, self._outputs.main.plain
-        taken, is_stamped = self._outputs.main.taken, times is not None or fitting is not None
+        copied, is_stamped = self._outputs.main.copied, times is not None or fitting is not None
         each = repeat(None, len(keys)) if times is None else times
-        # A hot loop: nothing in here that is not needed for every event.
+        # A hot loop: only what every event needs.
         for key, event, time_us in zip(keys, events, each, strict=False):
             scope.key = key
-            given, mark = len(rows), len(entries)
+            row_count, mark = len(rows), len(entries)
             try:
                 scope.time_us = time_us
                 for row in rows_of(on_event(event, scope)):
                     if fitting is None:
-                        rows.append(row if type(row) is plain else taken(row))
+                        rows.append(row if type(row) is plain else copied(row))
                     else:
                         rows.append(fitting(row))
                     if is_stamped:
                         stamps.append(scope.time_us)
             except BaseException as error:
-                del rows[given:], stamps[given:]
+                del rows[row_count:], stamps[row_count:]
                 journal.undo(mark)
                 self._failures.bear(error, "on_event", key, event, time_us)
         scope.leave_key()
@@ -208,7 +207,7 @@ class GuardedCalls(EventCalls):
         prepare: Callable[[list[bytes]], list[Any]],
         longest: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
+        """Call on_timer for each timer that is due, in the order of their times; yield its rows."""
         scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
         on_timer, fitting = self._process.on_timer, self._fitting
         timer = Timer(processing)
@@ -217,15 +216,15 @@ class GuardedCalls(EventCalls):
             scope.key = key
             timer.time_us = at_us
             scope.time_us = None if processing else at_us
-            given = len(rows)
+            row_count = len(rows)
             journal.begin()
             try:
                 for row in rows_of(on_timer(timer, scope)):
                     rows.append(fitting(row))
                     stamps.append(scope.time_us)
             except BaseException as error:
-                del rows[given:], stamps[given:]
-                # The timer stays fired: it would fail again, and hold up all that come after it.
+                del rows[row_count:], stamps[row_count:]
+                # The timer stays deleted: it would fail again, and hold up all later ones.
                 journal.undo()
                 fired = {"timer": timer.timestamp, "is_processing_time": processing}
                 self._failures.bear(error, "on_timer", key, fired, None if processing else at_us)
@@ -236,7 +235,7 @@ class GuardedCalls(EventCalls):
         yield from self._take()
 
     def rows_of(self, rows: Iterator[Any], window: Window | None) -> Iterable[Any]:
-        """Return a window's rows, or none if its function fails: the window is the dead letter, and goes its way."""
+        """Return a window's rows, or none if its function fails: the dead letter names the window, which ends."""
         scope = self._scope
         try:
             return [self._fitting(row) for row in rows]
@@ -246,7 +245,7 @@ class GuardedCalls(EventCalls):
             return []
 
     def on_rule(self, error: BaseException, step: str, key: Any = None, event: Any = None) -> None:
-        """Undo a call of on_broadcast, which fails alike in every partition: the first one says so."""
+        """Undo a call of on_broadcast, which fails alike in every partition: only the first one counts it."""
         self._journal.undo()
         if self._scope.partition:
             if not is_the_events(error):
@@ -255,7 +254,7 @@ class GuardedCalls(EventCalls):
         self._failures.bear(error, step, None, event, self._scope.time_us)
 
     def forget(self) -> None:
-        """Forget rows of an epoch that failed."""
+        """Discard the rows of an epoch that failed."""
         super().forget()
         self._failures.forget()
 

@@ -1,4 +1,4 @@
-"""What user functions give back, as Arrow batches of the declared output schema."""
+"""Converts the rows that user functions return to Arrow batches of the declared output schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.core.failure import shortened
-from strandline.runtime.output_rows import names_of, taker
+from strandline.runtime.output_rows import names_of, row_copier
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import arrow_schema, conform, from_python
@@ -18,7 +18,7 @@ from strandline.types.records import record_type
 
 
 def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
-    """Return the DDL of what a keeper gives: the output's columns, a struct for each side output, and the times."""
+    """Return the DDL of a keeper's output rows: the output's columns, a struct for each side output, and the times."""
     fields = list(parse_schema(output).fields)
     if sides:
         fields.append(Field(SIDE, parse_type("int")))
@@ -29,16 +29,16 @@ def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
 
 
 class RawOutput:
-    """Output rows of one operator as they travel: with their times, and side outputs among them."""
+    """Builds the output rows of one operator for transport: with their times, and with side outputs among them."""
 
     def __init__(self, uid: str, output: str, sides: Mapping[str, str], *, timed: bool, step: str = "") -> None:
         self.main = OutputBuilder(uid, parse_schema(output), step)
         self.schema = arrow_schema(parse_schema(raw_ddl(output, sides, timed=timed)))
         self.sides = {name: OutputBuilder(uid, parse_schema(ddl)) for name, ddl in sides.items()}
         self.fired = False
-        """Whether the rows that come now are given by timers."""
+        """Whether the present rows come from timers."""
         self.waiting = 0
-        """Rows for side outputs that were not taken yet."""
+        """The number of rows for side outputs that were not taken yet."""
         self._uid = uid
         self._timed = timed
         self._side_rows: dict[str, list[tuple[Any, int | None]]] = {name: [] for name in sides}
@@ -46,7 +46,7 @@ class RawOutput:
         self._side_batches: list[pa.RecordBatch] = []
 
     def from_rows(self, rows: list[Any], times: Sequence[int | None]) -> pa.RecordBatch:
-        """Convert main output; `times` may be empty where no times are asked for."""
+        """Convert main output; `times` may be empty if the output has no times."""
         return self._complete(self.main.from_rows(rows), times)
 
     def from_arrow(self, result: Any, times: pa.Array | None = None) -> pa.RecordBatch | None:
@@ -57,7 +57,7 @@ class RawOutput:
     def add_side(self, side: str, row: Any, time_us: int | None) -> None:
         """Keep a row for a side output."""
         self._check_side(side)
-        self._side_rows[side].append((self.sides[side].taken(row), time_us))
+        self._side_rows[side].append((self.sides[side].copied(row), time_us))
         self.waiting += 1
 
     def fitting(self, side: str, row: Any) -> Any:
@@ -66,20 +66,20 @@ class RawOutput:
         return self.sides[side].fitting(row)
 
     def take_back(self, side: str) -> None:
-        """Forget the row that was kept last for a side output."""
+        """Discard the last row that was kept for a side output."""
         self._side_rows[side].pop()
         self.waiting -= 1
 
-    def add_side_batch(self, side: str, given: Any) -> None:
+    def add_side_batch(self, side: str, result: Any) -> None:
         """Keep a vectorised function's rows for a side output; they have no times."""
         self._check_side(side)
-        batch = self.sides[side].from_arrow(given, f"emit('{side}', …) was given")
+        batch = self.sides[side].from_arrow(result, f"emit('{side}', …) was given")
         if batch is not None:
             at = 1 + list(self.sides).index(side)
             self._side_batches.append(self._complete(batch, [None] * batch.num_rows, side=at))
 
     def take_sides(self) -> Iterator[pa.RecordBatch]:
-        """Give what was kept for side outputs."""
+        """Yield the rows that were kept for side outputs."""
         for at, (side, kept) in enumerate(self._side_rows.items(), 1):
             if kept:
                 batch = self.sides[side].from_rows([row for row, _ in kept])
@@ -90,7 +90,7 @@ class RawOutput:
         yield from batches
 
     def forget(self) -> None:
-        """Forget rows that were not taken, and that timers gave them."""
+        """Discard rows that were not taken, and reset `fired`."""
         self._side_rows = {name: [] for name in self.sides}
         self._side_batches = []
         self.waiting = 0
@@ -125,7 +125,7 @@ class RawOutput:
 
 
 class OutputBuilder:
-    """Checks and converts output rows of one operator, or of a step."""
+    """Checks and converts the output rows of one operator, or of a step."""
 
     def __init__(self, uid: str, schema: StructType, step: str = "") -> None:
         self._uid = uid
@@ -133,13 +133,13 @@ class OutputBuilder:
         self._types = [field.type for field in schema.fields]
         self._names = list(schema.names)
         self.schema = arrow_schema(schema)
-        self.plain, self.taken = taker(self._names, self._types)
-        """Rows of which class can be kept as they are given, and what makes such of others."""
+        self.plain, self.copied = row_copier(self._names, self._types)
+        """The class of rows that can be kept as they are, and the function that copies all others."""
         self._record = record_type(self._names)
         self._coerce = coercion(schema)
 
     def fitting(self, row: Any) -> Any:
-        """Return one row as it will be converted; raise OutputError now, if it cannot be."""
+        """Return a row in the form that can be converted; raise OutputError now, if it does not fit."""
         if type(row) is dict and len(row) == len(self._names):
             try:
                 row = tuple([row[name] for name in self._names])
@@ -161,7 +161,7 @@ class OutputBuilder:
                 arrays.append(from_python(values, type_, name))
             except OutputError as error:
                 row = rows[error.fields["index"]] if "index" in error.fields else None
-                raise self._error(f"{error.message}, in the output row {_shown(row)}") from None
+                raise self._error(f"{error.message}, in the output row {_abbreviated(row)}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def from_arrow(self, result: Any, what: str = "on_batch returned") -> pa.RecordBatch | None:
@@ -172,9 +172,9 @@ class OutputBuilder:
             return None
         if not isinstance(result, pa.RecordBatch):
             raise self._error(f"{what} a {type(result).__name__}, expected a pyarrow RecordBatch or Table")
-        given = result.schema.names
-        if sorted(given) != sorted(self._names):
-            raise self._error(f"{what} the columns {', '.join(given)}; expected {', '.join(self._names)}")
+        names = result.schema.names
+        if sorted(names) != sorted(self._names):
+            raise self._error(f"{what} the columns {', '.join(names)}; expected {', '.join(self._names)}")
         arrays = []
         for field, type_ in zip(self.schema, self._types, strict=True):
             column = result.column(field.name)
@@ -182,12 +182,12 @@ class OutputBuilder:
                 arrays.append(conform(column, type_))
             except (StateTypeError, ConfigurationError) as error:
                 why = error.fields.get("why", f": {error.message}")
-                said = f"{what} the column '{field.name}' as {column.type}, expected {field.type}{why}"
-                raise self._error(said, error.hint) from None
+                message = f"{what} the column '{field.name}' as {column.type}, expected {field.type}{why}"
+                raise self._error(message, error.hint) from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _one(self, batches: list[pa.RecordBatch], what: str) -> pa.RecordBatch | None:
-        """A table stays in pieces where a column has more than 2 GB of text."""
+        """Return the only batch: a table stays in pieces if a column has more than 2 GB of text."""
         if len(batches) > 1:
             raise self._error(f"{what} a table too large for one batch", "give smaller tables")
         return batches[0] if batches else None
@@ -211,22 +211,23 @@ class OutputBuilder:
         names = names_of(row)
         by_name = dict(zip(names, row, strict=False)) if names else row
         if len(set(names)) < len(names):
-            raise self._error(f"the output row {_shown(row)} has a name twice; expected the columns {expected}")
+            raise self._error(f"the output row {_abbreviated(row)} has a name twice; expected the columns {expected}")
         if isinstance(by_name, dict):
             missing = [name for name in self._names if name not in by_name]
             unknown = [str(name) for name in by_name if name not in self._names]
             if missing or unknown:
-                said = [f"{what} {', '.join(n)}" for what, n in (("misses", missing), ("has unknown", unknown)) if n]
-                raise self._error(f"the output row {_shown(row)} {' and '.join(said)}; expected the columns {expected}")
+                misfits = [f"{what} {', '.join(n)}" for what, n in (("misses", missing), ("has unknown", unknown)) if n]
+                why = " and ".join(misfits)
+                raise self._error(f"the output row {_abbreviated(row)} {why}; expected the columns {expected}")
             return tuple(by_name[name] for name in self._names)
         if isinstance(row, tuple | list):
             if len(row) != len(self._names):
                 raise self._error(
-                    f"the output row {_shown(row)} has {len(row)} values, expected {len(self._names)}: {expected}"
+                    f"the output row {_abbreviated(row)} has {len(row)} values, expected {len(self._names)}: {expected}"
                 )
             return tuple(row)
         raise self._error(
-            f"an output row is {_shown(row)}, a {type(row).__name__}; expected a dict or a tuple of {expected}",
+            f"an output row is {_abbreviated(row)}, a {type(row).__name__}; expected a dict or a tuple of {expected}",
             "yield each row, or return a list of rows",
         )
 
@@ -237,14 +238,14 @@ class OutputBuilder:
         return OutputError(whose + message, hint=hint, discreet=discreet, **operator)
 
 
-def _shown(row: Any) -> str:
+def _abbreviated(row: Any) -> str:
     return shortened(repr(row))
 
 
 def _names(rows: list[Any], kinds: set[type]) -> set[tuple[str, ...]]:
-    """Return the orders of names that tuples come with: a kind of tuple has them, and Spark's Row in each object."""
-    found = {tuple(kind._fields) for kind in kinds if hasattr(kind, "_fields")}
+    """Return the names that tuples have: a class of namedtuples has one sequence of them, each Row of Spark its own."""
+    sequences = {tuple(kind._fields) for kind in kinds if hasattr(kind, "_fields")}
     if any(kind.__dictoffset__ and not hasattr(kind, "_fields") for kind in kinds):
-        found.update(map(names_of, rows))
-    found.discard(())
-    return found
+        sequences.update(map(names_of, rows))
+    sequences.discard(())
+    return sequences

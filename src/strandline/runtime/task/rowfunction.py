@@ -1,4 +1,4 @@
-"""Stateless Python functions on rows."""
+"""Calls stateless Python functions on rows."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from strandline.types.datatypes import StructType, parse_schema
 from strandline.types.records import record_type
 
 Report = Callable[[int, str], None]
-"""Hears at the end of a task, if some rows failed, how many, and with what the last one did."""
+"""Is called at the end of a task, if rows failed, with their number and the last one's error."""
 
 
 @dataclass(frozen=True)
 class RowFunction:
-    """Calls a function for each row and builds Arrow batches of what it gives.
+    """Calls a function for each row and builds Arrow batches of the rows that it returns.
 
-    With dead letters, it gives rows as keepers do: both outputs in one, told apart by a column.
+    With dead letters, its output is like that of keepers: one stream of both outputs, with a column that says which.
     """
 
     function: Callable[[Any], Iterable[Any] | None]
     input_schema: str
     output_schema: str
     hidden: int = 0
-    """How many columns at the end the function does not see: what it gives for a row keeps them."""
+    """The number of columns at the end that the function does not see: its output rows get those of the input row."""
     step: str = "flat_map"
-    """What users call it."""
+    """The name of the user's method."""
     on_error: OnError = FAIL
     name: str = ""
-    """What dead letters call it."""
+    """The operator's name in dead letters."""
     time_at: int | None = None
-    """Which of the hidden columns is the row's time, counted from the end, if there is one: -1 is the last."""
+    """The hidden column with the row's time, counted from the end, if there is one: -1 is the last."""
     report: Report | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run on batches of rows, as mapInArrow gives them."""
+        """Run on batches of rows, as mapInArrow passes them."""
         schema = parse_schema(self.input_schema)
         fields = schema.fields
         make = record_type([field.name for field in fields])._make
@@ -85,26 +85,26 @@ class RowFunction:
             raise UserCodeError(message, hint=bad.error.hint, discreet=discreet, event=row) from None
 
     def _run(self, records: Sequence[Any], outputs: RawOutput, bad: BadRows | None) -> tuple[list[Any], list[int]]:
-        """Call the function for each record; return what it gives, and of which record each row came."""
+        """Call the function for each record; return its rows, and the index of each row's record."""
         rows: list[Any] = []
         came_of: list[int] = []
         row = None
-        plain, taken = outputs.main.plain, outputs.main.taken
+        plain, copied = outputs.main.plain, outputs.main.copied
         if bad is not None:
             fitting = outputs.main.fitting
             for at, row in enumerate(records):
                 try:
-                    found = [fitting(out) for out in rows_of(self.function(row))]
+                    outs = [fitting(out) for out in rows_of(self.function(row))]
                 except BaseException as error:
                     bad.bear(error, row, at)
                     continue
-                rows += found
-                came_of.extend([at] * len(found))
+                rows += outs
+                came_of.extend([at] * len(outs))
             return rows, came_of
         try:
             for at, row in enumerate(records):
                 for out in rows_of(self.function(row)):
-                    rows.append(out if type(out) is plain else taken(out))
+                    rows.append(out if type(out) is plain else copied(out))
                 if self.hidden:
                     came_of.extend([at] * (len(rows) - len(came_of)))
         except BaseException as error:
@@ -121,17 +121,17 @@ class RowFunction:
 
 
 class BadRows:
-    """The rows of a task that fail: borne, counted, and kept as dead letters if they are to be."""
+    """The failed rows of a task: counts them, and keeps them as dead letters if configured."""
 
     def __init__(self, function: RowFunction) -> None:
         self._function = function
         self.count = 0
         self.last = ""
-        """What the last one failed with, without anything of the row itself."""
+        """The last one's error, without anything of the row itself."""
         self.batch: pa.RecordBatch
-        """The rows that are looked at, bad ones among them."""
+        """The present batch, including bad rows."""
         self.letters: list[Any] = []
-        """Those of this batch, each with its place in it."""
+        """The dead letters of this batch; `came_of` has the index of each one's row."""
         self.came_of: list[int] = []
         self._places: list[int] = []
 
@@ -139,21 +139,21 @@ class BadRows:
         """Begin with a batch; return the rows that the function can be called with."""
         self.batch, self.letters, self.came_of = batch, [], []
         columns = batch.columns[: len(schema.fields)]
-        found = bad_rows(columns, schema, (), "")
-        for each in found:
+        bad = bad_rows(columns, schema, (), "")
+        for each in bad:
             row = record_type(schema.names)._make(values_at(columns, schema, each.at))
             self._note(each.error.discreet, "read", each.error.message, row, each.at, None)
-        is_bad = {each.at for each in found}
+        is_bad = {each.at for each in bad}
         self._places = [at for at in range(batch.num_rows) if at not in is_bad]
-        return without(batch, found) if found else batch
+        return without(batch, bad) if bad else batch
 
     def bear(self, error: BaseException, row: Any, at: int) -> None:
-        """Count a row that failed and keep it as a dead letter; raise what is no row's error."""
+        """Count a row that failed and keep it as a dead letter; raise an error that no row can be the cause of."""
         function = self._function
-        said = step_error(function.step, error, row)
+        failure = step_error(function.step, error, row)
         if not is_the_events(error):
-            raise said from error
-        trace = said.fields["traceback"] or None
+            raise failure from error
+        trace = failure.fields["traceback"] or None
         key = error.fields.get("key") if isinstance(error, NullKeyError) else None
         self._note(kind_and_place(error), function.step, reason_of(error), row, self._places[at], trace, key)
 
@@ -170,7 +170,7 @@ class BadRows:
 
 @dataclass(frozen=True)
 class OneRow:
-    """Makes a function that returns a row one that returns rows."""
+    """Wraps a function that returns a row as one that returns rows."""
 
     function: Callable[[Any], Any]
 

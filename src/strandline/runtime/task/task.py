@@ -1,4 +1,4 @@
-"""One operator partition at work: batches of events in, batches of output out, state in between."""
+"""Runs one operator partition: processes batches of events with the user's function and its state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.core.times import END_US
 from strandline.runtime.builtin import BuiltinOperator
-from strandline.runtime.operators.joins import given_event
+from strandline.runtime.operators.joins import user_event
 from strandline.runtime.program import Process, Program
 from strandline.runtime.rowlayout import ROWS
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
-from strandline.runtime.state.lookups import Asked, Entries, Lookups
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
+from strandline.runtime.state.lookups import Entries, LookupRequest, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.state.timers import passed_us
@@ -40,25 +40,25 @@ _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GIVEN_ROWS = 50_000
 _EMPTY_EPOCH = 0.05
-"""How much of an epoch with rows one without them counts for."""
+"""The share of an epoch with rows that an epoch without rows counts for."""
 _RULE = 1
-"""Which of the columns holds rules for every partition: the right one of a pair."""
+"""The index of the column of broadcast rules: the right one of a pair."""
 LONGEST_CHAIN = 1000
-"""At the end of event time all timers fire at once, and those that they set: so many in a row, lest it never ends."""
+"""At the end of event time all timers fire at once, and those that they set: a longer chain stops, so that it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
-    """What time it is in an epoch: timers are due in it that the watermark has passed, or the clock has reached."""
+    """The times of an epoch: timers are due that the watermark has passed, or the clock has reached."""
 
     watermark_us: int | None = None
     now_us: int = 0
     fired_us: int | None = None
-    """The watermark of the epoch before, which a task that was restored cannot know."""
+    """The watermark of the epoch before, which a restored task does not know."""
 
 
 class Task:
-    """The user's function at work on the state of one partition, epoch by epoch. One thread at a time."""
+    """Runs the user's function on the state of one partition, epoch by epoch. One thread at a time."""
 
     def __init__(
         self, program: Program, process: Process, partition: Partition, backend: Backend, cache_bytes: int
@@ -76,7 +76,7 @@ class Task:
         self.store = Store(program, process, self.scope, backend, cache_bytes)
         self._calls: EventCalls | None = None
         self.failures: Failures | None = None
-        """The failing events, if they do not end the job."""
+        """The failed events, if they do not end the job."""
         if isinstance(process, KeyedProcess):
             self._calls = self._calls_of(process)
         elif program.sides:
@@ -84,25 +84,25 @@ class Task:
         if self._columnar is not None and not program.on_error.fails:
             self.failures = Failures(process, self.scope, self._outputs, program.on_error, None)
         self._keyless_rows = 0
-        """Rows of the stream, of this epoch, that built-in aggregates have left out as they are bad."""
+        """The number of this epoch's rows of the stream that built-in aggregates have left out because they are bad."""
         self._lookups = Lookups(program, process, self.store)
-        # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
+        # Whether events wait for the end of the epoch, because timers or the rules of a broadcast come before them.
         self._at_end = program.layout.phased or self.store.broadcasts is not None
         self._watermark_us: int | None = None
         self._reached_us: int | None = None
         self.newest_us: dict[str, int] = {}
-        """The newest event times of this epoch, by whose watermark they move."""
+        """The newest event times of this epoch, by the origin whose watermark they move."""
         self.late_rows = 0
         self.source_rows = 0
         """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
         self._fired: list[pa.RecordBatch] = []
-        """What timers gave further up, gathered for a vectorised function."""
+        """Rows of upstream timers, gathered for a vectorised function."""
         self.unsaved = None if isinstance(process, BuiltinOperator) else UnsavedState(process, program.uid)
-        """Looks for what the function keeps outside of its states; None: not any more."""
+        """Looks for data that the function keeps outside of its states; None: no longer."""
         self.findings: list[Finding] = []
-        """What was found in this epoch."""
+        """The findings of this epoch."""
         self._has_rows = False
         self._run_user(process.open, "open")
         if self.unsaved is not None:
@@ -118,7 +118,7 @@ class Task:
 
     @property
     def output_schema(self) -> pa.Schema:
-        """The Arrow schema of what `process` gives."""
+        """The Arrow schema of the output of `process`."""
         return self._outputs.schema
 
     def begin(self, epoch: Epoch, times: EpochTimes) -> None:
@@ -137,12 +137,12 @@ class Task:
             self._columnar.late_rows = self._columnar.source_rows = 0
 
     def fire(self) -> Iterator[pa.RecordBatch]:
-        """Before the epoch's events: call on_timer, unless some events must come first."""
+        """Call on_timer before the epoch's events, unless some events must come first."""
         if not self._layout.phased:
             yield from self._fire()
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Run the user's function on a batch: the key group, hidden columns, then the event's. Give its output.
+        """Run the user's function on a batch: the key group, hidden columns, then the event's. Yield its output.
 
         Iterate to the end before the next call.
         """
@@ -175,7 +175,7 @@ class Task:
             yield from self._run_batch(self._take_gathered())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Process what `process` has only gathered so far; the epoch has no more events."""
+        """Process the batches that `process` has only gathered; the epoch has no more events."""
         if self._layout.phased:
             if self._columnar is not None:
                 yield from self._give_fired(self._columnar.on_fired(self.scope))
@@ -192,7 +192,7 @@ class Task:
             for batch in gathered:
                 yield from self._run_events(batch)
                 self.store.evict()
-            # What rules gave.
+            # The output of on_broadcast.
             yield from self._outputs.take_sides()
         elif gathered:
             yield from self._run_batch(gathered)
@@ -202,29 +202,29 @@ class Task:
             self.source_rows = self._columnar.source_rows + self._keyless_rows
 
     def look_for_unsaved(self) -> None:
-        """Find what the function has kept in this epoch where no checkpoint has it, as long as that is looked for."""
+        """Find data that the function has kept in this epoch outside of its states, as long as this is enabled."""
         if self.unsaved is None:
             return
         self.findings = self.unsaved.find()
-        # Where no rows come, there is little to find, and no end to it.
+        # An epoch without rows counts little: there is little to find in it.
         self.unsaved.epochs_left -= 1 if self._has_rows else _EMPTY_EPOCH
         if self.unsaved.epochs_left <= 0:
             self.unsaved = self.scope.unsaved = None
 
     @property
     def failed_events(self) -> int:
-        """How many events of this epoch failed, without ending the job."""
+        """The number of events of this epoch that failed without ending the job."""
         return self.failures.in_epoch if self.failures is not None else 0
 
     def commit(self) -> None:
-        """Keep what the epoch wrote. If this raises, the state is of no epoch."""
+        """Commit the epoch's writes. If this raises, the state mixes epochs."""
         self._reached_us = self.scope.watermark_us
         if self._columnar is not None:
             self._columnar.commit()
         self.store.commit()
 
     def abort(self) -> None:
-        """Forget what the epoch wrote."""
+        """Discard the epoch's writes."""
         if self._calls is not None:
             self._calls.forget()
         if self._columnar is not None:
@@ -237,12 +237,12 @@ class Task:
         self.scope.watermark_us = self._reached_us
         self.store.abort()
 
-    def look_up(self, asked: Asked) -> list[Entries]:
-        """Return what kept epochs wrote of some keys. In any thread; may be of no epoch, see OperatorPartition."""
-        return self._lookups.find(asked, self._reached_us)
+    def look_up(self, request: LookupRequest) -> list[Entries]:
+        """Return the committed entries of some keys. In any thread; they may mix epochs, see OperatorPartition."""
+        return self._lookups.find(request, self._reached_us)
 
     def close(self) -> None:
-        """Let the user's function end."""
+        """Close the user's function."""
         self._run_user(self._process.close, "close")
 
     @property
@@ -255,13 +255,13 @@ class Task:
     # -- timers
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
-        """Move the watermark on: run what it and the clock have made due, and clean up what has expired."""
+        """Move the watermark on: fire the due timers, and delete expired entries."""
         scope, watermark_us = self.scope, self._watermark_us
         scope.before_us = scope.watermark_us
         moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
         if moved:
             if watermark_us == END_US:
-                # Before: what expires by event time is there, and timers that they set have no other epoch.
+                # Before the watermark moves: state has not expired yet, and timers set here have no later epoch.
                 yield from self._fire_by_clock()
             scope.watermark_us = watermark_us
         if self._columnar is not None:
@@ -276,7 +276,7 @@ class Task:
                     event, passed_us(watermark_us), processing=False, prepare=self.store.prepare, longest=longest
                 )
         yield from self._fire_by_clock()
-        # Afterwards: a timer may find what has expired since its time.
+        # After the timers, which may read entries that have expired since their times.
         if self.store.expiry is not None:
             self.store.expiry.clean(self.store.evict)
 
@@ -288,25 +288,25 @@ class Task:
                 yield from self._calls.on_timers(processing, now_us, processing=True, prepare=prepare)
 
     def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take what timers gave further up: before the watermark moves on, and what comes of it likewise."""
+        """Process rows of upstream timers, before the watermark moves on; their output counts as timers' rows, too."""
         if not batch.num_rows:
             return
         if self._columnar is not None:
             self._take_rows(self._columnar, batch)
         elif self._calls is None:
-            # Not yet: few large batches cost less than many small ones.
+            # Gather: few large batches cost less than many small ones.
             self._fired.append(batch)
         else:
             with self._giving_fired():
                 yield from self._run_events(batch)
 
-    def _give_fired(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+    def _give_fired(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
         with self._giving_fired():
-            yield from self._give(given)
+            yield from self._give(results)
 
     @contextmanager
     def _giving_fired(self) -> Iterator[None]:
-        """Say of the rows given meanwhile that timers gave them."""
+        """Mark the output rows of the `with` block as timers' rows."""
         self._outputs.fired = True
         try:
             yield
@@ -328,7 +328,7 @@ class Task:
         self.store.load(set(keys))
         stamps = self._layout.times(batch)
         times = None if stamps is None else stamps.to_pylist()
-        # Where the right half is for everybody, what is left are left ones.
+        # With a broadcast, the right halves were taken out before, and each event is a left half.
         alone = self.store.broadcasts is not None
         events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
         return self._calls.on_events(keys, events, times)
@@ -342,14 +342,14 @@ class Task:
             raise
 
     def _callable(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
-        """Return the rows that the function can be called with; the others have failed."""
+        """Return the rows that the function can be called with; count the others as failed."""
         columns = self._layout.columns(batch)
         bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
         self._bear(batch, bad, failures)
         return without(batch, bad) if bad else batch
 
     def _with_readable_rules(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch without the rules that cannot be read. They come to every partition: the first one says so."""
+        """Return a batch without unreadable rules. They come to every partition: only the first one counts them."""
         columns = self._layout.columns(batch)
         if columns[_RULE].null_count == batch.num_rows:
             return batch
@@ -365,12 +365,12 @@ class Task:
         for each in bad:
             values = values_at(columns, self._schema, each.at)
             key = tuple(values[at] for at in self._key_at)
-            event = given_event(record_type(names)._make(values), names)
+            event = user_event(record_type(names)._make(values), names)
             time_us = None if stamps is None else stamps[each.at].as_py()
             failures.bear_row(each.error, each.step, key[0] if len(key) == 1 else key, event, time_us)
 
     def _without_bad(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
-        """Return the accumulators that have a key and can be read; the rows of the others have failed."""
+        """Return the accumulators that have a key and can be read; count the rows of the others as failed."""
         columns = self._layout.columns(batch)
         bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
         if not bad:
@@ -384,7 +384,7 @@ class Task:
     # -- columns
 
     def _take_gathered(self) -> list[pa.RecordBatch]:
-        """Return what was gathered, and begin anew."""
+        """Return the gathered batches, and begin anew."""
         gathered = self._gathered
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
         return gathered
@@ -406,9 +406,9 @@ class Task:
             result = self._process.on_batch(events, self.scope)
         except BaseException as error:
             raise user_error(self.scope.uid, self._process, error, "on_batch") from error
-        given = self._outputs.from_arrow(result)
-        if given is not None:
-            yield given
+        output = self._outputs.from_arrow(result)
+        if output is not None:
+            yield output
         yield from self._outputs.take_sides()
 
     def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
@@ -420,10 +420,10 @@ class Task:
     def _keys_of(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> BatchKeys:
         return BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
 
-    def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+    def _give(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
         while True:
             with self._naming_operator():
-                batch, times = next(given, (None, None))
+                batch, times = next(results, (None, None))
             if batch is None:
                 return
             for start in range(0, batch.num_rows, _GIVEN_ROWS):
@@ -434,7 +434,7 @@ class Task:
 
     @contextmanager
     def _naming_operator(self) -> Iterator[None]:
-        """Say whose value did not fit: an operator of ours does not know what it is called."""
+        """Add the operator's id to errors: a built-in operator does not know it."""
         try:
             yield
         except StateTypeError as error:
@@ -444,7 +444,7 @@ class Task:
     # -- checks and figures
 
     def _count_late(self, batch: pa.RecordBatch) -> None:
-        """Count the events that the function is about to be told are late."""
+        """Count the late events in a batch."""
         if self._layout.timed and self.scope.watermark_us is not None:
             self.late_rows += pc.sum(pc.less(self._layout.times(batch), self.scope.watermark_us)).as_py() or 0
 
@@ -454,21 +454,21 @@ class Task:
         if origins is not None:
             newest = pa.table([origins, times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
             named = newest["origin"].cast(pa.binary()).to_pylist()
-            # A device may call itself what is no UTF-8.
+            # A device's name may be no UTF-8.
             names = [None if name is None else name.decode(errors="backslashreplace") for name in named]
-            found = list(zip(names, newest["time_max"].to_pylist(), strict=True))
+            newest_of = list(zip(names, newest["time_max"].to_pylist(), strict=True))
         else:
-            found = [("", pc.max(times).as_py())]
-        for origin, time in found:
+            newest_of = [("", pc.max(times).as_py())]
+        for origin, time in newest_of:
             if time is not None:
                 # Rows whose origin is null are an origin of their own.
                 name = origin or ""
                 self.newest_us[name] = max(time, self.newest_us.get(name, time))
 
     def _refuse_bad(self, columns: Sequence[pa.Array]) -> None:
-        """Raise the error of the first row that is bad, where rows are not made Python's values later."""
+        """Raise the error of the first bad row, if rows are not converted to Python's values later."""
         if self._calls is None:
-            # The user's vectorised functions get columns as they are. Keys, and what operators of ours keep, are read.
+            # A user's vectorised function gets columns as they are: only keys are read. Built-in operators read all.
             read = None if self._columnar is not None else self._key_at
             self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid, read))
         elif any(columns[at].null_count for at in self._key_at):
@@ -478,12 +478,12 @@ class Task:
         """Raise the error of the first of some bad rows, with the event."""
         if not bad:
             return
-        # Operators of ours get more than users know of.
+        # Built-in operators get more columns than users know of.
         is_ours = isinstance(self._process, BuiltinOperator) and self._process.own_hides_events
         known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
         names = [self._schema.names[at] for at in known]
         values = values_at(columns, self._schema, bad[0].at)
-        event = given_event(record_type(names)._make([values[at] for at in known]), names)
+        event = user_event(record_type(names)._make([values[at] for at in known]), names)
         error, uid = bad[0].error, self._program.uid
         message = error.message + ("," if bad[0].step == "read" else "")
         raise type(error)(

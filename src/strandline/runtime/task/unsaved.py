@@ -1,8 +1,8 @@
-"""Finds what a function keeps outside of its states, where no checkpoint has it, and changes of read values it drops.
+"""Finds data that a function keeps outside of its states, and values read from state that it changes in place.
 
-The variables that a function's code reaches, of its instance, its classes, its modules and closures, are compared after
-each epoch: always in a harness, and in the first epochs of a job, since it takes time. What `open()` has made is meant
-to be lost, and so is what the function names in `not_state`.
+No checkpoint has such data. The variables that a function's code reaches, of its instance, its classes, its modules and
+closures, are compared after each epoch: always in a harness, and in the first epochs of a job, since it takes time.
+Objects that `open()` creates may be lost, and so may variables that the function names in `not_state`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import NoKey
 
 _EPOCHS = 5
-"""In how many epochs with rows a job looks."""
+"""The number of epochs with rows in which a job looks."""
 _MOST_PARTS, _MOST_BYTES, _DEEPEST = 2000, 1 << 16, 6
-"""How much of a variable is compared."""
+"""The part of a variable that is compared."""
 _MOST_FUNCTIONS, _MOST_CHANGES = 200, 1000
 _SCALARS = (int, str, bytes, date, time, timedelta, UUID)
 _MUTATORS = (
@@ -64,7 +64,7 @@ class Variable(NamedTuple):
 
     kind: str
     owner: str
-    """The class or the module that has it."""
+    """Its class or module."""
     name: str
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class _Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A likely mistake: state that is none, or, less certain, a change that was to reach the state."""
+    """A likely mistake: a variable in place of a state, or, less certain, a change not assigned to the state."""
 
     error: UserCodeError
     file: str
@@ -91,7 +91,7 @@ class Finding:
 
 
 class UnsavedState:
-    """What a function keeps and changes outside of its states."""
+    """Compares the variables of a function between epochs, and collects its changes of values read from state."""
 
     def __init__(self, process: Process, uid: str) -> None:
         self._process, self._uid = process, uid
@@ -104,29 +104,29 @@ class UnsavedState:
             named.setdefault(id(each.__globals__), (each.__globals__, set()))[1].update(_globals_of(each))
         self._globals = list(named.values())
         self._changes: dict[tuple[str, str, int], tuple[Any, set[Any], str]] = {}
-        """Changes of read values, by state and line: the state's table, the keys, and how it is assigned."""
+        """Changes of read values, by state and line: the state's table, the keys, and the advice on assignment."""
         self._seen = self._look()
         self._free: set[Variable] = set()
 
     def opened(self) -> None:
-        """Take for legitimate what open() has made or changed."""
+        """Ignore from now on the variables that open() has created or changed."""
         now, named = self._look(), _names(getattr(self._process, "not_state", ())) | self._stored_by_open()
         self._free = {each for each, mark in now.items() if each.name in named or self._seen.get(each, _ABSENT) != mark}
         self._seen = now
 
     def _stored_by_open(self) -> set[str]:
-        """Return the names that open(), and what it calls, assigns: also what was there before, with the same value."""
+        """Return the names that open(), and functions it calls, assign, even if the values stay the same."""
         called, stored = {"open"}, set[str]()
         waiting = list(self._functions)
-        while found := [each for each in waiting if each.__name__ in called]:
-            waiting = [each for each in waiting if each not in found]
-            for each in found:
+        while next_ones := [each for each in waiting if each.__name__ in called]:
+            waiting = [each for each in waiting if each not in next_ones]
+            for each in next_ones:
                 called |= _globals_of(each)
                 stored |= {one.name for one in _references(each.__code__) if one.opname in _ALL_STORES}
         return stored
 
     def note_change(self, state: str, how: str, table: Any, key: Any, frame: FrameType) -> None:
-        """Note that a value, which was read from a state and is held, is changed in this frame."""
+        """Record that this frame changes a value which was read from a state."""
         at = state, frame.f_code.co_filename, frame.f_lineno
         if len(self._changes) >= _MOST_CHANGES:
             return
@@ -135,19 +135,19 @@ class UnsavedState:
         if key not in keys:
             keys.add(key)
             if table.journal is not None:
-                # If the call fails, and the job goes on, it is as if it had not been.
+                # If the call fails and is undone, its changes do not count.
                 table.journal.note((keys.discard, key))
 
     def begin(self) -> None:
-        """Begin an epoch: what others have changed since the last one, as a test does, is not the function's."""
+        """Begin an epoch: changes since the last one, as a test makes them, are not the function's."""
         self._seen = self._look()
 
     def find(self) -> list[Finding]:
-        """Return what is found out in an epoch that has run, and is not committed yet; each mistake once."""
+        """Return the mistakes in an epoch that has run, and is not committed yet; each mistake once."""
         return [*self._find_variables(), *self._find_changes()]
 
     def forget(self) -> None:
-        """Forget an epoch that failed."""
+        """Discard the changes of an epoch that failed."""
         self._changes.clear()
 
     def _find_variables(self) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ class UnsavedState:
         for variable, mark in self._seen.items():
             old = before.get(variable, _ABSENT)
             if old is _ABSENT and variable.kind == "self":
-                # The first assignment to an attribute that the class has until then.
+                # The first assignment to an attribute of the instance, which was the class's until then.
                 of_class = (before[each] for each in before if (each.kind, each.name) == ("class", variable.name))
                 old = next(of_class, _ABSENT)
             if not _differ(old, mark) or variable in self._free:
@@ -165,10 +165,10 @@ class UnsavedState:
 
     def _unsaved(self, variable: Variable, kind: type) -> Finding:
         file, line = self._place_of(variable)
-        shown = _shown(file, line)
+        place = _place_text(file, line)
         what = {"self": "an attribute", "class": "a class variable", "global": "a global variable"}
         error = UserCodeError(
-            f"operator '{self._uid}': {type(self._process).__name__} changes {variable}{shown}, "
+            f"operator '{self._uid}': {type(self._process).__name__} changes {variable}{place}, "
             f"{what.get(variable.kind, 'a variable')} and no state: no checkpoint has it, the next process begins "
             "without it, and all keys of a partition share it",
             hint=f"declare a state in the class, as in {variable.name} = {_DECLARED.get(kind, _DECLARED[int])}; a "
@@ -187,17 +187,17 @@ class UnsavedState:
                 continue
             self._free.add(variable)
             error = UserCodeError(
-                f"operator '{self._uid}': a value that was read from state '{state}' is changed{_shown(file, line)}, "
+                f"operator '{self._uid}': a value read from state '{state}' is changed{_place_text(file, line)}, "
                 "and not assigned: the state stays as it was",
                 hint=f"{how}; if the state is to stay, change a copy, as list(x) and dict(x) are",
                 operator=self._uid,
             )
             yield Finding(error, file, line, is_certain=False)
 
-    # -- what there is
+    # -- variables
 
     def _look(self) -> dict[Variable, Any]:
-        found = {
+        marks = {
             Variable("self", "self", name): _mark(value, self._packages)
             for name, value in dict(vars(self._process)).items()
             if name != "_bound_states"
@@ -206,23 +206,23 @@ class UnsavedState:
             variables = [(name, value) for name, value in dict(vars(each)).items() if not name.startswith("__")]
             for name, value in variables:
                 if name != "not_state" and not issubclass(type(value), State):
-                    found[Variable("class", each.__name__, name)] = _mark(value, self._packages)
+                    marks[Variable("class", each.__name__, name)] = _mark(value, self._packages)
         for module, names in self._globals:
             for name in names:
                 if name in module:
                     where = f"module {module.get('__name__', '?')}"
-                    found[Variable("global", where, name)] = _mark(module[name], self._packages)
+                    marks[Variable("global", where, name)] = _mark(module[name], self._packages)
         for function in self._functions:
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 try:
-                    found[Variable("closure", "the function around", name)] = _mark(cell.cell_contents, self._packages)
+                    marks[Variable("closure", "the function around", name)] = _mark(cell.cell_contents, self._packages)
                 except ValueError:
                     # Not assigned yet.
                     continue
-        return {variable: mark for variable, mark in found.items() if mark is not None}
+        return {variable: mark for variable, mark in marks.items() if mark is not None}
 
     def _reachable(self) -> Iterator[FunctionType]:
-        """Give the functions of the classes, and those of their packages that they use."""
+        """Yield the functions of the classes, and those of their packages that they use."""
         waiting = [_function(value) for each in self._classes for value in vars(each).values()]
         known: set[int] = set()
         while waiting and len(known) < _MOST_FUNCTIONS:
@@ -235,7 +235,7 @@ class UnsavedState:
             waiting += [each for each in used if each and _package(each) in self._packages]
 
     def _place_of(self, variable: Variable) -> tuple[str, int]:
-        """Return the line that most likely changes a variable: it stores, or calls what changes, or else reads."""
+        """Return the line that most likely changes a variable: it assigns it, or calls a mutator, or else reads it."""
         at_work = [
             reference
             for each in self._functions
@@ -250,23 +250,23 @@ class UnsavedState:
         }
         stores = [each for each in naming if each.opname in _STORES[variable.kind]]
         mutating = [each for each in naming if (each.file, each.line) in changing]
-        for found in (stores, mutating, naming):
-            if found:
-                return found[0].file, found[0].line
+        for candidates in (stores, mutating, naming):
+            if candidates:
+                return candidates[0].file, candidates[0].line
         return "", 0
 
 
 def _mark(value: Any, packages: Collection[str] = ()) -> Any:
-    """Return what two equal values of plain data have in common; None if a value is, or holds, anything else."""
+    """Return a mark, equal for equal values of plain data; None if a value is, or holds, anything else."""
     try:
         return _mark_of(value, packages, [_MOST_PARTS], 0)
     except Exception:
-        # Another thread changes it, or it raises what it likes when it is looked at.
+        # Another thread changes it, or its own methods raise.
         return None
 
 
 class _Attributes(NamedTuple):
-    """What an object of the user's own is compared by."""
+    """The mark of an object of a user's class: those of its attributes."""
 
     marks: dict[str, Any]
 
@@ -275,11 +275,11 @@ class _Attributes(NamedTuple):
 
 
 class _OpaqueError(Exception):
-    """A client, a model, a function: such things have no value to compare."""
+    """A client, a model or a function: it has no value to compare."""
 
 
 def _differ(old: Any, new: Any) -> bool:
-    """Whether a variable was changed. None, or nothing, gives way to what is made when it is first needed."""
+    """Whether a variable was changed. A change from None, or from no value, is lazy creation and does not count."""
     if old is _ABSENT or old == _NONE:
         return False
     if old[0] is new[0] and isinstance(old[1], _Attributes) and isinstance(new[1], _Attributes):
@@ -298,7 +298,7 @@ def _mark_of(value: Any, packages: Collection[str], left: list[int], depth: int)
         return tuple(_mark_of(part, packages, left, depth + 1) for part in parts)
 
     if isinstance(value, float | complex | Decimal):
-        # Not a number is itself here.
+        # By text, NaN equals itself.
         return kind, repr(value)
     if isinstance(value, enum.Enum):
         return kind, value.name
@@ -332,7 +332,7 @@ def _package(thing: Any) -> str:
 def _function(value: Any) -> FunctionType | None:
     """Return the function in an attribute of a class, or in a variable; None if there is none.
 
-    Nothing is asked of other things: they may answer anything, or raise what they like.
+    It reads no attributes of other objects: these may return anything, or raise.
     """
     kind, function = type(value), None
     if kind is FunctionType:
@@ -355,21 +355,21 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _references(code: CodeType) -> Iterator[_Reference]:
     for each in _codes(code):
-        for found in dis.get_instructions(each):
-            line = found.positions.lineno if found.positions else None
-            yield _Reference(found.opname, found.argval, code.co_filename, line or 0)
+        for instruction in dis.get_instructions(each):
+            line = instruction.positions.lineno if instruction.positions else None
+            yield _Reference(instruction.opname, instruction.argval, code.co_filename, line or 0)
 
 
 def _globals_of(function: FunctionType) -> set[str]:
     return {name for code in _codes(function.__code__) for name in code.co_names}
 
 
-def _names(given: str | Iterable[str]) -> set[str]:
-    return {given} if isinstance(given, str) else set(given)
+def _names(names: str | Iterable[str]) -> set[str]:
+    return {names} if isinstance(names, str) else set(names)
 
 
-def _shown(file: str, line: int) -> str:
-    """Return where something is, with the line itself, as far as it is known."""
+def _place_text(file: str, line: int) -> str:
+    """Return a place for a message, with the line's text, as far as it is known."""
     if not line:
         return ""
     text = linecache.getline(file, line).strip()

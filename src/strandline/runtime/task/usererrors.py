@@ -1,4 +1,4 @@
-"""What a user is told of an exception in a function: whose it was, for which event, and what was meant."""
+"""Converts exceptions in a user's function to errors that name the function and the event, and suggest a fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import strandline.backends
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.core.failure import shortened
 from strandline.runtime.builtin import BuiltinOperator
-from strandline.runtime.operators.joins import called
+from strandline.runtime.operators.joins import user_call
 from strandline.runtime.program import Process
 from strandline.runtime.state.misuse import no_attribute
 
@@ -30,12 +30,12 @@ _MEMORY = (
 def user_error(
     uid: str, process: Process, error: BaseException, method: str, key: Any = None, event: Any = None
 ) -> StrandlineError:
-    """Return the error that says whose function raised, for which key and event, with the user's own traceback.
+    """Return the error that names the function, the key and the event, with the user's own traceback.
 
-    What interrupts a function, or closes a generator, or its state's backend raises, is raised as it is.
+    A KeyboardInterrupt, a GeneratorExit or an error of the state's backend is raised as it is.
     """
     _let_through(error)
-    method, event = called(process, method, event)
+    method, event = user_call(process, method, event)
     if isinstance(process, BuiltinOperator) and process.own_hides_events and method != "on_timer":
         event = None
     what = "for the timer" if method == "on_timer" else "in the event"
@@ -51,10 +51,10 @@ def user_error(
         whose = f"{process.own_step}() failed"
     else:
         whose = f"{method} of {type(process).__name__} raised"
-    said, text = told(error, trace)
+    message, text = describe_error(error, trace)
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
-        f"operator '{uid}': {whose}{where}: {shortened(said)}\n{text}".rstrip(),
+        f"operator '{uid}': {whose}{where}: {shortened(message)}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or (_MEMORY if isinstance(error, MemoryError) else _TO_FIX),
         discreet=discreetly(f"operator '{uid}': {whose}", error, trace),
         operator=uid,
@@ -65,40 +65,40 @@ def user_error(
 
 
 def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
-    """Return the error of a stateless function, which says for which row it raised; see `user_error`."""
+    """Return the error of a stateless function, which names the row; see `user_error`."""
     _let_through(error)
-    said, text = told(error, error.__traceback__)
-    shown = shortened(repr(row))
+    message, text = describe_error(error, error.__traceback__)
+    shown_row = shortened(repr(row))
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
-        f"{step}: the function raised on the row {shown}: {shortened(said)}\n{text}".rstrip(),
+        f"{step}: the function raised on the row {shown_row}: {shortened(message)}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or _TO_FIX,
         discreet=discreetly(f"{step}: the function raised", error, error.__traceback__),
-        event=shown,
+        event=shown_row,
         traceback=text,
     )
 
 
 def _let_through(error: BaseException) -> None:
-    # Anything else may be a user's: a Rust library's panic, or a framework's timeout, is no Exception.
+    # Any other BaseException may be the user's: a Rust library's panic, or a framework's timeout, is no Exception.
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
-    # Of memory, too, may be too little anywhere: the hint says what to do.
+    # Memory may run out anywhere, also in a backend: the hint for it says what to do.
     of_backend = backends_error(error)
     if of_backend is not None and not isinstance(of_backend, MemoryError):
         raise of_backend
 
 
 def backends_error(error: BaseException) -> BaseException | None:
-    """Return what an error came of, if that is where the state is, as a failing disk; a library raises what it likes.
+    """Return the state backend's error that caused an error, as that of a failing disk; None if there is none.
 
-    The function may have raised another one for it.
+    A backend's library may raise any type. The function may have raised another error in response.
     """
     came_of: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
         if came_of is None:
             break
-        # A backend calls nothing of the user's.
+        # A backend calls no code of the user's.
         frames = traceback.walk_tb(came_of.__traceback__)
         if any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames):
             return came_of
@@ -106,24 +106,25 @@ def backends_error(error: BaseException) -> BaseException | None:
     return None
 
 
-def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
-    """Return what an exception says, in the user's words, and the traceback without the frames of this package.
+def describe_error(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
+    """Return an exception's message in the user's terms, and the traceback without the frames of this package.
 
-    A handle that refuses a value is no help to look at. What we say ourselves is not said again below the traceback.
+    The package's frames, as of a handle that refuses a value, do not help. Its own messages are not repeated below the
+    traceback.
     """
-    found = traceback.TracebackException(type(error), error, trace)
-    found.stack = traceback.StackSummary.from_list([f for f in found.stack if not f.filename.startswith(_PACKAGE)])
+    summary = traceback.TracebackException(type(error), error, trace)
+    summary.stack = traceback.StackSummary.from_list([f for f in summary.stack if not f.filename.startswith(_PACKAGE)])
     ours = error.message if isinstance(error, StrandlineError) else no_attribute(error)
     if ours:
-        stack = "".join(["Traceback (most recent call last):\n", *found.stack.format()]) if found.stack else ""
+        stack = "".join(["Traceback (most recent call last):\n", *summary.stack.format()]) if summary.stack else ""
         return ours, stack.rstrip()
-    return f"{type(error).__name__}: {text_of(error)}", shortened("".join(found.format()).rstrip(), _MOST_TRACE)
+    return f"{type(error).__name__}: {text_of(error)}", shortened("".join(summary.format()).rstrip(), _MOST_TRACE)
 
 
 def discreetly(what: str, error: BaseException, trace: TracebackType | None) -> str:
-    """Return what is said of an error where no values may stand: of which kind it is, and on which lines it arose.
+    """Return a description of an error without values: its type, and the lines that raised it.
 
-    What an error says may quote any value, and so may the errors that it came of.
+    The message of an error may quote any value, and so may those of the errors that caused it.
     """
     frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_PACKAGE)]
     lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in frames]
@@ -133,7 +134,7 @@ def discreetly(what: str, error: BaseException, trace: TracebackType | None) -> 
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says, whatever the user made of it."""
+    """Return the message of an exception, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception as another:

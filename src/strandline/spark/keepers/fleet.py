@@ -24,7 +24,7 @@ from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Instructions, LookupAnswer
 from strandline.keeper.spawning import NURSERY
 from strandline.runtime.program import Program
-from strandline.runtime.state.lookups import Answered, Asked
+from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.session import has_one_process, is_this_python
@@ -227,7 +227,7 @@ class Fleet:
             answered |= {(ack.uid, ack.partition) for ack in self._control(instructions, p.PING)}
         return answered >= self.slots
 
-    def look_up(self, uid: str, asked: Mapping[Partition, Asked]) -> dict[Partition, Answered]:
+    def look_up(self, uid: str, asked: Mapping[Partition, LookupRequest]) -> dict[Partition, LookupEntries]:
         """Have keepers of an operator answer from what they last applied, in any thread, without waiting for epochs.
 
         Those of other machines are asked through Spark. Raises UnavailableError if one does not answer.
@@ -247,7 +247,7 @@ class Fleet:
             )
         return found
 
-    def _answers(self, uid: str, replies: Mapping[Partition, bytes]) -> dict[Partition, Answered]:
+    def _answers(self, uid: str, replies: Mapping[Partition, bytes]) -> dict[Partition, LookupEntries]:
         """Return what keepers answered, but for those that were replaced and live on."""
         found = {}
         for partition, data in replies.items():

@@ -30,7 +30,7 @@ from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.spawning import NURSERY, start_program
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
-from strandline.runtime.state.lookups import Asked
+from strandline.runtime.state.lookups import LookupRequest
 from strandline.spark.base.task_errors import SEAL, Seal, marking
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
@@ -262,7 +262,7 @@ class LookupWorker:
     """Looks up keys with an operator's keepers; gives what those of its machine answer as rows, in an executor."""
 
     keeper: KeeperRef
-    asked: Mapping[Partition, Asked]
+    asked: Mapping[Partition, LookupRequest]
     seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

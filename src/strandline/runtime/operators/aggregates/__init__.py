@@ -1,1 +1,1 @@
-"""Built-in aggregates at work: accumulators as Arrow columns, merged as such."""
+"""Operators of built-in aggregates: accumulators are Arrow columns, and are merged by whole columns."""

@@ -1,4 +1,4 @@
-"""Accumulators of built-in aggregates as Arrow columns: how partial ones merge, and what results they give."""
+"""Accumulators of built-in aggregates as Arrow columns: merges partial ones, and computes results."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class FieldSpec:
     name: str
     ddl: str
     merge: str
-    """How two become one: sum, min, max, first_valid, last_valid, joined, united, and of columns that belong
+    """The merge of two values: sum, min, max, first_valid, last_valid, joined, united, and of columns that belong
     together: first, last, moments, max_by, min_by, and sketches by kind and size, as hll_9."""
     empty: Any = None
-    """What it is of no rows."""
+    """Its value for no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class ResultSpec:
     kind: str
     fields: tuple[str, ...]
     ranks: tuple[float, ...] = ()
-    """Of percentiles: which."""
+    """The ranks of percentiles."""
     function: str = ""
-    """What its state is of, as manifests have it: not of the kind alone."""
+    """The function in manifests, which decides whether state is compatible: more than the kind."""
     was: str = ""
-    """The name that it had before, if it is said to have had another."""
+    """Its declared earlier name, if any."""
     is_added: bool = False
-    """Whether it may begin empty where there is state without it."""
+    """Whether it may begin empty if the state lacks it."""
 
 
 class Accumulators:
@@ -65,7 +65,7 @@ class Accumulators:
     def __init__(self, fields: Sequence[FieldSpec], results: Sequence[ResultSpec]) -> None:
         for field in fields:
             if field.merge.startswith(sketches.KINDS):
-                # Now rather than in a keeper.
+                # Raise a missing library's error now rather than in a keeper.
                 sketches.kind_of(field.merge)
         self.fields = list(fields)
         self.results = list(results)
@@ -73,7 +73,7 @@ class Accumulators:
         self._result_types = [to_arrow_type(parse_type(result.ddl)) for result in results]
         self.arrow_fields = [pa.field(f.name, to_arrow_type(k)) for f, k in zip(fields, self._kinds, strict=True)]
         self.merges = {field.name: field.merge for field in fields}
-        """How two accumulators become one, by column."""
+        """The merge of two accumulators, by column."""
         self.aggregated = Aggregated(
             infos={r.name: AggregateInfo(function=r.function, type=r.ddl, columns=[*r.fields]) for r in results},
             merges=self.merges,
@@ -81,23 +81,23 @@ class Accumulators:
             was={result.name: result.was for result in results if result.was},
             added=frozenset(result.name for result in results if result.is_added),
         )
-        """What others need to know of them."""
+        """Their description for manifests and upgrades."""
         self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
 
     def conform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return columns as they came in, in exactly the accumulator's types."""
+        """Convert input columns to exactly the accumulator's types."""
         return [conform(column, kind) for column, kind in zip(columns, self._kinds, strict=True)]
 
     def merge(self, columns: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         """Merge the accumulators of each group into one, older ones first."""
-        found: list[pa.Array] = []
-        while len(found) < len(self.fields):
-            # One column, or those that belong together.
-            found += _merged(self.fields[len(found)].merge, columns[len(found) :], groups)
-        return found
+        merged: list[pa.Array] = []
+        while len(merged) < len(self.fields):
+            # One column, or several that belong together.
+            merged += _merged(self.fields[len(merged)].merge, columns[len(merged) :], groups)
+        return merged
 
     def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Compute the results, a column each."""
+        """Compute the results, one column each."""
         by_name = {field.name: column for field, column in zip(self.fields, columns, strict=True)}
         return [
             _result(spec, [by_name[name] for name in spec.fields], self.merges[spec.fields[0]], kind)
@@ -113,7 +113,7 @@ def results_of(
     accumulators: Accumulators,
     of: Sequence[pa.Array],
 ) -> tuple[pa.RecordBatch, pa.Array]:
-    """Return the results of windows as rows, and their times: the last ones in the windows, `last_us`."""
+    """Return the results of windows as rows, and their times `last_us`: the last moments in the windows."""
     start, end = (pa.array(within(at), pa.timestamp("us", "UTC")) for at in (start_us, end_us))
     results = zip((result.name for result in accumulators.results), accumulators.give(of), strict=True)
     columns = {**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)}
@@ -121,7 +121,7 @@ def results_of(
 
 
 def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
-    """Merge the first of some columns, and as many after it as belong to it."""
+    """Merge the first of some columns, and the columns after it that belong to it."""
     if how == "moments":
         return grouping.moments(columns[0], columns[1], columns[2], groups)
     if how in ("first", "last"):
@@ -140,16 +140,16 @@ def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[p
 def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:
     if spec.kind == "approx_percentile":
         return _percentiles(sketches.percentiles(how, columns[0], columns[1], spec.ranks), kind)
-    found = columns[0]
+    result = columns[0]
     if spec.kind == "avg":
-        found = _mean(columns[0], columns[1], spec.ddl)
+        result = _mean(columns[0], columns[1], spec.ddl)
     elif spec.kind == "count_distinct":
-        found = pc.list_value_length(columns[0])
+        result = pc.list_value_length(columns[0])
     elif spec.kind == "approx_count_distinct":
-        found = sketches.distinct_counts(how, columns[0], columns[1])
+        result = sketches.distinct_counts(how, columns[0], columns[1])
     elif spec.kind in SPREADS:
-        found = _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
-    return found.cast(kind)
+        result = _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
+    return result.cast(kind)
 
 
 def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:
@@ -173,23 +173,23 @@ def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:
 def _spread(kind: str, n: Any, m2: Any) -> pa.Array:
     least = 0 if kind in ("stddev_pop", "var_pop") else 1
     absent = n <= least
-    found = m2 / np.where(absent, 1, n - least)
-    return pa.array(np.sqrt(found) if kind.startswith("stddev") else found, mask=absent)
+    variance = m2 / np.where(absent, 1, n - least)
+    return pa.array(np.sqrt(variance) if kind.startswith("stddev") else variance, mask=absent)
 
 
 def _percentiles(lists: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return percentiles, as doubles in lists, in a result's type: one number or a list of them."""
     if not pa.types.is_list(kind):
         return _restored(pc.list_element(lists, 0), kind)
-    found = _restored(lists.flatten(), kind.value_type)
-    return pa.ListArray.from_arrays(lists.offsets, found, type=kind, mask=lists.is_null())
+    elements = _restored(lists.flatten(), kind.value_type)
+    return pa.ListArray.from_arrays(lists.offsets, elements, type=kind, mask=lists.is_null())
 
 
 def _restored(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return doubles in the type of the column that they were made of."""
+    """Convert doubles back to the type of the column that they were computed from."""
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return numbers.cast(kind, safe=False)
-    # The greatest bigints are as doubles one more than the greatest.
+    # As doubles, the greatest bigints are rounded up to one more than the greatest.
     whole = np.minimum(numbers.fill_null(0.0).to_numpy(), _LARGEST).astype(np.int64)
     longs = pa.array(whole, mask=numbers.is_null().to_numpy(zero_copy_only=False))
     return longs.cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)

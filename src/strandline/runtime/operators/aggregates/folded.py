@@ -1,7 +1,7 @@
-"""Built-in aggregates of windows event by event, where it matters after which one a result is given.
+"""Built-in aggregates of windows event by event, for windows whose results come after certain events.
 
-Windows are those of functions; of each, its accumulator is kept. An event comes as an accumulator of one row: the key's
-columns, how many rows it is, the accumulator's columns, and what else is asked of it.
+Windows are those of Python functions, with an accumulator each. An event is an accumulator of one row: the key's
+columns, the number of rows, the accumulator's columns, and columns for the window's own functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = LongType | DoubleType
 
 
 class Accumulating(Contents):
-    """An accumulator a window."""
+    """One accumulator a window."""
 
     is_value = True
 
@@ -35,11 +35,11 @@ class Accumulating(Contents):
         self.states = {}
         self._accumulators = accumulators
         self._at = at
-        """Where the accumulator begins in an event."""
+        """The index of the accumulator's first column in an event."""
         self._width = len(accumulators.fields)
 
     def open(self, operator: Any) -> None:
-        """Prepare what merges one column after the other, where that can be done without Arrow."""
+        """Prepare the merge of one column after the other, if it is possible without Arrow."""
         fields = self._accumulators.fields
         self._kinds: list[DataType] = [parse_type(field.ddl) for field in fields]
         self._coerce = ValueCodec(parse_type(self.value_type)).coerce
@@ -63,35 +63,35 @@ class Accumulating(Contents):
         """Return one row: the results."""
         columns = [build([part], kind) for part, kind in zip(self._filled(value), self._kinds, strict=True)]
         specs = self._accumulators.results
-        given = zip(self._accumulators.give(columns), specs, strict=True)
-        return [tuple(to_python(column, parse_type(spec.ddl))[0] for column, spec in given)]
+        results = zip(self._accumulators.give(columns), specs, strict=True)
+        return [tuple(to_python(column, parse_type(spec.ddl))[0] for column, spec in results)]
 
     def _filled(self, value: Any) -> Sequence[Any]:
-        """Return an accumulator's columns; one that the program has added since is that of no rows."""
+        """Return an accumulator's columns; a column that was added to the program later has its empty value."""
         pairs = zip(tuple(value), self._empty, strict=True)
         return [empty if part is None else part for part, empty in pairs]
 
     def _merged(self, older: Any, newer: Any) -> Any:
         pairs = list(zip(self._filled(older), self._filled(newer), strict=True))
         if self._is_plain:
-            # What nearly every aggregate of a stream is: Arrow takes thirty times as long for two numbers.
-            found = [_add(*pair) for pair in pairs]
+            # The case of nearly every aggregate: Arrow takes thirty times as long for two numbers.
+            parts = [_add(*pair) for pair in pairs]
         else:
             columns = [build(list(pair), kind) for pair, kind in zip(pairs, self._kinds, strict=True)]
             merged = self._accumulators.merge(columns, _PAIR)
-            found = [to_python(column, kind)[0] for column, kind in zip(merged, self._kinds, strict=True)]
+            parts = [to_python(column, kind)[0] for column, kind in zip(merged, self._kinds, strict=True)]
         try:
-            return self._coerce(tuple(found))
+            return self._coerce(tuple(parts))
         except StateTypeError:
-            # Of the names of our columns, nobody knows.
-            where = [kind.ddl for kind, part in zip(self._kinds, found, strict=True) if isinstance(part, int)]
+            # The message leaves out the accumulator's column names, which users do not know.
+            where = [kind.ddl for kind, part in zip(self._kinds, parts, strict=True) if isinstance(part, int)]
             raise StateTypeError(
                 f"a sum does not fit into {where[0]}", hint="cast the column to a wider decimal or to double"
             ) from None
 
 
 class OfRow:
-    """A user's function of an event, which is called with the columns that the user knows."""
+    """Wraps a user's function of an event: calls it with the columns that the user knows."""
 
     def __init__(self, function: Callable[..., Any], names: Sequence[str], places: Sequence[int]) -> None:
         self._function = function

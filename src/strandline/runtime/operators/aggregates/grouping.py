@@ -1,4 +1,4 @@
-"""Grouping of Arrow columns: numbers for equal rows, and what becomes of a column's values in each group."""
+"""Grouping of Arrow columns: numbers equal rows, and reduces a column's values in each group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_DIGITS = 76
 
 
 class Groups:
-    """Which group each row is in: groups are numbered from 0."""
+    """The group of each row: groups are numbered from 0."""
 
     def __init__(self, of_row: Numbers, count: int) -> None:
         self.of_row = of_row
@@ -32,17 +32,17 @@ class Groups:
     @property
     def first(self) -> Numbers:
         """The first row of each group; -1 for a group without rows."""
-        found = np.full(self.count, -1, np.int64)
-        # Written back to front, so that each group's first row is what stays.
-        found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
-        return found
+        rows = np.full(self.count, -1, np.int64)
+        # Written back to front: each group's first row overwrites later ones.
+        rows[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
+        return rows
 
     @property
     def last(self) -> Numbers:
         """The last row of each group; -1 for a group without rows."""
-        found = np.full(self.count, -1, np.int64)
-        found[self.of_row] = np.arange(len(self.of_row))
-        return found
+        rows = np.full(self.count, -1, np.int64)
+        rows[self.of_row] = np.arange(len(self.of_row))
+        return rows
 
     def only(self, rows: Numbers) -> Groups:
         """Return the groups of some of the rows."""
@@ -50,9 +50,9 @@ class Groups:
 
 
 def group_by(columns: Sequence[pa.Array]) -> Groups:
-    """Number the distinct rows of some columns without nulls, in the order in which they come.
+    """Number the distinct rows of some columns without nulls, in the order of their first occurrence.
 
-    Equal is what Spark groups together: all NaNs are one, and so are 0.0 and -0.0.
+    Rows are equal if Spark groups them together: all NaNs are one, and so are 0.0 and -0.0.
     """
     of_row, count = _coded(_comparable(columns[0]))
     for column in columns[1:]:
@@ -62,16 +62,16 @@ def group_by(columns: Sequence[pa.Array]) -> Groups:
 
 
 def overlapping(of_key: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
-    """Put spans of time together that overlap, of each key: spans that only touch do not.
+    """Cluster the spans of time of each key that overlap: spans that only touch do not.
 
-    Return the rows in the order of keys and starts, and where in it each cluster begins.
+    Return the rows in the order of keys and starts, and the index in that order at which each cluster begins.
     """
     order = np.lexsort((start, of_key))
     key, begin, count = of_key[order].astype(np.int64), start[order], len(order)
     by_end = np.argsort(end[order], kind="stable")
     rank = np.empty(count, np.int64)
     rank[by_end] = np.arange(count)
-    # The greatest end so far, of each key: a key's numbers are greater than all of the keys before it.
+    # The greatest end so far, of each key: a key's numbers are greater than those of all keys before it.
     reach = np.maximum.accumulate(key * count + rank) - key * count
     furthest = end[order][by_end][reach]
     is_first = np.ones(count, bool)
@@ -93,7 +93,7 @@ def _coded(column: pa.Array) -> tuple[Numbers, int]:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Arrow knows no equality of structs, and holds 0.0 and -0.0 for different."""
+    """Convert a column so that Arrow can compare it: it cannot compare structs, and takes 0.0 and -0.0 as different."""
     if pa.types.is_floating(column.type):
         return pa.array(FixedColumn(from_arrow_type(column.type)).arrow_order(column))
     if pa.types.is_nested(column.type):
@@ -112,8 +112,8 @@ def _ranks(column: pa.Array) -> Numbers:
     order = pc.sort_indices(coded.dictionary.cast(pa.binary()) if pa.types.is_string(kind) else coded.dictionary)
     ranks = np.empty(len(order), np.int64)
     ranks[order.to_numpy()] = np.arange(len(order))
-    found: Numbers = ranks[coded.indices.to_numpy()]
-    return found
+    of_row: Numbers = ranks[coded.indices.to_numpy()]
+    return of_row
 
 
 # -- columns of groups
@@ -133,7 +133,7 @@ def summed(column: pa.Array, groups: Groups) -> pa.Array:
         _refuse_overflow(column, groups)
         return _reduced(column, groups, "sum")
     if 10**kind.precision * len(column) > _WIDEST_DECIMAL:
-        # Arrow's own sums of 128 bits begin anew where they are not enough.
+        # Arrow's own sums wrap around if 128 bits are not enough.
         column = column.cast(pa.decimal256(_MOST_DIGITS, kind.scale))
     try:
         return _reduced(column, groups, "sum").cast(kind)
@@ -142,14 +142,14 @@ def summed(column: pa.Array, groups: Groups) -> pa.Array:
 
 
 def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
-    """Return each group's least or greatest value ("min", "max") in Spark's order; null where there are none."""
+    """Return each group's least or greatest value ("min", "max") in Spark's order; null if there are none."""
     kind = column.type
     if pa.types.is_floating(kind):
         ordered = FixedColumn(from_arrow_type(kind))
         bits = pa.array(ordered.arrow_order(column), mask=column.is_null().to_numpy(zero_copy_only=False))
-        found = _reduced(bits, groups, which)
-        values = ordered.restore(found.fill_null(0).to_numpy())
-        return pa.array(values, kind, mask=found.is_null().to_numpy(zero_copy_only=False))
+        reduced = _reduced(bits, groups, which)
+        values = ordered.restore(reduced.fill_null(0).to_numpy())
+        return pa.array(values, kind, mask=reduced.is_null().to_numpy(zero_copy_only=False))
     if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind):
         # Not every release of Arrow compares these in a group.
         return best(column, column, groups, which)[0]
@@ -157,14 +157,14 @@ def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
 
 
 def best(column: pa.Array, by: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
-    """Return the value in each group's row with the least or greatest `by`, and that; of several, the first row's."""
+    """Return the value and `by` of each group's row with the least or greatest `by`; of several, the first row's."""
     rows = valid_rows(by)
     ranks = _ranks(by.take(pa.array(rows)))
     there = groups.only(rows)
     top = _reduced(pa.array(ranks), there, which).fill_null(0).to_numpy()
     rows = rows[ranks == top[there.of_row]]
-    found = _at(rows, groups.only(rows).first)
-    return column.take(found), by.take(found)
+    chosen = _at(rows, groups.only(rows).first)
+    return column.take(chosen), by.take(chosen)
 
 
 def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) -> pa.Array:
@@ -177,7 +177,7 @@ def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) ->
 
 
 def edge_there(column: pa.Array, there: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
-    """Return the value in each group's first or last row that is there, be it null, and whether one is."""
+    """Return the value, which may be null, in each group's first or last row with `there`, and whether one has it."""
     rows = np.flatnonzero(there.fill_null(False).to_numpy(zero_copy_only=False))
     some = groups.only(rows)
     at = _at(rows, some.first if which == "first" else some.last)
@@ -185,13 +185,13 @@ def edge_there(column: pa.Array, there: pa.Array, groups: Groups, which: str) ->
 
 
 def joined(column: pa.Array, groups: Groups) -> pa.Array:
-    """Join each group's lists, in the order of the rows."""
+    """Concatenate each group's lists, in the order of the rows."""
     values, of_value = _elements(column, groups)
-    return _listed(values, of_value, groups.count)
+    return _lists_of(values, of_value, groups.count)
 
 
 def united(column: pa.Array, groups: Groups) -> pa.Array:
-    """Join each group's lists, and keep each value once: 0.0 for -0.0, wherever in a value it is, as Spark does."""
+    """Concatenate each group's lists, each value once: with 0.0 for -0.0, also inside a value, as Spark does."""
     values, of_value = _elements(column, groups)
     values = _without_signed_zeros(values)
     if len(values):
@@ -199,7 +199,7 @@ def united(column: pa.Array, groups: Groups) -> pa.Array:
         pairs = Groups(*_coded(pa.array(of_value.astype(np.int64) * count + of_code)))
         kept = np.sort(pairs.first)
         values, of_value = values.take(pa.array(kept)), of_value[kept]
-    return _listed(values, of_value, groups.count)
+    return _lists_of(values, of_value, groups.count)
 
 
 def moments(n: pa.Array, mean: pa.Array, m2: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -217,8 +217,8 @@ def moments(n: pa.Array, mean: pa.Array, m2: pa.Array, groups: Groups) -> tuple[
 def _reduced(column: pa.Array, groups: Groups, how: str) -> pa.Array:
     options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
     table = pa.table({"group": groups.of_row, "value": column})
-    found = table.group_by("group", use_threads=False).aggregate([("value", how, options)])
-    values, at = found.column(f"value_{how}").combine_chunks(), found["group"].to_numpy()
+    reduced = table.group_by("group", use_threads=False).aggregate([("value", how, options)])
+    values, at = reduced.column(f"value_{how}").combine_chunks(), reduced["group"].to_numpy()
     if len(at) == groups.count and np.array_equal(at, np.arange(groups.count)):
         return values
     row = np.full(groups.count, -1)
@@ -227,11 +227,11 @@ def _reduced(column: pa.Array, groups: Groups, how: str) -> pa.Array:
 
 
 def _at(rows: Numbers, places: Numbers) -> pa.Array:
-    """Return which of these rows stand at some places; null for -1."""
+    """Return the rows at some places; null for -1."""
     there = places >= 0
-    found = np.zeros(len(places), np.int64)
-    found[there] = rows[places[there]]
-    return pa.array(found, mask=~there)
+    chosen = np.zeros(len(places), np.int64)
+    chosen[there] = rows[places[there]]
+    return pa.array(chosen, mask=~there)
 
 
 def _refuse_overflow(column: pa.Array, groups: Groups) -> None:
@@ -240,7 +240,7 @@ def _refuse_overflow(column: pa.Array, groups: Groups) -> None:
     ends = pc.min_max(column).as_py()
     if max(abs(ends["min"]), abs(ends["max"])) * len(column) < _LONGEST:
         return
-    # Rarely needed: the halves' sums cannot overflow, and tell what their sum is.
+    # Rarely needed: the sums of the halves cannot overflow, and show whether the whole sum does.
     numbers = column.fill_null(0).to_numpy().astype(np.int64)
     upper, lower = np.zeros((2, groups.count), np.int64)
     np.add.at(upper, groups.of_row, numbers >> _HALF_BITS)
@@ -264,7 +264,7 @@ def _elements(column: pa.Array, groups: Groups) -> tuple[pa.Array, Numbers]:
 
 
 def _without_signed_zeros(values: pa.Array) -> pa.Array:
-    """Return values with 0.0 for -0.0 and one NaN for all of them: what is equal then has equal bytes."""
+    """Return values with 0.0 for -0.0 and one NaN for all of them: equal values then have equal bytes."""
     kind = values.type
     if pa.types.is_floating(kind):
         nan, zero = pa.scalar(np.nan, kind), pa.scalar(0.0, kind)
@@ -278,17 +278,17 @@ def _without_signed_zeros(values: pa.Array) -> pa.Array:
     return values
 
 
-def _listed(values: pa.Array, of_value: Numbers, count: int) -> pa.Array:
+def _lists_of(values: pa.Array, of_value: Numbers, count: int) -> pa.Array:
     # Values are in the order of their groups.
     return pa.ListArray.from_arrays(offsets(np.bincount(of_value, minlength=count)), values)
 
 
 def lengths(lists: pa.Array) -> Numbers:
-    """Return how many elements lists have; those that are null have none."""
-    found: Numbers = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
-    return found
+    """Return the lengths of lists; a null one has 0."""
+    counts: Numbers = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+    return counts
 
 
 def offsets(counts: Numbers) -> pa.Array:
-    """Return where lists of so many elements begin and end."""
+    """Return the offsets of lists of these lengths."""
     return pa.array(np.append(0, np.cumsum(counts)), pa.int32())

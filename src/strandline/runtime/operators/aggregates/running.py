@@ -1,7 +1,7 @@
-"""Built-in aggregation: partial accumulators come in, are merged into state by whole columns, results go out.
+"""Built-in aggregation without time windows: merges partial accumulators into state by whole columns.
 
 A row of the input is the key's columns, how many rows of the stream it stands for, and the columns of the accumulator.
-Spark may have aggregated an epoch's rows before, or each is a row of the stream.
+Spark may have aggregated an epoch's rows before; otherwise each is a row of the stream.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from strandline.api.windows import Global
 from strandline.runtime.builtin import windows_info
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, edge, extreme, group_by, valid_rows
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
 from strandline.runtime.state.scope import Scope
 
 TOTALS = "totals"
 
 
 class KeyedAggregation(ColumnarProcess):
-    """Aggregates with one accumulator a key, that give results in the epoch whose rows made them."""
+    """Aggregates with one accumulator a key, and results in the epoch whose rows changed them."""
 
     totals: Any
 
@@ -33,18 +33,18 @@ class KeyedAggregation(ColumnarProcess):
         self._keys = list(keys)
         self._accumulators = accumulators
         self.own_aggregated = accumulators.aggregated
-        self._given: list[Given] = []
+        self._pending: list[TimedRows] = []
 
-    def on_end(self, scope: Scope) -> Iterator[Given]:
-        """Give the epoch's results."""
-        given, self._given = self._given, []
-        yield from given
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the epoch's results."""
+        pending, self._pending = self._pending, []
+        yield from pending
 
-    def on_fired(self, scope: Scope) -> Iterator[Given]:
+    def on_fired(self, scope: Scope) -> Iterator[TimedRows]:
         return self.on_end(scope)
 
     def forget(self) -> None:
-        self._given = []
+        self._pending = []
 
     def _take(self, rows: InputRows) -> list[pa.Array]:
         """Count the stream's rows; return the accumulators."""
@@ -53,15 +53,15 @@ class KeyedAggregation(ColumnarProcess):
         return self._accumulators.conform(columns[: len(self._accumulators.fields)])
 
     def _give(self, keys: BatchKeys, accumulators: Sequence[pa.Array], times: pa.Array | None) -> None:
-        """Keep results, one a key, for the end of the epoch."""
-        self._given.append((self._results(keys, accumulators), times))
+        """Hold back results, one a key, until the end of the epoch."""
+        self._pending.append((self._results(keys, accumulators), times))
 
     def _results(self, keys: BatchKeys, accumulators: Sequence[pa.Array]) -> pa.RecordBatch:
         names = [*self._keys, *(result.name for result in self._accumulators.results)]
         columns = [*keys.columns, *self._accumulators.give(accumulators)]
         return pa.RecordBatch.from_arrays(columns, names=names)
 
-    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+    def current_results(self, keys: BatchKeys) -> Iterator[TimedRows]:
         """Give the results so far of those keys that have some."""
         stored = self.totals.get_many(keys)
         known = valid_rows(stored)
@@ -77,7 +77,7 @@ class RunningAggregation(KeyedAggregation):
         self.own_states = {TOTALS: Value(f"struct<{accumulators.ddl}>")}
 
     def on_rows(self, rows: InputRows, scope: Scope) -> None:
-        """Merge a batch into the state; each key's result waits for the end of the epoch."""
+        """Merge a batch into the state; each key's result is held back until the end of the epoch."""
         keys, row_of = rows.keys.unique()
         groups = Groups(row_of, len(keys))
         fresh = self._take(rows)
@@ -88,14 +88,14 @@ class RunningAggregation(KeyedAggregation):
         times = None if rows.times is None else extreme(rows.times, groups, "max")
         self._give(keys, self._add(keys, fresh), times)
 
-    def on_end(self, scope: Scope) -> Iterator[Given]:
-        """Give the newest result of each key."""
-        if len(self._given) > 1:
-            self._given = [self._newest(self._given)]
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the newest result of each key."""
+        if len(self._pending) > 1:
+            self._pending = [self._newest(self._pending)]
         yield from super().on_end(scope)
 
     def _add(self, keys: BatchKeys, fresh: list[pa.Array]) -> list[pa.Array]:
-        """Merge accumulators, one a key, into the state; return what they have become."""
+        """Merge accumulators, one a key, into the state; return the merged ones."""
         stored = self.totals.get_many(keys)
         known = valid_rows(stored)
         if len(known):
@@ -105,17 +105,17 @@ class RunningAggregation(KeyedAggregation):
         self.totals.put_many(keys, pa.StructArray.from_arrays(fresh, fields=self._accumulators.arrow_fields))
         return fresh
 
-    def _newest(self, given: list[Given]) -> Given:
-        batch = pa.concat_batches([batch for batch, _ in given])
+    def _newest(self, results: list[TimedRows]) -> TimedRows:
+        batch = pa.concat_batches([batch for batch, _ in results])
         last = pa.array(np.sort(group_by(batch.columns[: len(self._keys)]).last))
-        times = [times for _, times in given if times is not None]
+        times = [times for _, times in results if times is not None]
         return batch.take(last), pa.concat_arrays(times).take(last) if times else None
 
 
 class CountedAggregation(KeyedAggregation):
-    """Aggregates of each key's events by so many: a result for each full number of them.
+    """Aggregates of each key's events in count windows: a result for each full window.
 
-    Each row is one event, in the order in which they count.
+    Each row is one event, in the order of the count.
     """
 
     def __init__(self, keys: Sequence[str], accumulators: Accumulators, count: int) -> None:
@@ -125,7 +125,7 @@ class CountedAggregation(KeyedAggregation):
         self.own_states = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
 
     def on_rows(self, rows: InputRows, scope: Scope) -> None:
-        """Cut each key's rows, behind what it has already, into windows; keep the last one if it is not full."""
+        """Split each key's rows, after those it has already, into windows; keep the last one if it is not full."""
         keys, row_of = rows.keys.unique()
         fresh = self._take(rows)
         stored = self.totals.get_many(keys)
@@ -135,7 +135,7 @@ class CountedAggregation(KeyedAggregation):
         had[known] = events.to_numpy()
         total = had + np.bincount(row_of, minlength=len(keys))
         window = (had[row_of] + _rank(row_of)) // self._count
-        # A window is a number among all of them: key by key, of each key in order.
+        # One number for each window of all keys: key by key, those of a key in order.
         most = int(total.max()) // self._count + 1
         codes = np.append(known * most, row_of * most + window)
         codes, of_row = np.unique(codes, return_inverse=True)
@@ -157,7 +157,7 @@ class CountedAggregation(KeyedAggregation):
         fields = [pa.field("events", pa.int64()), *self._accumulators.arrow_fields]
         columns = [pa.array(total % self._count), *(column.take(wanted) for column in merged)]
         left = pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(at < 0))
-        # A key that has nothing and had nothing is not written.
+        # A key that has no events and had none is not written.
         changed = np.flatnonzero((at >= 0) | (had > 0))
         self.totals.put_many(keys.take(changed), left.take(pa.array(changed)))
 
@@ -166,6 +166,6 @@ def _rank(of_row: Numbers) -> Numbers:
     """Return how many rows of its group are before each row."""
     order = np.argsort(of_row, kind="stable")
     sizes = np.bincount(of_row)
-    found = np.empty(len(of_row), np.int64)
-    found[order] = np.arange(len(of_row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return found
+    ranks = np.empty(len(of_row), np.int64)
+    ranks[order] = np.arange(len(of_row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return ranks

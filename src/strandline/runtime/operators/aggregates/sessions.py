@@ -1,16 +1,15 @@
-"""Built-in aggregates of sessions: an epoch's events as spans of time, merged with the sessions that they touch.
+"""Built-in aggregates of sessions: an epoch's events are spans of time, merged with the sessions that they touch.
 
 A row of the input is the key's columns, how many events it stands for, the first and the last of their times, and the
 columns of the accumulator. Spark may have aggregated events that are less than the gap apart: they are in one session
 whatever else comes. So an epoch's events count as one set; which of them are late does not depend on their order.
 
-As in windows of Python functions, a session ends in state a microsecond after its window: what is at the window's very
-end belongs to it.
+As in windows of Python functions, the state has a session's end a microsecond after its window's end: an event at the
+window's very end belongs to it.
 
-State is the newest session of each key, and a list of further ones where there are any. A session that is not complete
-has a timer at some time up to its end, one that waits for late events at the end of its lateness; when a timer fires,
-all sessions of the key are looked at, and those that stay get a timer again. So an event that makes a session longer
-sets no timer.
+State is the newest session of each key, and a list of older ones if there are any. A session that is not complete has a
+timer at some time up to its end; one that waits for late events has it at the end of its lateness. When a timer fires,
+all sessions of the key are read, and those that stay get a timer again. So an event that extends a session sets none.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from strandline.runtime.builtin import windows_info
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, overlapping, valid_rows
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
 from strandline.runtime.state.panes import settle
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
@@ -45,41 +44,41 @@ NEWEST, OLDER = "newest", "older"
 ENDS, EARLY = "timers.ends", "timers.early"
 _SPAN = "start bigint, end bigint, given boolean, fresh boolean"
 _NUMBERS = 4
-"""How many of its columns describe a session; the others are the accumulator."""
+"""The number of columns that describe a session; the others are the accumulator."""
 _AT_ONCE = 50_000
 _NOWHERE = -(1 << 63)
 
 
 @dataclass
 class Sessions:
-    """Some sessions, or spans of events that are to become such."""
+    """Some sessions, or spans of events that will become sessions."""
 
     columns: Sequence[pa.Array]
     """The accumulators."""
     of_key: Numbers
-    """Whose they are: a number among some keys."""
+    """The key of each: its index in a list of keys."""
     start: Numbers
     end: Numbers
-    given: Numbers
-    """Whether the result was given when it was complete, and it has not changed since."""
+    emitted: Numbers
+    """Whether its final result was emitted, and it has not changed since."""
     fresh: Numbers
-    """Whether it has changed since a result was given, complete or not."""
+    """Whether it has changed since its last result, final or not."""
 
     @property
     def numbers(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
-        """What describes them, in the order of the fields."""
-        return self.of_key, self.start, self.end, self.given, self.fresh
+        """The columns that describe them, in the order of the fields."""
+        return self.of_key, self.start, self.end, self.emitted, self.fresh
 
     def __len__(self) -> int:
         return len(self.start)
 
     def complete(self, reached_us: int) -> Numbers:
-        """Which have ended and have not been given since."""
-        found: Numbers = ~self.given & (self.end <= reached_us)
-        return found
+        """Return the mask of those that have ended and whose final result was not emitted yet."""
+        mask: Numbers = ~self.emitted & (self.end <= reached_us)
+        return mask
 
     def only(self, chosen: Numbers) -> Sessions:
-        """Return those at some places, or of a mask."""
+        """Return those at some indices, or of a mask."""
         at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         columns = [column.take(pa.array(at)) for column in self.columns]
         return Sessions(columns, *(numbers[at] for numbers in self.numbers))
@@ -110,7 +109,7 @@ class SessionAggregation(ColumnarProcess):
         self.own_aggregated = accumulators.aggregated
         self.own_tables = [StateInfo(name=name, kind="timers", value_type="") for name in (ENDS, EARLY)]
         self._spans: list[pa.RecordBatch] = []
-        """What the epoch has brought: key group, keys, events, start, end, accumulator."""
+        """The epoch's events: key group, keys, number of events, start, end, accumulator."""
 
     def bind(
         self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
@@ -120,7 +119,7 @@ class SessionAggregation(ColumnarProcess):
         return [self._ends, self._early]
 
     def on_rows(self, rows: InputRows, scope: Scope) -> None:
-        """Keep a batch for the end of the epoch."""
+        """Hold back a batch until the end of the epoch."""
         width = len(self._keys.fields)
         counts, *more = rows.columns[width:]
         self.source_rows += int(counts.to_numpy().sum())
@@ -134,29 +133,29 @@ class SessionAggregation(ColumnarProcess):
         self._spans.append(pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns))))))
         settle(self._spans, self._merged)
 
-    def on_fired(self, scope: Scope) -> Iterator[Given]:
+    def on_fired(self, scope: Scope) -> Iterator[TimedRows]:
         yield from self._take_in(scope)
 
-    def on_watermark(self, scope: Scope) -> Iterator[Given]:
-        """Give the sessions that are complete, and let go of those whose lateness is over."""
+    def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the sessions that are complete, and delete those whose lateness is over."""
         if not self._rules.processing:
             yield from self._complete(scope)
 
-    def on_clock(self, scope: Scope) -> Iterator[Given]:
-        """Give what the clock has completed, and results so far."""
+    def on_clock(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the sessions that the clock has completed, and results so far."""
         if self._rules.processing:
             yield from self._complete(scope)
         for keys in self._fired(self._early, scope.now_us):
             if not self._rules.early_us:
-                # An earlier start has asked for them.
+                # These timers are from an earlier run.
                 continue
-            found = self._load(keys)
-            shown = found.fresh & ~found.given
-            yield from self._results(keys, found.only(shown))
-            self._store(keys, found, replace(found, fresh=found.fresh & ~shown))
+            sessions = self._load(keys)
+            is_due = sessions.fresh & ~sessions.emitted
+            yield from self._results(keys, sessions.only(is_due))
+            self._store(keys, sessions, replace(sessions, fresh=sessions.fresh & ~is_due))
 
-    def on_end(self, scope: Scope) -> Iterator[Given]:
-        """Take in the epoch's events; give the sessions again that late ones have changed."""
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Merge the epoch's events; yield the sessions again that late ones have changed."""
         yield from self._take_in(scope)
 
     def forget(self) -> None:
@@ -164,19 +163,19 @@ class SessionAggregation(ColumnarProcess):
 
     @property
     def next_due_us(self) -> int | None:
-        """What the watermark has to pass to find something to do."""
+        """The time that the watermark has to pass before there is work."""
         end_us = None if self._rules.processing else self._ends.next_us()
         return None if end_us is None else end_us - 1
 
     @property
     def next_due_clock_us(self) -> int | None:
-        """When the clock will."""
+        """The time that the clock has to reach before there is work."""
         return earliest((self._early.next_us(), self._ends.next_us() if self._rules.processing else None))
 
-    # -- what an epoch brings
+    # -- events of an epoch
 
     def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """Make one batch of several, in which spans of a key do not touch."""
+        """Merge batches into one in which spans of a key do not touch."""
         batch = pa.concat_batches(batches)
         spans, _, counts = self._apart(batch)
         order, begins = overlapping(spans.of_key, spans.start, spans.end)
@@ -190,7 +189,7 @@ class SessionAggregation(ColumnarProcess):
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def _apart(self, batch: pa.RecordBatch) -> tuple[Sessions, BatchKeys, Numbers]:
-        """Return a batch's spans as if they were sessions, their distinct keys, and how many events each is."""
+        """Return a batch's spans in the form of sessions, their distinct keys, and the number of events of each."""
         width = 1 + len(self._keys.fields)
         groups, *key_columns = batch.columns[:width]
         counts, start, end = (column.to_numpy() for column in batch.columns[width : width + 3])
@@ -198,7 +197,7 @@ class SessionAggregation(ColumnarProcess):
         no, yes = np.zeros(len(start), bool), np.ones(len(start), bool)
         return Sessions(batch.columns[width + 3 :], of_key, start, end, no, yes), keys, counts
 
-    def _take_in(self, scope: Scope) -> Iterator[Given]:
+    def _take_in(self, scope: Scope) -> Iterator[TimedRows]:
         """Merge the epoch's spans with each other and with the sessions that they touch."""
         if not self._spans:
             return
@@ -209,9 +208,9 @@ class SessionAggregation(ColumnarProcess):
         order, begins = overlapping(both.of_key, both.start, both.end)
         is_new = (np.arange(len(both)) >= len(stored))[order]
         changed = np.logical_or.reduceat(is_new, begins)
-        # Those of which some part is not complete have a timer.
-        waits = np.logical_or.reduceat(~is_new & ~both.given[order], begins)
-        found = Sessions(
+        # A cluster has a timer if one of its stored sessions is not complete.
+        waits = np.logical_or.reduceat(~is_new & ~both.emitted[order], begins)
+        merged = Sessions(
             self._accumulators.merge(both.columns, _groups(order, begins)),
             both.of_key[order][begins],
             both.start[order][begins],
@@ -220,65 +219,65 @@ class SessionAggregation(ColumnarProcess):
             np.logical_or.reduceat(both.fresh[order], begins),
         )
         reached = self._reached(scope)
-        late = np.logical_and.reduceat(is_new, begins) & (found.end + self._rules.lateness_us <= reached)
+        late = np.logical_and.reduceat(is_new, begins) & (merged.end + self._rules.lateness_us <= reached)
         if late.any():
             events = np.append(np.zeros(len(stored), np.int64), counts)[order]
             self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
-            found, changed, waits = found.only(~late), changed[~late], waits[~late]
-        again = found.complete(reached)
-        yield from self._results(keys, found.only(again))
-        now = replace(found, given=found.given | again, fresh=found.fresh & ~again)
+            merged, changed, waits = merged.only(~late), changed[~late], waits[~late]
+        again = merged.complete(reached)
+        yield from self._results(keys, merged.only(again))
+        now = replace(merged, emitted=merged.emitted | again, fresh=merged.fresh & ~again)
         self._set_timers(keys, now, changed & ~waits)
         if self._rules.early_us:
             encoded, at_us = keys.encoded, next_multiple(scope.now_us, self._rules.early_us)
-            for key in now.of_key[changed & ~now.given].tolist():
+            for key in now.of_key[changed & ~now.emitted].tolist():
                 self._early.set(encoded[key], at_us)
         self._store(keys, stored, now)
 
-    # -- what time brings
+    # -- time
 
     def _reached(self, scope: Scope) -> int:
-        """How far time has come; before any watermark, not as far as any session."""
+        """Return how far time has come; before any watermark, a time before all sessions."""
         reached = scope.now_us if self._rules.processing else scope.watermark_us
         return _NOWHERE if reached is None else reached
 
-    def _complete(self, scope: Scope) -> Iterator[Given]:
+    def _complete(self, scope: Scope) -> Iterator[TimedRows]:
         reached = self._reached(scope)
         for keys in self._fired(self._ends, reached):
             stored = self._load(keys)
             complete = stored.complete(reached)
             yield from self._results(keys, stored.only(complete))
-            now = replace(stored, given=stored.given | complete, fresh=stored.fresh & ~complete)
-            now = now.only(~now.given | (now.end + self._rules.lateness_us > reached))
+            now = replace(stored, emitted=stored.emitted | complete, fresh=stored.fresh & ~complete)
+            now = now.only(~now.emitted | (now.end + self._rules.lateness_us > reached))
             self._set_timers(keys, now, np.ones(len(now), bool))
             self._store(keys, stored, now)
 
     def _fired(self, timers: TimerTable, until_us: int) -> Iterator[BatchKeys]:
-        """Give the keys of timers that are due, many at a time, taking the timers away."""
+        """Yield the keys of timers that are due, many at a time, and delete the timers."""
         fired = timers.fire(until_us, lambda encoded: None)
         while some := list(islice(fired, _AT_ONCE)):
             yield BatchKeys.decoded(list(dict.fromkeys(key for _, key in some)), self._codec)
 
     def _set_timers(self, keys: BatchKeys, sessions: Sessions, wanted: Numbers) -> None:
         encoded = keys.encoded
-        at_us = np.where(sessions.given, sessions.end + self._rules.lateness_us, sessions.end)[wanted].tolist()
+        at_us = np.where(sessions.emitted, sessions.end + self._rules.lateness_us, sessions.end)[wanted].tolist()
         for key, at in zip(sessions.of_key[wanted].tolist(), at_us, strict=True):
             self._ends.set(encoded[key], at)
 
-    def _results(self, keys: BatchKeys, sessions: Sessions) -> Iterator[Given]:
-        """Give results, those of the earliest ends first."""
+    def _results(self, keys: BatchKeys, sessions: Sessions) -> Iterator[TimedRows]:
+        """Yield results, those with the earliest ends first."""
         if not len(sessions):
             return
         some = sessions.only(np.argsort(sessions.end, kind="stable"))
         of_key = pa.array(some.of_key)
         owners = {name: column.take(of_key) for name, column in zip(self._keys.names, keys.columns, strict=True)}
-        # What is at the window's very end belongs to it, and the watermark may have been there before.
+        # An event at the window's very end belongs to it, and the watermark may have been there before.
         end = some.end - 1
         yield results_of(owners, some.start, end, end, self._accumulators, some.columns)
 
     # -- state
 
-    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+    def current_results(self, keys: BatchKeys) -> Iterator[TimedRows]:
         return self._results(keys, self._load(keys))
 
     def _load(self, keys: BatchKeys) -> Sessions:
@@ -298,7 +297,7 @@ class SessionAggregation(ColumnarProcess):
         return Sessions(columns[_NUMBERS:], of_key, *numbers)
 
     def _store(self, keys: BatchKeys, before: Sessions, after: Sessions) -> None:
-        """Write what has become of the sessions of some keys; both are in the order of keys and starts."""
+        """Replace the sessions of some keys; both are in the order of keys and starts."""
         had, has = (np.bincount(sessions.of_key, minlength=len(keys)) for sessions in (before, after))
         last = np.cumsum(has) - 1
         columns = [*map(pa.array, after.numbers[1:]), *after.columns]
@@ -320,7 +319,7 @@ class SessionAggregation(ColumnarProcess):
 
 
 def _groups(order: Numbers, begins: Numbers) -> Groups:
-    """Return which cluster each row is in."""
+    """Return the clusters of rows as groups."""
     of_row = np.empty(len(order), np.int64)
     of_row[order] = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(order))))
     return Groups(of_row, len(begins))

@@ -1,7 +1,7 @@
 """Sketches: distinct counts and percentiles of any number of values in little memory, with a known error.
 
 An accumulator is two columns: a list of values, and a sketch (bytes of Apache DataSketches, as Spark's own functions
-write and read them) of values before. A value waits in the list until there are enough of them for a sketch to pay:
+write and read them) of earlier values. Values stay in the list until there are enough of them for a sketch to pay off:
 lists are merged by whole columns, sketches one by one.
 """
 
@@ -34,16 +34,16 @@ _KLL_ERROR, _KLL_POWER = 2.296, 0.9723
 
 
 def size_of(how: str, error: float) -> int:
-    """Return the parameter of a sketch (lg_k of "hll", k of "kll") that keeps the error within this one."""
+    """Return the parameter of a sketch (lg_k of "hll", k of "kll") that keeps the error within this limit."""
     if how == DISTINCT:
         # The error of merged sketches is 1.04 / sqrt(k).
         return min(max(math.ceil(2 * math.log2(_HLL_ERROR / error)), _LEAST_LG_K), _MOST_LG_K)
-    # As DataSketches has it: of single ranks, with a confidence of 99 %.
+    # The formula of DataSketches: for single ranks, with a confidence of 99 %.
     return min(max(math.ceil(math.pow(_KLL_ERROR / error, 1 / _KLL_POWER)), _LEAST_K), _MOST_K)
 
 
 class Distinct:
-    """HyperLogLog sketches of hashes, which show how many distinct ones there were."""
+    """HyperLogLog sketches of hashes, which estimate the number of distinct ones."""
 
     joined = staticmethod(grouping.united)
 
@@ -51,7 +51,7 @@ class Distinct:
         self._lg_k = lg_k
 
     def read(self, sketches: Sequence[bytes], values: Numbers) -> Any:
-        """Return one sketch of several and of values."""
+        """Merge sketches and values into one sketch."""
         # Four bits a slot: half the memory of eight for about the same time.
         small = datasketches.tgt_hll_type.HLL_4
         load = datasketches.hll_sketch.deserialize
@@ -59,13 +59,13 @@ class Distinct:
             union = datasketches.hll_union(self._lg_k)
             for sketch in sketches:
                 union.update(load(sketch))
-            found = union.get_result(small)
+            result = union.get_result(small)
         else:
-            found = load(sketches[0]) if sketches else datasketches.hll_sketch(self._lg_k, small)
-        update = found.update
+            result = load(sketches[0]) if sketches else datasketches.hll_sketch(self._lg_k, small)
+        update = result.update
         for value in values.tolist():
             update(value)
-        return found
+        return result
 
     def write(self, sketch: Any) -> bytes:
         """Return a sketch's bytes."""
@@ -73,7 +73,7 @@ class Distinct:
 
 
 class Quantiles:
-    """KLL sketches of doubles, which show their percentiles."""
+    """KLL sketches of doubles, which estimate their percentiles."""
 
     joined = staticmethod(grouping.joined)
 
@@ -82,12 +82,12 @@ class Quantiles:
 
     def read(self, sketches: Sequence[bytes], values: Numbers) -> Any:
         load = datasketches.kll_doubles_sketch.deserialize
-        found = load(sketches[0]) if sketches else datasketches.kll_doubles_sketch(self._k)
+        result = load(sketches[0]) if sketches else datasketches.kll_doubles_sketch(self._k)
         for sketch in sketches[1:]:
-            found.merge(load(sketch))
+            result.merge(load(sketch))
         if len(values):
-            found.update(values)
-        return found
+            result.update(values)
+        return result
 
     def write(self, sketch: Any) -> bytes:
         return bytes(sketch.serialize())
@@ -97,7 +97,7 @@ Kind = Distinct | Quantiles
 
 
 def kind_of(how: str) -> Kind:
-    """Return the kind of sketch that a column's merge names: "hll_9", "kll_269".
+    """Return the kind of sketch for a column's merge, "hll_9" or "kll_269".
 
     Raises ConfigurationError if the library is not installed.
     """
@@ -124,43 +124,43 @@ def merged(how: str, values: pa.Array, sketches: pa.Array, groups: Groups) -> tu
     order = present[np.argsort(of_sketch, kind="stable")]
     ordered = sketches.take(pa.array(order[anew[groups.of_row[order]]]))
     counts = np.bincount(of_sketch, minlength=groups.count)[anew]
-    made = [kind.write(sketch) for sketch in _read(kind, _parts(ordered, counts), lists.filter(pa.array(anew)))]
-    return _emptied(lists, anew), pc.replace_with_mask(alone, pa.array(anew), pa.array(made, sketches.type))
+    encoded = [kind.write(sketch) for sketch in _read(kind, _parts(ordered, counts), lists.filter(pa.array(anew)))]
+    return _emptied(lists, anew), pc.replace_with_mask(alone, pa.array(anew), pa.array(encoded, sketches.type))
 
 
 def distinct_counts(how: str, values: pa.Array, sketches: pa.Array) -> pa.Array:
-    """Return how many distinct hashes there are in each row: exactly, where there is no sketch yet."""
+    """Return the number of distinct hashes in each row: exact, if there is no sketch yet."""
     counts = lengths(values)
     rows = valid_rows(sketches)
     if len(rows):
         at = pa.array(rows)
-        found = _read(kind_of(how), [[one] for one in sketches.take(at).to_pylist()], values.take(at))
-        counts[rows] = [round(sketch.get_estimate()) for sketch in found]
+        read = _read(kind_of(how), [[one] for one in sketches.take(at).to_pylist()], values.take(at))
+        counts[rows] = [round(sketch.get_estimate()) for sketch in read]
     return pa.array(counts)
 
 
 def percentiles(how: str, values: pa.Array, sketches: pa.Array, ranks: Sequence[float]) -> pa.Array:
     """Return the values at some ranks, a list a row; null where there are no values."""
     parts = [[] if one is None else [one] for one in sketches.to_pylist()]
-    found = [_quantiles(sketch, ranks) for sketch in _read(kind_of(how), parts, values)]
-    return pa.array(found, pa.list_(pa.float64()))
+    rows = [_quantiles(sketch, ranks) for sketch in _read(kind_of(how), parts, values)]
+    return pa.array(rows, pa.list_(pa.float64()))
 
 
 def _quantiles(sketch: Any, ranks: Sequence[float]) -> list[float] | None:
     if sketch.is_empty():
         return None
-    found: list[float] = sketch.get_quantiles(list(ranks), True)
+    quantiles: list[float] = sketch.get_quantiles(list(ranks), True)
     for at, rank in enumerate(ranks):
-        # The sample that a sketch keeps may lack the extremes, which it knows all the same.
+        # A sketch's sample may lack the extremes, which it stores separately.
         if rank in (0.0, 1.0):
-            found[at] = sketch.get_max_value() if rank else sketch.get_min_value()
-    return found
+            quantiles[at] = sketch.get_max_value() if rank else sketch.get_min_value()
+    return quantiles
 
 
 def _read(kind: Kind, parts: list[list[bytes]], lists: pa.Array) -> Iterator[Any]:
-    """Return a sketch for each row: of its sketches and of its list."""
+    """Yield a sketch for each row: its sketches and its list merged."""
     bounds = np.append(0, np.cumsum(lengths(lists))).tolist()
-    # A copy, since the library takes no arrays that are read-only.
+    # A copy, since the library refuses read-only arrays.
     values = lists.flatten().to_numpy(zero_copy_only=False, writable=True)
     for sketches, (start, end) in zip(parts, pairwise(bounds), strict=True):
         try:
@@ -171,9 +171,9 @@ def _read(kind: Kind, parts: list[list[bytes]], lists: pa.Array) -> Iterator[Any
 
 
 def _parts(column: pa.Array, counts: Numbers) -> list[list[bytes]]:
-    found = column.to_pylist()
+    sketches = column.to_pylist()
     ends = np.cumsum(counts).tolist()
-    return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+    return [sketches[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
 
 
 def _emptied(lists: pa.Array, which: Numbers) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Built-in aggregation of windows that tumble or slide: partial accumulators are added to panes, unread.
+"""Built-in aggregation of windows that tumble or slide: appends partial accumulators to panes, without a read.
 
 A row of the input is the key's columns, the end of its pane (not where windows follow the clock), how many rows of the
 stream it stands for, and the columns of the accumulator.
@@ -21,7 +21,7 @@ from strandline.runtime.builtin import windows_info
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
-from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, InputRows
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
 from strandline.runtime.state.panebytes import PaneCodec
 from strandline.runtime.state.panes import GROUP, Merge, PaneTable, cut, settle
 from strandline.runtime.state.scope import Scope
@@ -33,14 +33,14 @@ from strandline.types.datatypes import StructType, parse_schema
 PANES = "panes"
 
 Changes = Mapping[int, list[pa.RecordBatch] | None]
-"""By pane: the batches that were added; None: it is not known which."""
+"""By pane: the batches that were added; None: they are not known."""
 
 
 class News:
-    """Changes of panes since results so far were last given, and when they are next: at a full interval of the clock.
+    """Changes of panes since the last results so far, and the time of the next ones: at a full interval of the clock.
 
-    They are kept in memory alone. After a restore they are not known: then everything counts as changed, and results
-    come once more than they would have.
+    They are kept in memory only. After a restore they are not known: then everything counts as changed, and results
+    come once more than otherwise.
     """
 
     def __init__(self, every_us: int, merge: Merge) -> None:
@@ -48,37 +48,37 @@ class News:
         self._merge = merge
         self._at_us: int | None = None
         self._is_unknown = True
-        """Whether panes that are there may have changed before."""
+        """Whether existing panes may have changed before."""
         self._kept: dict[int, list[pa.RecordBatch]] = {}
         self._now: dict[int, list[pa.RecordBatch]] = {}
         self._before: tuple[int | None, bool] = (None, True)
         self._is_taken = False
 
     def add(self, pane: int, batch: pa.RecordBatch, now_us: int) -> None:
-        """Something was added to a pane."""
+        """Record a batch that was added to a pane."""
         self._now.setdefault(pane, []).append(batch)
         if self._at_us is None:
             self._at_us = next_multiple(now_us, self._every_us)
 
     def due_us(self, panes: Collection[int]) -> int | None:
-        """Return when the changes are to be shown; None when there are none."""
+        """Return when results of the changes are due; None if there are none."""
         if not panes:
-            # Nothing was there before, so nothing can have changed unseen.
+            # Without panes, there are no unknown changes.
             self._is_unknown = False
         return 0 if self._is_unknown else self._at_us
 
     def take(self, panes: Collection[int]) -> Changes:
-        """Return the changes of the panes there are, and begin anew."""
-        found: dict[int, list[pa.RecordBatch] | None] = {}
+        """Return the changes of existing panes, and begin anew."""
+        changes: dict[int, list[pa.RecordBatch] | None] = {}
         for pane in panes:
             batches = [*self._kept.get(pane, ()), *self._now.get(pane, ())]
             if batches or self._is_unknown:
-                found[pane] = None if self._is_unknown else batches
+                changes[pane] = None if self._is_unknown else batches
         self._is_taken, self._is_unknown, self._at_us, self._now = True, False, None, {}
-        return found
+        return changes
 
     def commit(self) -> None:
-        """Keep the epoch."""
+        """Commit the epoch."""
         if self._is_taken:
             self._kept = {}
         for pane, batches in self._now.items():
@@ -89,7 +89,7 @@ class News:
         self._now, self._is_taken = {}, False
 
     def forget(self) -> None:
-        """Forget the epoch."""
+        """Discard the epoch."""
         self._at_us, self._is_unknown = self._before
         self._now, self._is_taken = {}, False
 
@@ -121,7 +121,7 @@ class WindowedAggregation(ColumnarProcess):
     ) -> Sequence[StateTable[Any]]:
         codec = PaneCodec(PANES, self._stored, schemas.get(PANES, Schemas()))
         self._table = PaneTable(PANES, backend, groups, codec, self._merge, cache_bytes)
-        # Where panes go once their window is given, what is there tells what is to be given.
+        # If panes are dropped once their window is emitted, the panes that exist tell which windows are left.
         self._table.marked = self._lateness > 0 or self.pane_us < self._size
         if self._early_us:
             self._news = News(self._early_us, self._merge)
@@ -150,20 +150,20 @@ class WindowedAggregation(ColumnarProcess):
         for pane, part in cut(batch, ends):
             self._add(pane, part, scope)
 
-    def on_watermark(self, scope: Scope) -> Iterator[Given]:
-        """Give the windows that are complete, the earliest first, and let go of panes that are not needed any more."""
+    def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the windows that are complete, the earliest first, and drop panes that are not needed any more."""
         if not self._processing:
             yield from self._complete(scope)
 
-    def on_clock(self, scope: Scope) -> Iterator[Given]:
-        """Give what the clock has completed, and results so far."""
+    def on_clock(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the windows that the clock has completed, and results so far."""
         if self._processing:
             yield from self._complete(scope)
         if self._news is not None:
             yield from self._so_far(self._news, scope.now_us)
 
-    def on_end(self, scope: Scope) -> Iterator[Given]:
-        """Give the windows again that late events have changed."""
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the windows again that late events have changed."""
         self._table.next_epoch = scope.epoch
         yield from self._again()
 
@@ -178,13 +178,13 @@ class WindowedAggregation(ColumnarProcess):
 
     @property
     def next_due_us(self) -> int | None:
-        """The last moment of the first window that is not given yet: what the watermark has to pass."""
+        """The last moment of the first window that was not emitted yet, which the watermark has to pass."""
         end_us = None if self._processing else self._next_end()
         return None if end_us is None else end_us - 1
 
     @property
     def next_due_clock_us(self) -> int | None:
-        """The same where windows follow the clock; and when results so far are due."""
+        """The end of that window if windows follow the clock, or the time of results so far, if earlier."""
         end_us = self._next_end() if self._processing else None
         early_us = self._news.due_us(self._table.panes) if self._news else None
         return earliest((end_us, early_us))
@@ -194,14 +194,14 @@ class WindowedAggregation(ColumnarProcess):
         return earliest(next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
 
     def _reached(self, scope: Scope) -> int:
-        """How far time has come. The clock may have been set back: what was given stays given."""
+        """Return how far time has come. Never before the mark: the clock may go back, but emitted windows stay so."""
         if not self._processing:
             assert scope.watermark_us is not None
             return scope.watermark_us
         mark = self._table.mark_us
         return scope.now_us if mark is None else max(scope.now_us, mark)
 
-    def _complete(self, scope: Scope) -> Iterator[Given]:
+    def _complete(self, scope: Scope) -> Iterator[TimedRows]:
         reached = self._reached(scope)
         yield from self._again()
         due = {end for pane in self._table.panes for end in self._ends_of(pane, self._table.mark_us, reached)}
@@ -219,35 +219,35 @@ class WindowedAggregation(ColumnarProcess):
         if mark is not None and self._lateness and self._first_end(pane) <= mark:
             self._late.setdefault(pane, []).append(batch)
 
-    def _so_far(self, news: News, now_us: int) -> Iterator[Given]:
-        """Give the results so far of open windows, for keys that have changed."""
+    def _so_far(self, news: News, now_us: int) -> Iterator[TimedRows]:
+        """Yield the results so far of open windows, for keys that have changed."""
         panes = self._table.panes
         due_us = news.due_us(panes)
         if due_us is None or due_us > now_us:
             return
         yield from self._changed(news.take(panes), self._table.mark_us, None)
 
-    def _again(self) -> Iterator[Given]:
-        """Give the results of windows given before for keys whose late events came since."""
+    def _again(self) -> Iterator[TimedRows]:
+        """Yield windows that were emitted before again, for keys that had late events since."""
         late, self._late = self._late, {}
         mark = self._table.mark_us
         if mark is not None:
             yield from self._changed(late, mark - self._lateness, mark)
 
-    def _changed(self, changes: Changes, after: int | None, until: int | None) -> Iterator[Given]:
-        """Give the windows that end after one time and up to another, for keys that have changed in their panes."""
-        found: dict[int, list[pa.RecordBatch] | None] = {}
+    def _changed(self, changes: Changes, after: int | None, until: int | None) -> Iterator[TimedRows]:
+        """Yield the windows that end after one time and up to another, for keys that have changed in their panes."""
+        by_end: dict[int, list[pa.RecordBatch] | None] = {}
         for pane, batches in changes.items():
             for end in self._ends_of(pane, after, until):
-                of_panes = found.setdefault(end, [])
+                of_panes = by_end.setdefault(end, [])
                 if batches is None:
-                    found[end] = None
+                    by_end[end] = None
                 elif of_panes is not None:
                     of_panes += batches
-        for end, of_panes in sorted(found.items()):
+        for end, of_panes in sorted(by_end.items()):
             yield from self._window(end, None if of_panes is None else self._merge(of_panes))
 
-    def _window(self, end: int, only: pa.RecordBatch | None = None) -> Iterator[Given]:
+    def _window(self, end: int, only: pa.RecordBatch | None = None) -> Iterator[TimedRows]:
         panes = [pane for pane in self._table.panes if end - self._size < pane <= end]
         for batch in self._table.read(panes, only):
             if only is not None:
@@ -257,7 +257,7 @@ class WindowedAggregation(ColumnarProcess):
             keys = dict(zip(self._keys.names, batch.columns[1:width], strict=True))
             yield results_of(keys, ends - self._size, ends, ends - 1, self._accumulators, batch.columns[width:])
 
-    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+    def current_results(self, keys: BatchKeys) -> Iterator[TimedRows]:
         only = pa.RecordBatch.from_arrays([keys.groups, *keys.columns], names=[GROUP, *self._keys.names])
         mark = self._table.mark_us
         after = None if mark is None else mark - self._lateness
@@ -280,10 +280,10 @@ class WindowedAggregation(ColumnarProcess):
         both = [pa.concat_arrays([a, b]) for a, b in zip(only.columns[1:width], batch.columns[1:width], strict=True)]
         return batch.filter(pa.array(group_by(both).of_row[only.num_rows :] < only.num_rows))
 
-    # -- windows are aligned; what is said of a pane is said of its end
+    # -- alignment: a pane is named by its end
 
     def pane_of(self, time_us: Any) -> Any:
-        """Return the end of the pane that a time is in."""
+        """Return the end of the pane that contains a time."""
         return time_us - (time_us - self._offset) % self.pane_us + self.pane_us
 
     def _first_end(self, pane: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Windows at work: a user's function, or all of a window's events."""
+"""Operators of windows with a user's function: of each event, or of all of a window's events."""

@@ -1,4 +1,4 @@
-"""What is kept of a window's events, and the rows that become of it: an accumulator, or all of the events."""
+"""Contents of windows: the state of a window's events, an accumulator or the events themselves, and its result rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline.core.errors import ConfigurationError, OutputError, StateTypeErr
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.output_rows import frozen, rows_of
-from strandline.runtime.state.handles import coercion, none_given
+from strandline.runtime.state.handles import coercion, none_returned
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
 from strandline.types.datatypes import ArrayType, parse_type
@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 
 
 class Contents:
-    """Root: `value_type` is what each window's entry in the operator's state holds, `states` are further ones.
+    """Base class: `value_type` is the type of each window's entry in the operator's state, `states` are further ones.
 
     A window is named by a number, `at`, that no other window of its key has while it lives.
     """
@@ -31,22 +31,22 @@ class Contents:
     """Whether every event changes the value."""
 
     def open(self, operator: Any) -> None:
-        """The operator's states are bound."""
+        """Prepare, when the operator's states are bound."""
 
     def start(self) -> Any:
         """Return the value of a window without events."""
         raise NotImplementedError
 
     def add(self, at: int, value: Any, event: Any) -> Any:
-        """Take in an event; return the new value."""
+        """Add an event; return the new value."""
         raise NotImplementedError
 
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
-        """Take in another window, which ends to be; return the new value."""
+        """Merge another window, which is then deleted, into a window; return the new value."""
         raise NotImplementedError
 
     def take(self, at: int, value: Any, other: int, other_value: Any) -> Any:
-        """Take in another window, which ends to be, where there is nothing; return the new value."""
+        """Move another window, which is then deleted, into an empty window; return the new value."""
         return other_value
 
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
@@ -54,7 +54,7 @@ class Contents:
         raise NotImplementedError
 
     def clear(self, at: int) -> None:
-        """Forget a window's events."""
+        """Delete a window's events."""
 
 
 class Folding(Contents):
@@ -82,27 +82,27 @@ class Folding(Contents):
 
     @property
     def can_merge(self) -> bool:
-        """Whether two accumulators can be made one, as windows that merge need it."""
+        """Whether two accumulators can be merged, as sessions need it."""
         return self._merge is not None
 
     def open(self, operator: Any) -> None:
-        """Prepare the check of new values: `add` sees the accumulator in its one form alone, as it is read back."""
+        """Prepare the check of new values: `add` always sees the accumulator as it is read from state."""
         self._coerce = ValueCodec(parse_type(self.value_type)).coerce
 
     def start(self) -> Any:
         return self._checked(self._create())
 
     def add(self, at: int, value: Any, event: Any) -> Any:
-        return self._given(self._add(value, event))
+        return self._not_none(self._add(value, event))
 
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
         assert self._merge is not None
-        return self._checked(self._given(self._merge(value, other_value)))
+        return self._checked(self._not_none(self._merge(value, other_value)))
 
-    def _given(self, value: Any) -> Any:
-        """Return a new value; refuse None, unless that is what a window begins with."""
+    def _not_none(self, value: Any) -> Any:
+        """Return a new value; refuse None, unless a window begins with it."""
         if value is None and self._create() is not None:
-            raise none_given("the function", "the new value")
+            raise none_returned("the function", "the new value")
         return value
 
     def _checked(self, value: Any) -> Any:
@@ -115,7 +115,7 @@ class Folding(Contents):
 
 
 class Keeping(Contents):
-    """All events, in the order in which they came; a function sees them when the result is wanted."""
+    """All events, in the order of arrival; a function gets them when the result is due."""
 
     value_type = "boolean"
     is_value = False
@@ -129,7 +129,7 @@ class Keeping(Contents):
         self._events: ChunksHandle = operator.events
 
     def start(self) -> Any:
-        # That the window is there is all that its entry says.
+        # The entry only says that the window exists.
         return None
 
     def add(self, at: int, value: Any, event: Any) -> Any:
@@ -152,7 +152,7 @@ class Keeping(Contents):
 
 
 def as_row(names: Sequence[str], row: Any) -> Row:
-    """Return a row that a user's function gave as a tuple in the order of the columns."""
+    """Convert a row of a user's function to a tuple in the order of the columns."""
     if isinstance(row, dict):
         if row.keys() != set(names):
             raise OutputError(
@@ -169,20 +169,20 @@ def as_row(names: Sequence[str], row: Any) -> Row:
 
 
 def first_or(function: Callable[[Any, Any], Any], value: Any, event: Any) -> Any:
-    """Add an event as a reduce function does: the first one is the value."""
+    """Add an event with a reduce function: the first event is the value."""
     return event if value is None else reduced(function, value, event)
 
 
 def reduced(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
-    """Make one row of two."""
-    found = function(value, other)
-    if found is None:
-        # The next event would pass for the first one.
+    """Reduce two rows to one."""
+    row = function(value, other)
+    if row is None:
+        # Stored, None would make the next event the first one.
         raise OutputError(
             "the function of reduce() gave None, expected a row of the events' columns",
             hint="return one of its two arguments, or a tuple or dict of all columns",
         )
-    return found
+    return row
 
 
 class ChunksHandle:
@@ -204,20 +204,20 @@ class ChunksHandle:
 
     def get(self, at: int) -> list[Any]:
         """Return a copy of a whole list."""
-        found = [element for _, chunk in self._chunks(at) for element in chunk]
-        return [self._copy(element) for element in found] if self._copy else found
+        elements = [element for _, chunk in self._chunks(at) for element in chunk]
+        return [self._copy(element) for element in elements] if self._copy else elements
 
     def move(self, at: int, to: int) -> None:
-        """Put the elements of one list into another."""
+        """Move the elements of one list to another."""
         key = self._scope.key
         there = dict(self._chunks(to))
         for epoch, chunk in self._chunks(at):
-            # A new list: what an earlier epoch wrote must stay as it is, for an abort.
+            # A new list: an earlier epoch's list must not change, for an abort.
             self._table.put(key, (to, epoch), [*there.get(epoch, ()), *chunk])
             self._table.put(key, (at, epoch), None)
 
     def clear(self, at: int) -> None:
-        """Forget a list."""
+        """Delete a list."""
         key = self._scope.key
         for epoch, _ in self._chunks(at):
             self._table.put(key, (at, epoch), None)
@@ -229,13 +229,13 @@ class ChunksHandle:
 
 
 class Chunks(Map):
-    """Many lists a key, each named by a number: what one epoch appends to a list is one entry, named by both.
+    """Many lists a key, each named by a number: all that one epoch appends to a list is one entry, named by both.
 
-    An append therefore reads nothing, however long the list is. Stored as any map.
+    An append therefore reads nothing, however long the list is. The state is stored as a map.
     """
 
     handle = ChunksHandle
-    """What the state becomes while the function runs."""
+    """The class of the handle that replaces the declaration while the function runs."""
 
     def __init__(self, element_type: str) -> None:
         super().__init__("struct<at: bigint, epoch: bigint>", f"array<{element_type}>")

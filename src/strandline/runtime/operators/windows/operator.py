@@ -1,9 +1,9 @@
-"""Windows at work: each key's events by window, results when a window is complete, nothing left when it is done.
+"""Operators of windows: collect each key's events by window, emit results of complete ones, and delete expired ones.
 
-A window's state is an entry of the map `windows`, and what its contents keep beside it. A timer at the window's end
-gives the result; with lateness it sets another one, at the end plus the lateness, which removes the window. An event
-that comes in between sets the first one again: the result comes once more, with the next epoch's timers. So an epoch
-gives one result a window, however many late events it has.
+A window's state is an entry of the map `windows`, and the states of its contents. A timer at the window's end emits the
+result; with lateness it sets another one, at the end plus the lateness, which deletes the window. A late event in
+between sets the first timer again: the result comes once more, with the next epoch's timers. So an epoch emits one
+result a window, however many late events it has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from strandline.types.hints import Hints
 
 @dataclass(frozen=True)
 class Rules:
-    """When windows give results, and what becomes of late events."""
+    """The options of windows: the times of results, and the output of late events."""
 
     lateness_us: int = 0
     early_us: int = 0
-    """How often to give the result so far; 0 for never."""
+    """The interval of results so far; 0 for never."""
     late: str | None = None
     """The side output of events that are too late for every window."""
     processing: bool = False
@@ -36,20 +36,20 @@ class Rules:
     several_keys: bool = False
     """Whether the key is a tuple of columns."""
     early_by_event_time: bool = False
-    """Whether the watermark says when that is, not the clock."""
+    """Whether the interval is of event time, not of the clock."""
     early_events: int = 0
-    """After how many events since the last result to give one; 0 for never."""
+    """The number of events since the last result that makes one due; 0 for never."""
     accumulate: bool = True
     """Whether a result is of all of a window's events, or of those since its last result."""
 
 
 def next_multiple(now_us: int, every_us: int) -> int:
-    """Return when the next full interval of the clock begins: many changes before it, one result so far."""
+    """Return when the next full interval begins: all changes before it share one result so far."""
     return now_us - now_us % every_us + every_us
 
 
 class WindowOperator(BuiltinOperator, KeyedProcess):
-    """What all windows share."""
+    """Base of all window operators."""
 
     windows: Any
     own_function = "the function of windows"
@@ -68,10 +68,10 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
         windows.hints = Hints(spare=("events",))
         self.own_states = {"windows": windows, **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
-        """Events that were too late and went nowhere."""
+        """Events that were dropped because they were too late."""
 
-    def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the windows of a key that are kept would give now, for tests to look at."""
+    def current_results(self, key: Any) -> Iterator[Row]:
+        """Yield results from the present windows of a key, for tests to look at."""
         raise NotImplementedError
 
     def _declared(self, value_type: str) -> State:
@@ -80,101 +80,101 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
 
     @property
     def _counted(self) -> str:
-        """DDL of the number of events since the last result, which stands at an entry's end where it is needed."""
+        """DDL of the number of events since the last result, the last field of an entry if it is needed."""
         return ", events: bigint" if self._rules.early_events else ""
 
     def _entry(self, *parts: Any, events: int = 0) -> tuple[Any, ...]:
         return (*parts, events) if self._early_events else parts
 
     def _counts(self, counted: list[int | None]) -> int:
-        """Return the number of events of an entry, with the one that has just come."""
+        """Return the number of events of an entry, with the present one."""
         return 1 + ((counted[0] or 0) if counted else 0)
 
     def open(self) -> None:
-        """Give the contents their states."""
+        """Prepare the contents."""
         self._contents.open(self)
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what a function is told whose value does not fit."""
+        """Return the error for the function, if its value does not fit."""
         return explained_value(error, self._contents.value_type)
 
     def _emptied(self, at: int) -> Any:
-        """Forget what a window has given already; return its value."""
+        """Delete the events of a window after its result; return its new value."""
         self._contents.clear(at)
         return self._contents.start()
 
     def _times(self, ctx: Any) -> tuple[int | None, int | None]:
-        """Return the event's time, and how far time has come: nothing before it can still be expected."""
+        """Return the event's time, and how far time has come: no earlier events are expected."""
         return (ctx.now_us, ctx.now_us) if self._processing else (ctx.time_us, ctx.watermark_us)
 
     def _set_timer(self, at_us: int, ctx: Any) -> None:
-        """Have `_complete` called once time has come this far."""
+        """Set a timer that calls `_complete` once time has come this far."""
         if self._processing:
             ctx.timers.set_processing_us(at_us)
         else:
-            # It fires once the watermark has passed it: once that is here.
+            # A timer fires once the watermark has passed it, so this one fires once the watermark is at `at_us`.
             ctx.timers.set_us(at_us - 1)
 
     def _set_early_timer(self, ctx: Any) -> None:
-        """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
+        """Set a timer for the result so far, at the next multiple of the interval: many events share one timer."""
         if not self._rules.early_by_event_time:
             ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
             return
-        # Before there is a watermark, it is taken to be where the event is.
+        # Before the first watermark, use the event's time.
         now_us = ctx.time_us if ctx.watermark_us is None else ctx.watermark_us
         if now_us is not None:
             self._set_timer(next_multiple(now_us, self._early_us), ctx)
 
     def _is_early(self, timer: Any) -> bool:
-        """Whether a timer may be one for the result so far."""
+        """Whether a timer may be for the result so far."""
         is_kind = timer.is_processing_time is not self._rules.early_by_event_time
         at_us = timer.time_us if timer.is_processing_time else timer.time_us + 1
         return is_kind and self._early_us > 0 and at_us % self._early_us == 0
 
     def _refuse(self, event: Any, ctx: Any) -> None:
-        """An event that is too late for every window, or has no time."""
+        """Emit an event that is too late for every window, or has no time, to the side output, or drop and count it."""
         if self._rules.late is None:
             self.own_metrics["late_dropped"] += 1
         else:
             ctx.emit(self._rules.late, event)
 
     def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterable[Row]:
-        """Give a window's rows. Their time is the last one in the window."""
+        """Yield a window's rows. Their time is the last moment in the window."""
         ctx.time_us = within(self._last_us(window))
-        return self._borne(self._rows(ctx.key, window, at, value), window, ctx)
+        return self._guarded(self._rows(ctx.key, window, at, value), window, ctx)
 
     def _last_us(self, window: Window) -> int:
-        """Return the last moment in a window: as it ends once that has passed, no result is late in what follows."""
+        """Return the last moment in a window: a window ends once that has passed, so no result is late downstream."""
         return window.end_us - 1
 
-    def _borne(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
-        """Return a window's rows. Where its function fails and the job goes on, none: the window goes its way."""
+    def _guarded(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
+        """Return a window's rows; none if its function fails and errors do not end the job: the window still ends."""
         return rows if ctx.guard is None else ctx.guard.rows_of(rows, window)
 
     def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
-        """Give a window's rows: the key, the window, the result."""
+        """Yield a window's rows: the key, the window, the result."""
         first = (*key, window.start, window.end) if self._rules.several_keys else (key, window.start, window.end)
         for row in self._contents.rows(key, window, at, value):
             yield first + row
 
 
 class EndingWindows(WindowOperator):
-    """What windows that end at some time share."""
+    """Base of windows that end at some time."""
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
+        """Emit the window that ends now, delete the one whose lateness is over, and emit results so far if due."""
         if timer.is_processing_time is self._processing:
             yield from self._complete(timer.time_us if self._processing else timer.time_us + 1, ctx)
-        # Windows have other timers too, at their ends.
+        # A timer at this time may also be for a window's end.
         if self._is_early(timer):
             yield from self._so_far(ctx)
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
-        """Give what ends at this time, and remove what is over with it."""
+        """Yield the windows that end at this time, and delete those whose lateness is over."""
         raise NotImplementedError
 
     def _so_far(self, ctx: Any) -> Iterator[Row]:
-        """Give the results of windows that are open and have changed since their last one."""
+        """Yield results of open windows that have changed since their last one."""
         raise NotImplementedError
 
     def _remove(self, at: int) -> None:
@@ -188,12 +188,12 @@ class TimeWindows(EndingWindows):
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
         super().__init__(kind, contents, rules)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
-        # To where no window ends: once there is no lateness any more, such a timer tells of what is to be removed. And
-        # to where none is removed that an earlier start has kept with another lateness.
+        # The delay from a window's end to its removal. No window ends at that time, so such a timer is recognised also
+        # if a later run has no lateness; and no window that an earlier run kept with another lateness is removed then.
         self._removed_after = rules.lateness_us + 1 + rules.lateness_us // self._every % 1000
 
     def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
-        """Put the event into each of its windows that is not too old."""
+        """Add the event to each of its windows that is not too old."""
         time, reached = self._times(ctx)
         if time is None:
             self._refuse(event, ctx)
@@ -201,7 +201,7 @@ class TimeWindows(EndingWindows):
         size, lateness = self._size, self._rules.lateness_us
         last = time - (time - self._offset) % self._every
         if reached is not None and last + size + lateness <= reached:
-            # Its newest window is done. (With gaps between windows it may be in none: that is not late.)
+            # Its newest window is deleted. (With gaps between windows it may be in none: it is not late.)
             if last + size > time:
                 self._refuse(event, ctx)
             return None
@@ -212,14 +212,14 @@ class TimeWindows(EndingWindows):
                 break
             if self._add(end, event, reached, ctx):
                 due.append(end)
-        return chain.from_iterable(self._given(end, ctx) for end in due[::-1]) if due else None
+        return chain.from_iterable(self._emit_so_far(end, ctx) for end in due[::-1]) if due else None
 
-    def shown(self, key: Any) -> Iterator[Row]:
+    def current_results(self, key: Any) -> Iterator[Row]:
         for end in sorted(self.windows):
             yield from self._rows(key, Window(end - self._size, end), end, self.windows[end].value)
 
     def _add(self, end: int, event: Any, reached: int | None, ctx: Any) -> bool:
-        """Add an event; return whether a result is due because it is one of so many."""
+        """Add an event to a window; return whether the number of events makes a result due."""
         entry = self.windows.get(end)
         is_late = reached is not None and end <= reached
         counted: list[int | None] = []
@@ -259,7 +259,7 @@ class TimeWindows(EndingWindows):
             self._sweep(now_us, ctx)
 
     def _sweep(self, now_us: int, ctx: Any) -> None:
-        """Remove windows whose timers were set by a longer lateness of an earlier start; after a shorter one, later."""
+        """Delete windows that an earlier run kept with another lateness, or set a timer if they are not due yet."""
         lateness = self._rules.lateness_us
         for end in list(self.windows):
             if end + lateness <= now_us:
@@ -267,12 +267,12 @@ class TimeWindows(EndingWindows):
             elif end <= now_us:
                 self._set_timer(end + self._removed_after, ctx)
 
-    def _given(self, end: int, ctx: Any) -> Iterator[Row]:
-        """Give the result so far of a window, which goes on."""
+    def _emit_so_far(self, end: int, ctx: Any) -> Iterator[Row]:
+        """Yield the result so far of a window, which stays open."""
         value = self.windows[end].value
         yield from self._results(Window(end - self._size, end), end, value, ctx)
         if self._purges:
-            # What comes next begins it anew; the timer at its end stays.
+            # The next event begins it anew; the timer at its end stays.
             self._remove(end)
         else:
             self.windows[end] = self._entry(False, value)
@@ -281,22 +281,22 @@ class TimeWindows(EndingWindows):
         _, reached = self._times(ctx)
         for end in sorted(self.windows):
             if self.windows[end].fresh and (reached is None or end > reached):
-                yield from self._given(end, ctx)
+                yield from self._emit_so_far(end, ctx)
 
 
 class GlobalWindows(WindowOperator):
-    """One window a key, which a count or a function ends; the next event begins a new one."""
+    """One window a key, which ends by a count or a function; the next event begins a new one."""
 
     def __init__(self, kind: Global, contents: Contents, rules: Rules) -> None:
         super().__init__(kind, contents, rules)
         self._count, self._when = kind.count, kind.when
 
     def _declared(self, value_type: str) -> State:
-        # A plain value: those of a batch's keys are read together.
+        # A Value: those of all keys in a batch are read together.
         return Value(f"struct<n: bigint, fresh: boolean, value: {value_type}{self._counted}>")
 
     def on_event(self, event: Any, ctx: Any) -> list[Row] | None:
-        """Take the event in; give the result if it ends the window, or is one of so many."""
+        """Add the event; return the result if it ends the window, or the number of events makes one due."""
         entry = self.windows.value
         counted: list[int | None] = []
         n, fresh, value, *counted = (0, False, self._contents.start()) if entry is None else entry
@@ -306,7 +306,7 @@ class GlobalWindows(WindowOperator):
         events = self._counts(counted) if self._early_events else 0
         self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
         if (self._count is not None and n >= self._count) or (self._when is not None and self._when(event, n)):
-            rows = list(self._borne(self.shown(ctx.key), None, ctx))
+            rows = list(self._guarded(self.current_results(ctx.key), None, ctx))
             self._contents.clear(0)
             self.windows.clear()
             return rows
@@ -317,20 +317,20 @@ class GlobalWindows(WindowOperator):
         return None
 
     def on_timer(self, timer: Any, ctx: Any) -> list[Row] | None:
-        """Give the result so far."""
+        """Return the result so far."""
         entry = self.windows.value
-        # Else an earlier start has asked for it.
+        # Without `early_us`, the timer is from an earlier run.
         return self._so_far(ctx) if self._early_us and entry is not None and entry.fresh else None
 
     def _so_far(self, ctx: Any) -> list[Row]:
-        rows = list(self._borne(self.shown(ctx.key), None, ctx))
+        rows = list(self._guarded(self.current_results(ctx.key), None, ctx))
         n, _, value, *_ = self.windows.value
         if self._purges:
             value = self._emptied(0)
         self.windows.value = self._entry(n, False, value)
         return rows
 
-    def shown(self, key: Any) -> Iterator[Row]:
+    def current_results(self, key: Any) -> Iterator[Row]:
         entry = self.windows.value
         first = tuple(key) if self._rules.several_keys else (key,)
         is_empty = entry is None or (self._purges and not entry.fresh)

@@ -1,16 +1,16 @@
-"""Session windows: each event is a window as long as the gap, and windows of a key that overlap or touch are one.
+"""Session windows: each event is a window as long as the gap, and windows of a key that overlap or touch are merged.
 
-A session is named by a number that stays while it grows: the time of the event that it began with, or of the oldest
-session that it took in. That time is in it, so no other session of the key can have the same name, and sessions in the
+A session is named by a number that stays while it grows: the time of its first event, or the name of the oldest session
+that was merged into it. That time is in it, so no other session of the key can have the same name, and sessions in the
 order of their names are in the order of their times.
 
-In state a session ends a microsecond after its window: up to there it is open to others, and its result comes when
-nothing at the window's very end can come any more. So what is in which session does not depend on how far the watermark
-was when events came.
+The state has a session's end a microsecond after its window's end: up to there it merges with others, and its result
+comes when no event at the window's very end can come any more. So the events of a session do not depend on how far the
+watermark was when they came.
 
-Timers: a session that is not complete has a timer at some time up to its end. When it fires and the session has
-grown meanwhile, it is set again, at the end: so an event that makes a session longer sets no timer. A session is
-`fresh` when events came since its last result; one that is not has a timer at its end, or has had its result there.
+A session that is not complete has a timer at some time up to its end. If the session has grown when it fires, it is set
+again, at the end: so an event that extends a session sets no timer. A session is `fresh` if events came since its last
+result; one that is not has a timer at its end, or has emitted its result there.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class SessionWindows(EndingWindows):
         super().__init__(kind, contents, rules)
         self._length_after = kind.gap_after_us
         self._length = 0 if callable(kind.gap) else kind.gap_us + 1
-        """How far an event's session goes from it; 0: each event says it."""
+        """The length of a session of one event; 0: it depends on the event."""
 
     def _declared(self, value_type: str) -> State:
         return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}{self._counted}>")
 
     def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
-        """Put the event into the sessions it touches, made one, or into a new one."""
+        """Merge the sessions that the event touches and add it, or begin a new session."""
         time, reached = self._times(ctx)
         if time is None:
             self._refuse(event, ctx)
@@ -62,12 +62,12 @@ class SessionWindows(EndingWindows):
             events = 1 + sum(session.events or 0 for _, session in touched)
             self.windows[at] = (start, end, True, added, events)
             if events >= self._early_events and (reached is None or end > reached):
-                return self._given(at, ctx)
+                return self._emit_so_far(at, ctx)
         elif not fresh or self._contents.is_value or (start, end) != touched[0][1][:2]:
             self.windows[at] = (start, end, True, added)
         return None
 
-    def shown(self, key: Any) -> Iterator[Row]:
+    def current_results(self, key: Any) -> Iterator[Row]:
         for at, session in sorted(self.windows.items()):
             if session.fresh or not self._purges:
                 yield from self._rows(key, _window(session), at, session.value)
@@ -76,7 +76,7 @@ class SessionWindows(EndingWindows):
         return window.end_us
 
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
-        """Make sessions one, named as the oldest; return its name, whether it can stay as it is, and its value."""
+        """Merge sessions, named as the oldest; return its name, whether it can stay as it is, and its value."""
         at, first = touched[0]
         value, is_empty = first.value, self._purges and not first.fresh
         if is_empty:
@@ -92,7 +92,7 @@ class SessionWindows(EndingWindows):
         lateness = self._rules.lateness_us
         for at, session in list(self.windows.items()):
             if session.end > now_us:
-                # Nothing for those that had their result, and wait for late events.
+                # Sessions that have emitted their result, and wait for late events, need no timer here.
                 if session.fresh:
                     self._set_timer(session.end, ctx)
             elif session.end == now_us:
@@ -104,27 +104,27 @@ class SessionWindows(EndingWindows):
                 else:
                     self._remove(at)
             elif session.end + lateness <= now_us:
-                # Or sooner, by the timer that a longer lateness of an earlier start has set.
+                # The timer may also be from an earlier run with a longer lateness.
                 self._remove(at)
             elif not session.fresh:
-                # The timer may be that of a shorter one.
+                # The timer may be from an earlier run with a shorter lateness.
                 self._set_timer(session.end + lateness, ctx)
 
     def _so_far(self, ctx: Any) -> Iterator[Row]:
         _, reached = self._times(ctx)
         for at, session in sorted(self.windows.items()):
             if session.fresh and (reached is None or session.end > reached):
-                yield from self._given(at, ctx)
+                yield from self._emit_so_far(at, ctx)
 
-    def _given(self, at: int, ctx: Any) -> Iterator[Row]:
-        """Give the result so far of a session, which goes on."""
+    def _emit_so_far(self, at: int, ctx: Any) -> Iterator[Row]:
+        """Yield the result so far of a session, which stays open."""
         session = self.windows[at]
         yield from self._results(_window(session), at, session.value, ctx)
         self._keep(at, session)
         self._set_timer(session.end, ctx)
 
     def _keep(self, at: int, session: Any) -> None:
-        """Keep a session that has had its result: its bounds, and its events if they count for the next one."""
+        """Store a session after its result: its bounds, and its events if they count for the next result."""
         value = self._emptied(at) if self._purges else session.value
         self.windows[at] = self._entry(session.start, session.end, False, value)
 

@@ -1,1 +1,1 @@
-"""State that expires: when, how its handles hide it, and how it is cleaned up."""
+"""State with a TTL: lifetimes, handles that hide expired entries, and the cleaning that deletes them."""

@@ -1,4 +1,4 @@
-"""Removes what has expired, a part in each epoch, without ever scanning the state."""
+"""Deletes expired entries, a part in each epoch, without a scan of the state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Expiry:
         self._scope = scope
         self._keys = keys
         self.tables = [TimerTable(EVENT_TTL, backend, groups), TimerTable(PROCESSING_TTL, backend, groups)]
-        """The timers, which are state like any other."""
+        """The timers, which are a state like any other."""
         self._lifetimes: list[Lifetime] = []
         self._states: dict[bytes, Callable[[list[bytes]], None]] = {}
 
@@ -35,15 +35,15 @@ class Expiry:
         return self._lifetimes[-1]
 
     def add(self, name: str, clean: Callable[[list[bytes]], None]) -> None:
-        """Have a state cleaned: `clean` deletes those of some entries that have expired, and watches the others."""
+        """Register a state: `clean` deletes those of some entries that have expired, and sets timers for the others."""
         self._states[name.encode()] = clean
 
     def clean(self, evict: Callable[[], None]) -> None:
-        """At the beginning of an epoch: delete what has expired by now; of very much, a part.
+        """Delete entries that have expired by now, or a part if there are very many. At the beginning of an epoch.
 
-        The part is larger than what was made since the last call, so that cleaning keeps pace. At the end of event
-        time it is everything: event time may begin anew afterwards, and entries that were left would be alive again.
-        `evict` is called before many entries are read.
+        The part is larger than the number of new entries since the last call, so that cleaning keeps pace. At the end
+        of event time it is everything: event time may begin anew afterwards, and entries that were left would be alive
+        again. `evict` is called before many entries are read.
         """
         most = None if self._scope.is_draining else _MOST + 2 * sum(lifetime.watched for lifetime in self._lifetimes)
         for lifetime in self._lifetimes:
@@ -56,7 +56,7 @@ class Expiry:
                 end = timer.index(0, 2)
                 waiting.setdefault(timer[2:end], []).append(timer[:2] + timer[end + 1 :])
             for name, entries in waiting.items():
-                # The program may have taken the TTL of a state away.
+                # The program may have removed the TTL of a state.
                 if name in self._states:
                     self._states[name](entries)
 
@@ -66,7 +66,7 @@ class Expiry:
                     pass
 
     def next_us(self) -> tuple[int | None, int | None]:
-        """Return when cleaning is worth an epoch of its own, in event time and in processing time: in no hurry."""
+        """Return when cleaning is worth an epoch of its own, in event time and in processing time: at full minutes."""
         event, processing = (_wake_us(table.next_us()) for table in self.tables)
         return event, processing
 

@@ -1,6 +1,6 @@
-"""Handles of states with a TTL. Their tables hold pairs: when it expires, and the value. See lifetimes.py.
+"""Handles of states with a TTL. Their tables hold pairs: the expiry time, and the value. See lifetimes.py.
 
-States without a TTL have handles of their own (handles.py), which know nothing of this and stay fast.
+States without a TTL have other handles (../handles.py), which stay fast.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ class ExpiringMapHandle(MapHandle):
         return sum(1 for _ in self)
 
     def clean(self, entries: list[bytes]) -> None:
-        found = []
+        entry_keys = []
         for entry in entries:
             key, end = self._life.keys.decode(entry)
-            found.append((key, self._keys.decode_sub(entry, end)))
-        self.table.load(found)
-        for (key, sub), entry in zip(found, entries, strict=True):
+            entry_keys.append((key, self._keys.decode_sub(entry, end)))
+        self.table.load(entry_keys)
+        for (key, sub), entry in zip(entry_keys, entries, strict=True):
             pair = self.table.get(key, sub)
             if pair is not None and self._life.has_ended(entry, pair[0]):
                 self.table.put(key, sub, None)
@@ -157,7 +157,7 @@ class ExpiringMapHandle(MapHandle):
 
 
 class ExpiringVectorHandle(VectorValueHandle):
-    """A value state of a vectorised function whose values expire. Its table holds bytes, the expiry in them."""
+    """A value state of a vectorised function whose values expire. Its table holds bytes, which contain the expiry."""
 
     def __init__(
         self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any, life: Lifetime
@@ -182,22 +182,22 @@ class ExpiringVectorHandle(VectorValueHandle):
                 self._table.put(entry, None)
 
     def _finished(
-        self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]
+        self, encoded: Sequence[bytes], before: Sequence[bytes | None], values: list[bytes | None]
     ) -> list[bytes | None]:
         expires_us = self._life.renewed(None)
         usual = pack_expiry(expires_us)
-        found: list[bytes | None] = []
-        for key, old, new in zip(encoded, before, given, strict=True):
+        stored: list[bytes | None] = []
+        for key, old, new in zip(encoded, before, values, strict=True):
             if new is None:
-                found.append(None)
+                stored.append(None)
                 continue
             packed, before_us = usual, None if old is None else expiry_of(old)
             if before_us is None:
                 self._life.watch_encoded(key, expires_us)
             else:
                 packed = pack_expiry(self._life.renewed(before_us))
-            found.append(with_expiry(new, packed))
-        return found
+            stored.append(with_expiry(new, packed))
+        return stored
 
     def _renew(self, encoded: Sequence[bytes], living: Sequence[bytes | None]) -> None:
         for key, data in zip(encoded, living, strict=True):

@@ -1,8 +1,8 @@
-"""When entries of a state with a TTL expire, and which timers wake the cleaning.
+"""Lifetimes of entries of a state with a TTL: their expiry times, and the timers of the cleaning.
 
-Whether an entry has expired is decided at each read, from the time that stands with it. Cleaning only follows: each
-stored entry has a timer no later than its expiry, rounded up to a sixteenth of the duration, which is set when the
-entry is made and again, when it fires, for an entry that was prolonged meanwhile.
+Each read decides from the stored expiry time whether an entry has expired. Cleaning only follows: each stored entry has
+a timer no later than its expiry, rounded up to a sixteenth of the duration. It is set when the entry is created and
+again, when it fires, for an entry whose lifetime was renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LEAST_STEP_US = 1_000_000
 
 
 def step_us(duration_us: int) -> int:
-    """Return what the cleaning's times are rounded up to, for entries that live so long."""
+    """Return the unit that the cleaning's times are rounded up to, for entries of this lifetime."""
     return max(duration_us // _PARTS, _LEAST_STEP_US)
 
 
 def tag_of(name: str) -> bytes:
-    """Return what stands for a state in the cleaning's timers: behind the key group, before the entry's key."""
+    """Return the bytes of a state's name in the cleaning's timers: after the key group, before the entry's key."""
     return name.encode() + b"\0"
 
 
@@ -43,34 +43,34 @@ class Lifetime:
         self._step_us = step_us(self._duration_us)
         self.on_read = ttl.refresh == "read"
         self.watched = 0
-        """How many entries were made since somebody last set this to 0."""
+        """How many entries were created since the cleaning last reset this."""
 
     def is_over(self, expires_us: int | None) -> bool:
-        """Whether what expires at this time has expired."""
+        """Whether an entry with this expiry time has expired."""
         return expires_us is not None and self._scope.now_us >= expires_us
 
     def renewed(self, expires_us: int | None) -> int:
-        """Return when an entry that is written now expires; before, it would at `expires_us`, if it was there."""
+        """Return when an entry that is written now expires; `expires_us` was its expiry before, if it existed."""
         return self._scope.now_us + self._duration_us
 
     def after_reading(self, expires_us: int | None) -> int | None:
-        """Where reading renews: return when an entry that is read now expires; None when that hardly differs."""
+        """Return when an entry that is read now expires, if reads renew it; None if that hardly differs."""
         renewed = self.renewed(expires_us)
-        # Else each read would be a write.
+        # Otherwise each read would be a write.
         return renewed if expires_us is None or (renewed - expires_us) * _PARTS > self._duration_us else None
 
     def watch(self, key: Any, expires_us: int, sub: bytes = b"") -> None:
-        """Wake the cleaning for an entry once it has expired."""
+        """Set a timer of the cleaning for an entry's expiry."""
         self.watch_encoded(self.keys.encode(key) + sub, expires_us)
 
     def watch_encoded(self, entry: bytes, expires_us: int) -> None:
-        """Wake the cleaning for an entry, given as the bytes of its key."""
+        """Set a timer of the cleaning for an entry, by the bytes of its key."""
         self.watched += 1
         step = self._step_us
         self._timers.set(entry[:2] + self._tag + entry[2:], -(-expires_us // step) * step)
 
     def has_ended(self, entry: bytes, expires_us: int | None) -> bool:
-        """For the cleaning: whether an entry has expired. Else it is looked at again in time, if it ever expires."""
+        """Whether an entry has expired, for the cleaning. If not, set another timer, if it ever expires."""
         if self.is_over(expires_us):
             return True
         if expires_us is not None:
@@ -81,9 +81,9 @@ class Lifetime:
 class EventLifetime(Lifetime):
     """The TTL of one state of an operator partition, by event time.
 
-    An entry lives from the time of the event that wrote it, or from the watermark if that is later: what was written
-    can always be read at first. An event that is out of order shortens no life. A timer finds what there was at its
-    time, however far the watermark moves with the epoch in which it fires, be it to the end of time.
+    An entry lives from the time of the event that wrote it, or from the watermark if that is later: a new entry can
+    always be read at first. An event that is out of order shortens no lifetime. A timer reads the state as of its own
+    time, however far the watermark moves with the epoch in which it fires, even to the end of time.
     """
 
     __slots__ = ()
@@ -92,17 +92,17 @@ class EventLifetime(Lifetime):
         scope = self._scope
         reached_us = scope.watermark_us
         if scope.in_timer and scope.time_us is not None:
-            # What has expired before this epoch is gone for a timer that was set for long ago, too.
+            # Entries that expired before this epoch are gone, also for a timer with a much earlier time.
             reached_us = scope.time_us if scope.before_us is None else max(scope.time_us, scope.before_us)
         return expires_us is not None and reached_us is not None and reached_us >= expires_us
 
     def renewed(self, expires_us: int | None) -> int:
         time_us, reached_us = self._scope.time_us, self._scope.watermark_us
         if reached_us == END_US:
-            # Should the job ever go on, time begins anew.
+            # If the job ever continues, time begins anew.
             reached_us = None
         if time_us is None or (reached_us is not None and reached_us > time_us):
-            # A processing-time timer before there is any watermark has nothing but the clock.
+            # In a processing-time timer before the first watermark, there is only the clock.
             time_us = self._scope.now_us if reached_us is None else reached_us
         renewed = time_us + self._duration_us
         return renewed if expires_us is None or expires_us < renewed else expires_us

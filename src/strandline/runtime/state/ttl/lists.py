@@ -1,10 +1,10 @@
 """Lists with a TTL: each element expires on its own, or the list as a whole.
 
-A chunk holds elements that expire together, and when stands with it: an epoch appends a chunk for each time that its
-elements expire at, which is one by the clock, and by event time one for each time of an event. An append reads nothing.
+A chunk holds elements that expire together, and their expiry time. An epoch appends a chunk for each expiry time of its
+elements: one chunk by the clock, and by event time one for each time of an event. An append reads nothing.
 
-When a list expires as a whole, stands with its head: a chunk without elements before all others. It counts for all
-chunks that have no expiry of their own, whatever the program says now of what is added.
+If a list expires as a whole, its expiry time is in its head: a chunk without elements before all others. It counts for
+all chunks that have no expiry of their own, whatever TTL the program declares now for new elements.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HEAD = -1
 
 
 class _Chunk(NamedTuple):
-    """Some elements that are there."""
+    """A chunk that has elements."""
 
     number: int
     expires_us: int | None
     elements: list[Any]
     has_own: bool
-    """Whether when they expire stands with them, and not with the head."""
+    """Whether the expiry time is the chunk's, and not the head's."""
 
 
 class ExpiringListHandle(ListHandle):
@@ -65,14 +65,14 @@ class ExpiringListHandle(ListHandle):
         return bool(self._chunks())
 
     def clean(self, entries: list[bytes]) -> None:
-        """Delete what has expired of some lists, or of their chunks."""
-        found = []
+        """Delete those of some lists, or of their chunks, that have expired."""
+        numbered = []
         for entry in entries:
             key, end = self._life.keys.decode(entry)
-            # Of a whole list, the entry is its key.
-            found.append((key, HEAD if end == len(entry) else self._numbers.decode_sub(entry, end)))
-        self._table.load(found)
-        for (key, number), entry in zip(found, entries, strict=True):
+            # The entry of a whole list is its key alone.
+            numbered.append((key, HEAD if end == len(entry) else self._numbers.decode_sub(entry, end)))
+        self._table.load(numbered)
+        for (key, number), entry in zip(numbered, entries, strict=True):
             pair = self._table.get(key, number)
             if pair is None or (pair[0] is None and number != HEAD) or not self._life.has_ended(entry, pair[0]):
                 continue
@@ -82,29 +82,29 @@ class ExpiringListHandle(ListHandle):
                 self._table.put(key, number, None)
 
     def _chunks(self) -> list[_Chunk]:
-        """Return what there is, without what has expired."""
+        """Return the chunks that have not expired."""
         is_over, cell = self._life.is_over, self._table.entries(self._scope.key)
         head = cell.get(HEAD)
-        found = []
+        chunks = []
         for number, pair in sorted(cell.items()):
             if pair is not None and pair[1]:
                 expires_us, has_own = (pair[0], True) if pair[0] is not None else (head and head[0], False)
                 if not is_over(expires_us):
-                    found.append(_Chunk(number, expires_us, pair[1], has_own))
-        return found
+                    chunks.append(_Chunk(number, expires_us, pair[1], has_own))
+        return chunks
 
     def _elements(self) -> list[Any]:
         chunks = self._chunks()
-        found = [element for chunk in chunks for element in chunk.elements]
+        elements = [element for chunk in chunks for element in chunk.elements]
         if self._life.on_read:
             self._renew_all(chunks)
         elif len(chunks) - len({chunk.expires_us for chunk in chunks}) >= COMPACT_CHUNKS:
-            # Those that expire together can be one. By the clock, there are many of what had no TTL before.
+            # Chunks that expire together can be one. By the clock, a list that had no TTL before has many of these.
             self._put_together(chunks)
-        return found
+        return elements
 
     def _renew_all(self, chunks: list[_Chunk]) -> None:
-        """Prolong what was read."""
+        """Renew the lifetime of the chunks that were read."""
         after = [self._life.after_reading(chunk.expires_us) for chunk in chunks]
         if not any(expires_us is not None for expires_us in after):
             return
@@ -117,14 +117,14 @@ class ExpiringListHandle(ListHandle):
         )
 
     def _put_together(self, chunks: list[_Chunk]) -> None:
-        """Make chunks one that are behind each other and expire together."""
+        """Merge adjacent chunks that expire together."""
         key, table = self._scope.key, self._table
         for (expires_us, has_own), some in groupby(chunks, lambda chunk: (chunk.expires_us, chunk.has_own)):
             first, *others = some
             elements = [element for chunk in (first, *others) for element in chunk.elements]
             table.put(key, first.number, (expires_us if has_own else None, elements))
             if has_own and expires_us is not None:
-                # What was watched may have been another one's number, or that of a head which has gone.
+                # The earlier timer may be for the number of another chunk, or of a head that is gone.
                 self._watch(first.number, expires_us)
             for chunk in others:
                 table.put(key, chunk.number, None)
@@ -136,12 +136,12 @@ class ExpiringListHandle(ListHandle):
             self._add(key, self._life.renewed(None), elements)
 
     def _add(self, key: Any, expires_us: int, elements: list[Any]) -> None:
-        """Put a chunk behind all others."""
+        """Append a chunk."""
         number = self._last_number(key)
         if self._table.is_ours(key, number):
             number += 1
         if self._table.journal is not None:
-            # Else what comes after a call that failed would not be as if there had been none.
+            # Otherwise a failed call would change the chunk numbers of later calls.
             self._table.journal.note((self._last.__setitem__, key, self._last_number(key)))
         self._last[key] = number
         self._watch(number, expires_us)
@@ -157,7 +157,7 @@ class ExpiringListHandle(ListHandle):
         return self._last.get(key) or first_chunk(epoch)
 
     def _drop_whole(self, key: Any) -> None:
-        """Delete the head and all that expires with it."""
+        """Delete the head and all chunks that expire with it."""
         for number, pair in list(self._table.entries(key).items()):
             if pair is not None and (number == HEAD or pair[0] is None):
                 self._table.put(key, number, None)
@@ -173,7 +173,7 @@ class WholeListHandle(ExpiringListHandle):
         key, table = self._scope.key, self._table
         head = table.get(key, HEAD)
         if head is not None and self._life.is_over(head[0]):
-            # Else what has expired would come back with it.
+            # Otherwise the new head would revive expired chunks.
             self._drop_whole(key)
             head = None
         self._renew(key, head, self._life.renewed(head and head[0]))
@@ -186,16 +186,16 @@ class WholeListHandle(ExpiringListHandle):
 
     def _elements(self) -> list[Any]:
         key, chunks = self._scope.key, self._chunks()
-        found = [element for chunk in chunks for element in chunk.elements]
+        elements = [element for chunk in chunks for element in chunk.elements]
         if chunks and self._life.on_read:
             head = self._table.get(key, HEAD)
             renewed = self._life.after_reading(head and head[0])
             if renewed is not None:
                 self._renew(key, head, renewed)
-        # What was added when each element expired on its own still does.
+        # Elements that were added when each expired on its own still do so.
         if len(chunks) >= COMPACT_CHUNKS and not any(chunk.has_own for chunk in chunks):
-            self._put_whole(key, list(found))
-        return found
+            self._put_whole(key, list(elements))
+        return elements
 
     def _replace(self, elements: list[Any]) -> None:
         key = self._scope.key
