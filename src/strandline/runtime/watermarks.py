@@ -55,8 +55,8 @@ def is_drained(stored: Mapping[str, int]) -> bool:
 def find_stored(specs: Sequence[WatermarkSpec], stored: Mapping[str, int]) -> tuple[list[dict[str, int]], list[str]]:
     """Return the newest times that a manifest holds of each watermark, by origin, and the names of which none is left.
 
-    A watermark is by_spec by what it is of, wherever the program mentions it. Where it cannot be told which of several
-    of one column it was, the least of their times counts: it moves on with the next events.
+    A watermark is matched by its source, column and `per`, wherever the program mentions it. If several match and it is
+    not known which it was, the least of their times counts: it moves on with the next events.
     """
     times: dict[str, dict[str, int]] = {}
     for stored_name, at_us in stored.items():
@@ -104,8 +104,8 @@ class Watermarks:
     """The watermark of a job: it never goes back.
 
     An origin is a source, or one value of the column that its `per` names. Its time is the newest event's, less the
-    source's delay; events may still come at that time, none before it. Thread-safe: epochs move it, and so do looks for
-    timers that are due.
+    source's delay; events may still come at that time, none before it. Thread-safe: epochs use it, and so does the
+    check for due timers.
     """
 
     def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
