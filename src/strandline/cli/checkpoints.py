@@ -22,14 +22,7 @@ from strandline.cli.output import (
     with_times,
 )
 from strandline.cli.progress import ByteCounter, progress_bar
-from strandline.cli.stores import (
-    AsJson,
-    Directory,
-    JobName,
-    StorageOptions,
-    job_directories,
-    job_directory,
-)
+from strandline.cli.stores import AsJson, Directory, JobName, StorageOptions, job_directories, job_directory
 from strandline.cli.verification import Reports
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError

@@ -164,12 +164,10 @@ def _checkpoint(run: RunningJob, arguments: TakeCheckpoint, report: Report) -> C
 
 def _savepoint(run: RunningJob, arguments: TakeSavepoint, report: Report) -> Savepoint:
     report(ProgressMessage("taking a checkpoint"))
-    return run.savepoint(
-        arguments.url, format=arguments.form, timeout=arguments.timeout_s, progress=_savepoint_reporter(report)
-    )
+    return run.savepoint(arguments.url, format=arguments.form, timeout=arguments.timeout_s, progress=_reporter(report))
 
 
-def _savepoint_reporter(report: Report) -> Callable[[SavepointProgress], object]:
+def _reporter(report: Report) -> Callable[[SavepointProgress], object]:
     def send(progress: SavepointProgress) -> None:
         report(ProgressMessage(f"{progress.rows:,} rows of state", progress.done, progress.partitions, "partitions"))
 
@@ -199,7 +197,7 @@ def _stop(run: RunningJob, arguments: Stop, report: Report) -> Pong:
     report(ProgressMessage("draining" if arguments.drain else step))
     run.stop(
         checkpoint=arguments.checkpoint, savepoint=arguments.savepoint, drain=arguments.drain, format=arguments.form,
-        timeout=arguments.timeout_s, progress=_savepoint_reporter(report),
+        timeout=arguments.timeout_s, progress=_reporter(report),
     )  # fmt: skip
     status = run.status()
     return Pong(status.job, status.state)
