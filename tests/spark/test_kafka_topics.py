@@ -18,7 +18,8 @@ import strandline as sl
 from strandline.checkpoint.source_log import capture, write_files
 from strandline.spark.sources import kafka
 from strandline.spark.sources.checks import Relation
-from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics
+from strandline.spark.sources.filechecks import LaterLog
+from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics, partitions_in
 from tests.spark.harness import eventually
 
 BATCH = 7
@@ -301,6 +302,27 @@ def test_what_is_named_for_the_first_time_is_read_from_its_oldest_row(job: Job) 
     job.log(BATCH, a={"0": 10})
     again(job, subscribe="", assign='{"a":[0,1]}')
     assert job.offsets() == {"a": {"0": 10, "1": 4}}
+
+
+def test_what_a_later_checkpoint_has_read_is_not_named_for_the_first_time(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that goes back behind it needs the rows that it took back, and Kafka may have none of them any more."""
+    job.cluster.topics["c"] = _Topic("id-c", 1)
+    job.cluster.ends["c", 0] = (4, 9)
+    files = capture(job.directory, BATCH)
+    later = {f"offsets/{BATCH + 5}": b'v1\n{}\n{"logOffset":3}\n-\n{"a":{"0":10},"c":{"0":2}}'}
+    assert set(partitions_in(LaterLog([], later, BATCH + 5))) == {("a", 0), ("c", 0)}
+    source = Job(job.directory, job.cluster, subscribe="a,b,c").source
+    spark: Any = None
+    with pytest.raises(
+        sl.errors.ConfigurationError,
+        match="topic 'c', partition 0: the job goes on at offset 0, and the oldest that is kept is 4",
+    ):
+        check_topics(spark, [source], files, BATCH, {("c", 0)})
+    with caplog.at_level(logging.INFO):
+        check_topics(spark, [source], files, BATCH)
+    assert "named for the first time, and read from the oldest row on: c/0 at offset 4" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"subscribe": "a"}, {"subscribe": "", "subscribepattern": ".*"}])

@@ -10,7 +10,7 @@ import datetime as dt
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,6 +51,7 @@ _RANGES_PER_CORE = 2
 _PATIENCE_S = 10.0
 """For tasks that Spark has given up: it kills their processes after `spark.python.task.killTimeout`, 2 s."""
 _LOOK_S = 0.05
+_QUIET_LOOKS = 2
 
 
 def write(
@@ -157,13 +158,16 @@ def _tasks_ended(sc: SparkContext) -> Iterator[None]:
     try:
         yield
     finally:
-        jobs = [tracker.getJobInfo(job) for job in set(tracker.getJobIdsForGroup(group)) - before]
-        stages = [stage for job in jobs if job is not None for stage in job.stageIds]
-        deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline and any(
-            info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None
-        ):
-            time.sleep(_LOOK_S)
+        # Where the context was stopped, its own error is what counts.
+        with suppress(Exception):
+            jobs = [tracker.getJobInfo(job) for job in set(tracker.getJobIdsForGroup(group)) - before]
+            stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+            deadline, quiet = time.monotonic() + _PATIENCE_S, 0
+            # Twice: Spark's tracker hears of tasks a moment later.
+            while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
+                infos = map(tracker.getStageInfo, stages)
+                quiet = 0 if any(info.numActiveTasks for info in infos if info is not None) else quiet + 1
+                time.sleep(_LOOK_S)
 
 
 def _route(df: DataFrame, operator: OperatorInfo, ranges: int) -> Any:

@@ -129,7 +129,7 @@ class Requests:
         with self._alone(deadline), self._b.holds:
             manifest = verify_own(self._b.jobdir, rollback.checkpoint)
             self._b.draining.refuse_rollback(self._b.name, manifest)
-            supervisor.preparation().check_rollback(manifest)
+            supervisor.preparation(supervisor.desired).check_rollback(manifest)
             with self._paused():
                 desired = replace(supervisor.desired, rollback=rollback)
                 self._change(desired, f"the rollback to checkpoint {checkpoint}", deadline)

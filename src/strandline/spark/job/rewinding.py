@@ -20,7 +20,7 @@ from strandline.snapshot.opening.snapshot import open_folder
 from strandline.spark.job.attempt import Blueprint
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import FileSource, LaterLog, check_files, file_sources, moved_files
-from strandline.spark.sources.kafka import KafkaSource, check_topics, kafka_sources
+from strandline.spark.sources.kafka import KafkaSource, check_topics, kafka_sources, partitions_in
 from strandline.spark.sources.progress import read_progress
 
 log = logging.getLogger(__name__)
@@ -71,9 +71,9 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     sources = file_sources(source, names, {node.name: node.cleaning for node in b.plan.sources.nodes})
     files = moved_files(b.spark, sources, files)
     place = SourcePlace(manifest, start, list(names), source, files, sources)
-    files = check_topics(b.spark, place.kafka, files, place.batch)
-    if sources:
-        check_files(b.spark, sources, files, place.batch, source_numbers(source), _later_logs(b, origin))
+    later = list(_later_logs(b, origin)) if sources or place.kafka else []
+    files = check_topics(b.spark, place.kafka, files, place.batch, {at for each in later for at in partitions_in(each)})
+    check_files(b.spark, sources, files, place.batch, source_numbers(source), later)
     return replace(place, files=files)
 
 
@@ -106,6 +106,6 @@ def _logs_of(jobdir: JobDirectory, since: int = 0) -> Iterator[LaterLog]:
     for checkpoint, manifest in read_catalog(jobdir).manifests.items():
         if checkpoint > since and (progress := manifest.source) is not None:
             try:
-                yield LaterLog(progress.names or [], read_source(jobdir, progress))
+                yield LaterLog(progress.names or [], read_source(jobdir, progress), progress.batch)
             except CorruptionError as error:
                 log.warning("which files checkpoint %d has read is not known: %s", checkpoint, error)

@@ -245,7 +245,7 @@ class Supervisor:
         desired = self.desired
         if desired.rollback is not None:
             self._go_back(desired.rollback)
-        starting = self._starting = Starting(self.preparation())
+        starting = self._starting = Starting(self.preparation(desired))
         try:
             self.attempt = starting.start()
         finally:
@@ -263,9 +263,9 @@ class Supervisor:
             )  # fmt: skip
             self._failed_at = 0.0
 
-    def preparation(self) -> Preparation:
-        """Return the preparation of the next attempt, which has not begun."""
-        return Preparation(self.blueprint, self.excluded, self.least_id, self.claim, self.desired.parallelism)
+    def preparation(self, desired: Desired) -> Preparation:
+        """Return the preparation of an attempt, which has not begun."""
+        return Preparation(self.blueprint, self.excluded, self.least_id, self.claim, desired.parallelism)
 
     def _go_back(self, rollback: Rollback) -> None:
         """Carry out a rollback, unless that was done; storage that is away leaves it to the next attempt."""

@@ -100,6 +100,7 @@ class LaterLog:
 
     names: Sequence[str]
     files: Mapping[str, bytes]
+    batch: int = -1
 
 
 def file_sources(source: DataFrame, names: Sequence[str], cleanings: Mapping[str, Cleaning | None]) -> list[FileSource]:

@@ -23,6 +23,7 @@ from strandline.core.errors import ConfigurationError, ConflictError, Unavailabl
 from strandline.core.ids import CheckpointId
 from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sources.checks import KAFKA, Relation, numbered_relations, source_numbers
+from strandline.spark.sources.filechecks import LaterLog
 
 log = logging.getLogger(__name__)
 
@@ -146,11 +147,23 @@ def kafka_sources(source: DataFrame, names: Sequence[str]) -> list[KafkaSource]:
     ]
 
 
+def partitions_in(log: LaterLog) -> Iterator[tuple[str, int]]:
+    """Yield the partitions of Kafka whose rows a later checkpoint has, of whatever source."""
+    for line in log.files.get(f"offsets/{log.batch}", b"").split(b"\n")[2:]:
+        for topic, offsets in json.loads(line).items() if line.startswith(b"{") else ():
+            yield from ((topic, int(at)) for at in offsets) if isinstance(offsets, dict) else ()
+
+
 def check_topics(
-    spark: SparkSession, sources: Sequence[KafkaSource], files: Mapping[str, bytes], batch: int
+    spark: SparkSession,
+    sources: Sequence[KafkaSource],
+    files: Mapping[str, bytes],
+    batch: int,
+    read_later: Collection[tuple[str, int]] = (),
 ) -> dict[str, bytes]:
     """Check that Kafka still has all rows from where the sources go on; return Spark's files with the topics' ids.
 
+    `read_later` are partitions of which the job, which goes back, has read rows behind `files`: it needs them all.
     Raises ConfigurationError, with topics, partitions and offsets, unless the program says that rows may be gone; then
     it is a warning, and the files are those of a job that reads a topic that was created anew from its first row.
     Raises UnavailableError if Kafka does not answer.
@@ -191,8 +204,11 @@ def check_topics(
             made |= _set_back(source, made, {at: ends[at][0] for at in ends if at[0] in renewed}, renewed)
         # Where the program names them only now, the rows before are none of the job's. Spark would take them for lost.
         named_now = (source.names - read) | source.assigned.keys()
-        named = {at: ends[at][0] for at in new if at[0] in named_now and ends[at][0]}
-        made |= _set_back(source, made, named, ())
+        named = {at: ends[at][0] for at in new if at[0] in named_now and at not in read_later and ends[at][0]}
+        if named:
+            made |= _set_back(source, made, named, ())
+            begins = ", ".join(f"{topic}/{at} at offset {offset}" for (topic, at), offset in sorted(named.items()))
+            log.info("%s: named for the first time, and read from the oldest row on: %s", source.text, begins)
         read |= {topic for topic, _ in named}
         kept = {at: offset for at, offset in (wanted | named).items() if at[0] not in renewed}
         _check_kept(source, kept, ends)

@@ -1,8 +1,9 @@
-"""Refuses input files whose rows Spark would read more than once: those whose names it takes for patterns.
+"""Refuses input files whose names Spark takes for patterns: it would read rows more than once.
 
-When an epoch has several files, Spark 4 looks for patterns in their paths, and for each path that looks like one it
-reads all files of the epoch once more (`DataSource.checkAndGlobPathIfNecessary` without globbing). Files in
-partition directories, as `day=1/`, are listed by directory, and read once.
+For each path of an epoch that looks like a pattern, Spark 4 reads all files of the epoch once more
+(`DataSource.checkAndGlobPathIfNecessary` without globbing). Files in partition directories, as `day=1/`, are listed by
+directory, and read once. A single file is, too; it is refused all the same, since which files an epoch has, and which
+are planned with a checkpoint, is a matter of time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PARTITION = re.compile("/[^/=]+=[^/]*/")
 
 
 class PatternNames:
-    """Looks at the files of each epoch before it is processed, and at those that Spark has planned to read next."""
+    """Checks the files of each epoch before it is processed, and those that Spark has planned to read next."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class PatternNames:
         self._steps = {source: self._reached(source, files, batch) if batch >= 0 else -1 for source in sources}
 
     def begin(self, batch: int) -> None:
-        """Raise ConfigurationError if rows of an epoch, which is about to be processed, would come more than once."""
+        """Raise ConfigurationError if an epoch that is about to be processed has a file with such a name."""
         if not self._steps:
             return
         offsets = {f"offsets/{batch}": (self._directory / f"offsets/{batch}").read_bytes()}
@@ -52,16 +53,15 @@ class PatternNames:
             with suppress(UnreadableLogError):
                 reached = self._reached(source, offsets, batch)
                 if reached > before:
-                    self._check(source, files_read(self._logs(source, before, reached), source.number, before, reached))
                     self._steps[source] = reached
+                    self._check(source, files_read(self._logs(source, before, reached), source.number, before, reached))
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
-        """Raise as `begin` does for a step behind a checkpoint: once that has it, renaming the file would not help."""
+        """Raise as `begin` does for files planned behind a checkpoint: if it had one, renaming would not help."""
         for source in self._steps:
             with suppress(UnreadableLogError):
-                first = self._reached(source, files, batch)
-                for step in range(first, last_step(files, source.number)):
-                    self._check(source, files_read(files, source.number, step, step + 1))
+                reached, last = self._reached(source, files, batch), last_step(files, source.number)
+                self._check(source, files_read(files, source.number, reached, last))
 
     def _reached(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> int:
         return reached_steps(files, batch, [source.number], self._numbers)[source.number]
@@ -79,17 +79,20 @@ class PatternNames:
     def _check(self, source: FileSource, read: Iterable[LoggedFile]) -> None:
         paths = [unquote(file.path) for file in read]
         pattern = next((path for path in paths if _PATTERN & set(path)), None)
-        if pattern is None or len(paths) == 1 or self._are_partitioned(source, paths):
+        if pattern is None or self._is_read_once(source, paths):
             return
         raise ConfigurationError(
             f"{source.text}: Spark takes the name of the input file {pattern} for a pattern, since it has one of the "
-            f"characters {' '.join(sorted(_PATTERN))}; it would read rows of {len(paths)} files more than once",
+            f"characters {' '.join(sorted(_PATTERN))}; it would read rows of files in the same epoch more than once",
             hint="rename the file or the directory; the job goes on from its last checkpoint, and reads it then",
         )
 
-    def _are_partitioned(self, source: FileSource, paths: Iterable[str]) -> bool:
-        """Whether Spark finds partition directories below what the source reads, which is no pattern itself."""
-        root = source.relation.options.get("path", "*")
+    def _is_read_once(self, source: FileSource, paths: Iterable[str]) -> bool:
+        """Whether Spark lists by path, or by partition directories below a root that is no pattern itself."""
+        options = source.relation.options
+        if options.get("recursivefilelookup", "false").lower() == "true":
+            return True
+        root = options.get("path", "*")
         if _PATTERN & set(root):
             return False
         above = len(unquote(qualified(self._spark, root)))
