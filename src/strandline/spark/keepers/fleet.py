@@ -36,7 +36,8 @@ from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor
 
 _END_S = 5.0
 _PINGS_A_LEASE = 4
-_EXEC_S = 0.1
+_EXEC_S = 2.0
+_EXEC_LOOK_S = 0.001
 _EXECUTORS_S = 1.0
 _STOP_S = 20.0
 """How long keepers of other machines are told to end: a task that is to tell them waits for its executor."""
@@ -418,4 +419,5 @@ def _command_of(process: Path) -> list[str]:
     deadline = time.monotonic() + _EXEC_S
     while not (command := (process / "cmdline").read_text(errors="replace")) and time.monotonic() < deadline:
         (process / "exe").readlink()
+        time.sleep(_EXEC_LOOK_S)
     return command.split("\0")
