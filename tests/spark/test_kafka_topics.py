@@ -19,7 +19,7 @@ from strandline.checkpoint.source_log import capture, write_files
 from strandline.spark.sources import kafka
 from strandline.spark.sources.checks import Relation
 from strandline.spark.sources.filechecks import LaterLog
-from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics, partitions_in
+from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics
 from tests.spark.harness import eventually
 
 BATCH = 7
@@ -312,7 +312,7 @@ def test_what_a_later_checkpoint_has_read_is_not_named_for_the_first_time(
     job.cluster.ends["c", 0] = (4, 9)
     files = capture(job.directory, BATCH)
     later = {f"offsets/{BATCH + 5}": b'v1\n{}\n{"logOffset":3}\n-\n{"a":{"0":10},"c":{"0":2}}'}
-    assert set(partitions_in(LaterLog([], later, BATCH + 5))) == {("a", 0), ("c", 0)}
+    assert LaterLog([], later, BATCH + 5).partitions == {("a", 0), ("c", 0)}
     source = Job(job.directory, job.cluster, subscribe="a,b,c").source
     spark: Any = None
     with pytest.raises(

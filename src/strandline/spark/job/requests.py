@@ -120,11 +120,8 @@ class Requests:
 
     def rollback(self, checkpoint: int, timeout: float) -> None:
         """Go back to an older checkpoint; see `Run.rollback`."""
-        deadline, rollback, supervisor = (
-            time.monotonic() + timeout,
-            Rollback(CheckpointId(checkpoint)),
-            self._supervisor,
-        )
+        supervisor, deadline = self._supervisor, time.monotonic() + timeout
+        rollback = Rollback(CheckpointId(checkpoint))
         # Held: the checkpoint stays from its verification on until the job goes on from it.
         with self._alone(deadline), self._b.holds:
             manifest = verify_own(self._b.jobdir, rollback.checkpoint)

@@ -5,6 +5,7 @@ Spark checks neither: it reads a directory of another path as new files, and ski
 
 from __future__ import annotations
 
+import json
 import logging
 import posixpath
 import re
@@ -68,6 +69,10 @@ class FileSource:
         """Whether the program says that files may be gone."""
         return self.relation.options.get("ignoremissingfiles", "false").lower() == "true"
 
+    def reached(self, files: Mapping[str, bytes], batch: int, numbers: Sequence[int]) -> int:
+        """Return the last step of its log that was read with a batch; -1: none."""
+        return reached_steps(files, batch, [self.number], numbers)[self.number] if batch >= 0 else -1
+
     def number_in(self, names: Sequence[str]) -> int | None:
         """Return the source's number in a snapshot that has sources of these names; None if it has no such source."""
         if not self.name or not names:
@@ -101,6 +106,13 @@ class LaterLog:
     names: Sequence[str]
     files: Mapping[str, bytes]
     batch: int = -1
+
+    @property
+    def partitions(self) -> set[tuple[str, int]]:
+        """The partitions of Kafka of which it has rows, of whatever source."""
+        lines = self.files.get(f"offsets/{self.batch}", b"").split(b"\n")[2:]
+        by_topic = [entry for line in lines if line.startswith(b"{") for entry in json.loads(line).items()]
+        return {(topic, int(at)) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets}
 
 
 def file_sources(source: DataFrame, names: Sequence[str], cleanings: Mapping[str, Cleaning | None]) -> list[FileSource]:
@@ -166,7 +178,7 @@ def check_files(
     for source in sources:
         move = _move_of(spark, source)
         with _log_of(source):
-            reached = reached_steps(files, batch, [source.number], numbers)[source.number] if batch >= 0 else -1
+            reached = source.reached(files, batch, numbers)
         last = last_step(files, source.number)
         needed = {file.path for file in files_read(files, source.number, reached, last)}
         covered = logged_paths(files, source.number) if known else frozenset()
@@ -194,7 +206,7 @@ class ChangedFiles:
     ) -> None:
         """`files` are Spark's as of a batch, with which the sources begin."""
         self._numbers = numbers
-        self._steps = {source: self._reached(source, files, batch) for source in sources if source.cleaning is None}
+        self._steps = {source: source.reached(files, batch, numbers) for source in sources if source.cleaning is None}
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
         """Look at what was read up to a batch since the last time; `files` are Spark's as of then."""
@@ -212,11 +224,8 @@ class ChangedFiles:
                 )  # fmt: skip
 
     def _newly_read(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> list[LoggedFile]:
-        before, self._steps[source] = self._steps[source], self._reached(source, files, batch)
+        before, self._steps[source] = self._steps[source], source.reached(files, batch, self._numbers)
         return list(files_read(files, source.number, before, self._steps[source]))[-_LIST_FROM:]
-
-    def _reached(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> int:
-        return reached_steps(files, batch, [source.number], self._numbers)[source.number] if batch >= 0 else -1
 
 
 def _is_changed(file: LoggedFile) -> bool:

@@ -23,7 +23,6 @@ from strandline.core.errors import ConfigurationError, ConflictError, Unavailabl
 from strandline.core.ids import CheckpointId
 from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sources.checks import KAFKA, Relation, numbered_relations, source_numbers
-from strandline.spark.sources.filechecks import LaterLog
 
 log = logging.getLogger(__name__)
 
@@ -145,13 +144,6 @@ def kafka_sources(source: DataFrame, names: Sequence[str]) -> list[KafkaSource]:
         for at, relation in enumerate(relations)
         if relation is not None and relation.implementation.startswith(KAFKA)
     ]
-
-
-def partitions_in(log: LaterLog) -> Iterator[tuple[str, int]]:
-    """Yield the partitions of Kafka whose rows a later checkpoint has, of whatever source."""
-    for line in log.files.get(f"offsets/{log.batch}", b"").split(b"\n")[2:]:
-        for topic, offsets in json.loads(line).items() if line.startswith(b"{") else ():
-            yield from ((topic, int(at)) for at in offsets) if isinstance(offsets, dict) else ()
 
 
 def check_topics(

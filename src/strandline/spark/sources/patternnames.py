@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId
 from strandline.spark.sources.filechecks import FileSource, qualified
-from strandline.spark.sources.log import LoggedFile, UnreadableLogError, files_read, last_step, reached_steps
+from strandline.spark.sources.log import LoggedFile, UnreadableLogError, files_read, last_step
 
 _PATTERN = set("{}[]*?\\")
 """What makes a path a pattern for Hadoop."""
@@ -42,7 +42,7 @@ class PatternNames:
         self._spark = spark
         self._directory = directory
         self._numbers = numbers
-        self._steps = {source: self._reached(source, files, batch) if batch >= 0 else -1 for source in sources}
+        self._steps = {source: source.reached(files, batch, numbers) for source in sources}
 
     def begin(self, batch: int) -> None:
         """Raise ConfigurationError if an epoch that is about to be processed has a file with such a name."""
@@ -51,7 +51,7 @@ class PatternNames:
         offsets = {f"offsets/{batch}": (self._directory / f"offsets/{batch}").read_bytes()}
         for source, before in list(self._steps.items()):
             with suppress(UnreadableLogError):
-                reached = self._reached(source, offsets, batch)
+                reached = source.reached(offsets, batch, self._numbers)
                 if reached > before:
                     self._steps[source] = reached
                     self._check(source, files_read(self._logs(source, before, reached), source.number, before, reached))
@@ -60,20 +60,21 @@ class PatternNames:
         """Raise as `begin` does for files planned behind a checkpoint: if it had one, renaming would not help."""
         for source in self._steps:
             with suppress(UnreadableLogError):
-                reached, last = self._reached(source, files, batch), last_step(files, source.number)
+                reached, last = source.reached(files, batch, self._numbers), last_step(files, source.number)
                 self._check(source, files_read(files, source.number, reached, last))
-
-    def _reached(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> int:
-        return reached_steps(files, batch, [source.number], self._numbers)[source.number]
 
     def _logs(self, source: FileSource, above: int, up_to: int) -> dict[str, bytes]:
         """Read the files of a source's log that have some steps: each, or one that has them compacted."""
         folder = self._directory / f"sources/{source.number}"
-        single = [folder / name for step in range(above + 1, up_to + 1) for name in (f"{step}", f"{step}.compact")]
+        names = (name for step in range(above + 1, up_to + 1) for name in (f"{step}", f"{step}.compact"))
+        return self._read(folder / name for name in names) or self._read(folder.glob("*.compact"))
+
+    def _read(self, paths: Iterable[Path]) -> dict[str, bytes]:
+        """Read those of these files that are there."""
         found = {}
-        for path in single if any(map(Path.exists, single)) else folder.glob("*.compact"):
+        for path in paths:
             with suppress(FileNotFoundError):
-                found[f"sources/{source.number}/{path.name}"] = path.read_bytes()
+                found[path.relative_to(self._directory).as_posix()] = path.read_bytes()
         return found
 
     def _check(self, source: FileSource, read: Iterable[LoggedFile]) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
-from strandline.snapshot.tables import reader as reading
+from strandline.snapshot.tables import reader
 from strandline.snapshot.tables import table as snapshot_tables
 from strandline.snapshot.tables.table import Table, TableSummary, find_table
 from strandline.spark.tables.options import FORMAT, STORAGE
@@ -95,7 +95,7 @@ class SnapshotReader:
     def __init__(self, url: str, storage_options: Mapping[str, str] | None) -> None:
         with ExitStack() as stack:
             self._snapshot = stack.enter_context(pinned_snapshot(url, storage_options))
-            self._reader = stack.enter_context(reading.StateReader())
+            self._reader = stack.enter_context(reader.StateReader())
             self._stack = stack.pop_all()
         self._tables: dict[str, Table] = {}
 
