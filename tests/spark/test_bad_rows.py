@@ -37,7 +37,8 @@ def streams(spark: Any, case: Case, at_most: int | None = None) -> list[sl.Strea
     """Return a job's streams, of which each step may fail for its rows: the last one's rows, and dead letters of all."""
     read = sl.files_source(case.root / "in", schema=SCHEMA, spark=spark, max_files_per_epoch=1, on_error="dead-letter")
     assert read.columns == ["user", "amount", "ts"]
-    bears = sl.OnError("dead-letter", at_most=at_most)
+    # A stretch of the clock that does not end between two epochs.
+    bears = sl.OnError("dead-letter", at_most=at_most, per="10000 d")
     paid = read.watermark("ts").map(cents, "user string, cents bigint, ts timestamp", on_error=bears)
     keyed = paid.key_by("user")
     total = keyed.agg(total=sl.agg.sum("cents"), uid="total", on_error="dead-letter")
