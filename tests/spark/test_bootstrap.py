@@ -314,8 +314,17 @@ def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: A
         job.bootstrap(spark, savepoint=case.root / "to", history=asking, skip_files=True)
     limit.createOrReplaceTempView("limits_of_history")
     history.createOrReplaceTempView("history_of_days")
-    for where in ("day in (select day from limits_of_history)", "day not in (select day from limits_of_history)"):
-        among = spark.sql(f"select user, d as day from (select user, day as d, day from history_of_days) where {where}")
+    one_limit = "select max(day) from limits_of_history as other where other.day {} days.day"
+    for where in (
+        "day in (select day from limits_of_history)",
+        "day not in (select day from limits_of_history)",
+        f"day <= ({one_limit.format('>=')})",
+        f"day >= coalesce(({one_limit.format('<=')}), '')",
+        f"user = 'u' or exists ({one_limit.format('=')})",
+    ):
+        among = spark.sql(
+            f"select user, d as day from (select user, day as d, day from history_of_days) days where {where}"
+        )
         with pytest.raises(sl.errors.ConfigurationError, match="depends on what another query or table holds"):
             job.bootstrap(spark, savepoint=case.root / "to", history=among, skip_files=True)
     # Rows from elsewhere change nothing of which files are read.

@@ -59,45 +59,32 @@ def _files_read(df: DataFrame, what: str) -> frozenset[str]:
     scans = [scan for scan in leaves if scan.getClass().getSimpleName() == "FileSourceScanExec"]
     found = set(df.inputFiles()).difference(*(scan.relation().location().inputFiles() for scan in scans))
     jvm: Any = df.sparkSession._jvm
-    asks = jvm.org.apache.spark.sql.catalyst.expressions.SubqueryExpression.hasSubquery
-    others_decide = _is_filtered_by_others(df)
+    if any(scan.relation().partitionSchema().size() for scan in scans) and _asks_others(df):
+        raise ConfigurationError(
+            f"skip_files: which files the history of the {what} is read from depends on what another query or table "
+            "holds",
+            hint="have the filter compare with a value, and join with what was filtered so",
+        )
     for scan in scans:
         # Spark may add such to a join. What a join leaves out was read.
         filters = _each(scan.partitionFilters())
         filters = [each for each in filters if not each.getClass().getSimpleName().startswith("DynamicPruning")]
-        if others_decide or any(map(asks, filters)):
-            raise ConfigurationError(
-                f"skip_files: which files the history of the {what} is read from depends on what another query or "
-                "table holds",
-                hint="have the filter compare with a value, and join with what was filtered so",
-            )
         parts = scan.relation().location().listFiles(jvm.PythonUtils.toSeq(filters), scan.dataFilters())
         found.update(file.getPath().toUri().toString() for part in _each(parts) for file in _each(part.files()))
     return frozenset(found)
 
 
-def _is_filtered_by_others(df: DataFrame) -> bool:
-    """Whether some `in (select …)` or `exists (…)` looks at partitions alone: Spark makes joins of these."""
-    partitions: set[int] = set()
-    nodes, compared = [df._jdf.queryExecution().optimizedPlan()], []
+def _asks_others(df: DataFrame) -> bool:
+    """Whether a DataFrame has a subquery; Spark makes joins of most, whose filters of partitions are not seen later."""
+    jvm: Any = df.sparkSession._jvm
+    has_subquery = jvm.org.apache.spark.sql.catalyst.expressions.SubqueryExpression.hasSubquery
+    nodes = [df._jdf.queryExecution().analyzed()]
     while nodes:
         node = nodes.pop()
+        if any(map(has_subquery, _each(node.expressions()))):
+            return True
         nodes += _each(node.children())
-        kind = node.getClass().getSimpleName()
-        if kind == "LogicalRelation" and node.relation().getClass().getSimpleName() == "HadoopFsRelation":
-            names = set(node.relation().partitionSchema().fieldNames())
-            partitions |= {column.exprId().id() for column in _each(node.output()) if column.name() in names}
-        if kind == "Join" and node.joinType().toString().startswith(("LeftSemi", "LeftAnti", "ExistenceJoin")):
-            filtered = {column.exprId().id() for column in _each(node.left().output())}
-            conditions = _each(node.condition().toList())
-            while conditions:
-                condition = conditions.pop()
-                if condition.getClass().getSimpleName() == "And":
-                    conditions += _each(condition.children())
-                else:
-                    columns = _each(condition.references().toSeq())
-                    compared.append({column.exprId().id() for column in columns} & filtered)
-    return any(columns and columns <= partitions for columns in compared)
+    return False
 
 
 def _each(several: Any) -> list[Any]:
