@@ -81,9 +81,12 @@ def test_a_copy_of_another_state_sends_only_what_differs(tmp_path: Path) -> None
     with pytest.raises(ConflictError, match="another snapshot"):
         copy_snapshot(open_snapshot(str(tmp_path / "two")), folder_at(tmp_path / "archive"))
     (tmp_path / "archive" / "_metadata").unlink()
+    (tmp_path / "archive" / "notes").write_text("ours")
     copied = copy_snapshot(open_snapshot(str(tmp_path / "two")), folder_at(tmp_path / "archive"))
     assert (copied.sent_files, copied.files) == (1, len(made.files()))
     assert rows_of(folder_at(tmp_path / "archive"), made) == changed
+    # A reader of data/*.parquet finds no table of the older one.
+    assert tree(tmp_path / "archive") == {**tree(tmp_path / "two"), "notes": b"ours"}
 
 
 def test_what_is_damaged_is_not_copied(tmp_path: Path) -> None:

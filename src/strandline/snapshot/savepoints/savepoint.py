@@ -10,7 +10,7 @@ Whoever fails before the last step leaves nothing that anyone takes for a savepo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -161,8 +161,14 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     # 2. The manifest.
     create_manifest(folder, METADATA, MANIFEST.encode(manifest))
     hit("savepoint.published")
-    # 3. What writers have left, and the mark that somebody writes; another savepoint may be in a folder of this one.
-    delete_quietly(folder, [path for path in there if path not in named and path.startswith((*_WRITTEN, WRITING))])
+    # 3. What writers have left, and the mark that somebody writes.
+    delete_unnamed(folder, there, manifest.stored())
+
+
+def delete_unnamed(folder: Folder, paths: Iterable[str], stored: Iterable[FileRef]) -> None:
+    """Delete what a savepoint's folder has beside the files of its manifest; not what a folder of it has."""
+    named = {file.path for file in stored}
+    delete_quietly(folder, [path for path in paths if path not in named and path.startswith((*_WRITTEN, WRITING))])
 
 
 def create_manifest(folder: Folder, path: str, data: bytes) -> None:

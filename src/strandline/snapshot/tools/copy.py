@@ -22,7 +22,7 @@ from strandline.core.scratch import Scratch
 from strandline.format.manifest import FileRef
 from strandline.snapshot.opening.deletion import DELETING
 from strandline.snapshot.opening.snapshot import METADATA, Snapshot
-from strandline.snapshot.savepoints.savepoint import WRITING, create_manifest
+from strandline.snapshot.savepoints.savepoint import WRITING, create_manifest, delete_unnamed
 
 _ELSEWHERE = "name another folder"
 
@@ -78,6 +78,9 @@ def copy_snapshot(
     # 3. The manifest, which makes it a snapshot.
     hit("copy.publish")
     create_manifest(target, path, data)
+    # 4. What another copy left in a savepoint's folder: who reads the tables by their names reads all that are there.
+    if is_savepoint:
+        delete_unnamed(target, there, stored)
     return Copied(len(stored), sum(f.size for f in stored), len(sent), sum(f.size for f in sent))
 
 
