@@ -61,6 +61,15 @@ def test_records_are_found_and_broken_ones_passed_over(places: Places) -> None:
     newer = record(places, at_ms=30)
     journal.write(places, newer)
     assert journal.records(places.local_dir, places.job) == [newer, second]
+    # A driver that was frozen wakes behind its successor.
+    successor = record(places, since_ms=2, at_ms=40)
+    journal.write(places, successor)
+    journal.write(places, record(places, state="failed", at_ms=50))
+    assert journal.records(places.local_dir, places.job) == [successor, second]
+    journal.write(places, record(places, since_ms=2, state="stopped", at_ms=60))
+    # The clock was set back.
+    journal.write(places, newer)
+    assert journal.records(places.local_dir, places.job) == [newer, second]
     # Nothing depends on it: where it cannot be written, nothing is.
     journal.write(Places(places.local_dir / "gone", "x", "y"), first)
 

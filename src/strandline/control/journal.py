@@ -46,8 +46,10 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(places: Places, record: JournalEntry) -> None:
-    """Replace the job's record. Errors of the file system are ignored: no job depends on it."""
+    """Replace the job's record, unless a later run is at work. Errors of the file system are ignored."""
     path = places.driver_record
+    if any(other.since_ms > record.since_ms and not other.fate for other in _read(path)):
+        return
     hidden = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         hidden.write_bytes(msgspec.json.encode(record))
@@ -60,14 +62,16 @@ def write(places: Places, record: JournalEntry) -> None:
 
 def records(local_dir: Path, job: str | None = None) -> list[JournalEntry]:
     """Return the records of the jobs with this local_dir, the newest first."""
-    matches = []
-    for path in driver_records(local_dir):
-        # A record of another version, or a broken one, is ignored.
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            record = msgspec.json.decode(path.read_bytes(), type=JournalEntry)
-            if job in (None, record.job):
-                matches.append(record)
+    matches = [record for path in driver_records(local_dir) for record in _read(path) if job in (None, record.job)]
     return sorted(matches, key=lambda record: -record.at_ms)
+
+
+def _read(path: Path) -> list[JournalEntry]:
+    """Return the record of a file; none of another version, or of a broken one."""
+    try:
+        return [msgspec.json.decode(path.read_bytes(), type=JournalEntry)]
+    except (OSError, msgspec.DecodeError):
+        return []
 
 
 def process_start(pid: int) -> str:
