@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ROOMS: tuple[str, ...] = (
     "scripts/voice.py",
+    "src/strandline/api",
     "src/strandline/backends",
     "src/strandline/cli",
     "src/strandline/control",

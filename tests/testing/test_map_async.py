@@ -423,7 +423,7 @@ def test_what_cannot_be_sent_or_does_not_fit_is_refused_as_it_is_written() -> No
         (lambda: ROWS.map_async(never_or_odd, "k string", retry=-1), "Retry: times is -1"),
         (lambda: ROWS.map_async(never_or_odd, "k string", retry="3"), "retry is '3', expected a number or a Retry"),
         (lambda: sl.Retry(1, backoff="0s"), "backoff is '0s', expected more than 0"),
-        (lambda: sl.Retry(1, backoff="1 min"), "longest is '30s', and backoff"),
+        (lambda: sl.Retry(1, backoff="1 min"), "longest is '30s', expected at least backoff"),
         (lambda: sl.Retry(1, on="OSError"), "expected types of exceptions"),
         (lambda: ROWS.map_async(never_or_odd, "k string", on_error="ignore"), "map_async: on_error is 'ignore'"),
     ]

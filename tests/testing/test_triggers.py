@@ -222,7 +222,7 @@ def test_built_in_aggregates_come_when_functions_results_do(
 
 def test_mistakes() -> None:
     for make, said in (
-        (lambda: sl.Early(), "Early: it is not said when"),
+        (lambda: sl.Early(), "Early: neither every nor events is set"),
         (lambda: sl.Early(events=0), "Early: events is 0, expected a positive number"),
         (lambda: sl.Early("0s"), "Early: every is '0s', expected more than 0"),
         (lambda: sl.Early("1s", time="events"), "Early: time is 'events', expected 'processing' or 'event'"),  # type: ignore[arg-type]

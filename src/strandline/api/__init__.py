@@ -1,1 +1,1 @@
-"""What users write: state declarations and process functions."""
+"""State declarations, process functions, windows, aggregates and job options: the classes that users write."""

@@ -1,4 +1,4 @@
-"""Built-in aggregates: what `agg()` of a keyed or windowed stream computes, declared without Spark.
+"""Built-in aggregates of `agg()` on a keyed or windowed stream, declared without Spark.
 
 Written as `sl.agg.sum("v")`: some names here would hide Python's own. Nulls and result types are as in Spark's
 aggregates of the same names. A column is a column's name, or an SQL expression of the stream's columns.
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 COMPARING = ("max_by", "min_by")
-"""Those that give a value of the event whose other value is the greatest or least."""
+"""Aggregates that return a value of the event whose `by` is the greatest or least."""
 SPREADS = ("stddev", "stddev_pop", "variance", "var_pop")
 _LEAST_RSD, _MOST_RSD = 0.001, 0.3
 _MOST_ACCURACY = 20_000
@@ -33,23 +33,23 @@ class Aggregate:
     column: str | None = None
     ignore_nulls: bool = False
     error: float = 0.0
-    """Of a sketch: how far it may be off."""
+    """The error bound of a sketch."""
     percentage: float | tuple[float, ...] | None = None
     by: str | None = None
-    """Of max_by and min_by: what is compared."""
+    """The column that max_by and min_by compare."""
     was: str = ""
-    """The name that the result had before, if that is said."""
+    """The former name of the result, or empty."""
     is_added: bool = False
-    """Whether it may begin empty where there is state without it."""
+    """Whether it may begin empty when restored state lacks it."""
 
     def __post_init__(self) -> None:
         if self.column is None and self.kind == "count":
             return
         pair = self.kind in COMPARING
-        for given in (self.column, self.by) if pair else (self.column,):
-            if not isinstance(given, str) or not given.strip():
+        for column in (self.column, self.by) if pair else (self.column,):
+            if not isinstance(column, str) or not column.strip():
                 raise ConfigurationError(
-                    f"{self.kind}() was given {given!r}, expected a column's name or an SQL expression",
+                    f"{self.kind}() was given {column!r}, expected a column's name or an SQL expression",
                     hint=f'write sl.agg.{self.kind}("item", "price")'
                     if pair
                     else f'write sl.agg.{self.kind}("amount")',
@@ -57,15 +57,15 @@ class Aggregate:
 
     @property
     def ranks(self) -> tuple[float, ...]:
-        """Of percentiles: which."""
-        wanted = self.percentage
-        return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+        """The percentages of an approx_percentile, as a tuple."""
+        ranks = self.percentage
+        return () if ranks is None else ranks if isinstance(ranks, tuple) else (ranks,)
 
     def added(self) -> Aggregate:
-        """Say that the aggregate was added to a program that has state, and may begin empty there.
+        """Return the aggregate, marked as new in a program whose stored state lacks it: it may begin empty there.
 
-        Results of windows and keys that are in the state then cover only what comes after the upgrade. Without this,
-        state that lacks an aggregate is refused.
+        Results of windows and keys in that state then cover only events after the upgrade. Without the mark, a restore
+        from state that lacks the aggregate is refused.
 
         >>> sum("amount").added().is_added
         True
@@ -73,7 +73,7 @@ class Aggregate:
         return replace(self, is_added=True)
 
     def renamed(self, *, was: str) -> Aggregate:
-        """Say what the result was called in an older version of the program: it goes on from that state.
+        """Return the aggregate with the name its result had in an older version of the program, to continue that state.
 
         >>> sum("amount").renamed(was="total").was
         'total'
@@ -87,7 +87,7 @@ class Aggregate:
 
 
 def count(column: str | None = None) -> Aggregate:
-    """How many events there are; with a column, how many of them have a value in it."""
+    """The number of events; with a column, the number of its values that are not null."""
     return Aggregate("count", column)
 
 
@@ -118,7 +118,7 @@ def max(column: str) -> Aggregate:
 def max_by(column: str, by: str) -> Aggregate:
     """The value of the event with the greatest `by`; null if no event has a value in `by`.
 
-    Of several events with the same `by`, the value is one of theirs; to say which, compare more:
+    If several events have the same `by`, the result is the value of any of them. Compare more columns to choose one:
 
     >>> max_by("struct(bidder, price)", "struct(price, -unix_micros(ts))").by
     'struct(price, -unix_micros(ts))'
@@ -152,36 +152,36 @@ def var_pop(column: str) -> Aggregate:
 
 
 def first(column: str, *, ignore_nulls: bool = False) -> Aggregate:
-    """The value of some event of the first epoch that had any: Spark does not keep the order within an epoch."""
+    """The value of any event of the first epoch with events: Spark does not keep the order within an epoch."""
     return Aggregate("first", column, ignore_nulls)
 
 
 def last(column: str, *, ignore_nulls: bool = False) -> Aggregate:
-    """The value of some event of the last epoch that had any: Spark does not keep the order within an epoch."""
+    """The value of any event of the last epoch with events: Spark does not keep the order within an epoch."""
     return Aggregate("last", column, ignore_nulls)
 
 
 def collect_list(column: str) -> Aggregate:
-    """An array of all values but nulls. State grows with every event."""
+    """An array of all values except nulls. State grows with every event."""
     return Aggregate("collect_list", column)
 
 
 def collect_set(column: str) -> Aggregate:
-    """An array of the distinct values but null, in no particular order. State grows with every new value."""
+    """An array of the distinct values except null, in no particular order. State grows with every new value."""
     return Aggregate("collect_set", column)
 
 
 def count_distinct(column: str) -> Aggregate:
-    """How many distinct values there are, exactly: the values are kept. Null is none."""
+    """The exact number of distinct values, nulls excluded. State holds the values."""
     return Aggregate("count_distinct", column)
 
 
 def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregate:
-    """About how many distinct values there are, by a HyperLogLog sketch. Null is none.
+    """The approximate number of distinct values, nulls excluded, by a HyperLogLog sketch.
 
-    `rsd` is the relative standard deviation, between 0.001 and 0.3: two of three results are no further off, all but
-    three of a thousand no further than three times that. A sketch takes at most 560 bytes at 0.05, mostly half of that,
-    and four times as much for half of the error. Needs `pip install 'strandline[sketches]'`.
+    `rsd` is the relative standard deviation, from 0.001 to 0.3: the error of two in three results is at most `rsd`, and
+    of 997 in 1000 at most three times that. At 0.05 a sketch takes at most 560 bytes, usually half of that; half the
+    error takes four times the bytes. Needs `pip install 'strandline[sketches]'`.
     """
     if not _is_number(rsd) or not _LEAST_RSD <= rsd <= _MOST_RSD:
         raise ConfigurationError(
@@ -192,12 +192,12 @@ def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregate:
 
 
 def approx_percentile(column: str, percentage: float | Sequence[float], accuracy: int = 100) -> Aggregate:
-    """About the least value that at least `percentage` (0 to 1) of the values do not exceed, by a KLL sketch.
+    """The approximate least value that at least `percentage` (0 to 1) of the values do not exceed, by a KLL sketch.
 
-    With a list of percentages, an array with a value for each. Numbers, dates and timestamps have percentiles, which
-    are of the column's type; nulls and NaN do not count; the result is null if there is nothing else. The value's
-    rank is off by at most 1/accuracy of all values, in 99 of 100 results. At 100 a sketch takes at most some 7 kB,
-    and holds up to 250 values exactly; Spark's own default, 10,000, would take 700 kB for each key and window. Needs
+    With a list of percentages, an array of one value for each. The column is of numbers, dates or timestamps, and the
+    result has its type; nulls and NaN do not count; without other values the result is null. In 99 of 100 results, the
+    error of the value's rank is at most 1/accuracy of all values. At 100 a sketch takes about 7 kB at most, and up to
+    250 values are exact; Spark's default, 10,000, would take 700 kB for each key and window. Needs
     `pip install 'strandline[sketches]'`.
 
     >>> approx_percentile("latency_ms", [0.5, 0.99]).percentage
@@ -208,13 +208,13 @@ def approx_percentile(column: str, percentage: float | Sequence[float], accuracy
             f"approx_percentile: accuracy is {accuracy!r}, expected a number from 1 to {_MOST_ACCURACY}",
             hint="the error of a rank is 1/accuracy; 100 is the default",
         )
-    wanted: Sequence[Any] = percentage if isinstance(percentage, list | tuple) else [percentage]
-    if not wanted or not all(_is_number(one) and 0 <= one <= 1 for one in wanted):
+    percentages: Sequence[Any] = percentage if isinstance(percentage, list | tuple) else [percentage]
+    if not percentages or not all(_is_number(each) and 0 <= each <= 1 for each in percentages):
         raise ConfigurationError(
             f"approx_percentile: percentage is {percentage!r}, expected a number from 0 to 1, or a list of such",
             hint='write approx_percentile("latency", 0.99)',
         )
-    ranks = tuple(map(float, wanted))
+    ranks = tuple(map(float, percentages))
     return Aggregate(
         "approx_percentile", column, error=1 / accuracy, percentage=ranks[0] if _is_number(percentage) else ranks
     )

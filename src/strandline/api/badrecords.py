@@ -1,4 +1,4 @@
-"""What becomes of an event that a function fails for, and what is kept of it."""
+"""Handling of events for which a user's function fails: fail the job, skip them, or output dead letters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from strandline.core.settings import parse_duration_ms
 Then = Literal["fail", "skip", "dead-letter"]
 
 DEAD_LETTERS = "dead_letters"
-"""The side output that dead letters come out of."""
+"""The name of the side output of dead letters."""
 DEAD_LETTER = (
     "operator string, step string, reason string, key string, event string, event_time timestamp, traceback string"
 )
-"""The columns of dead letters: the same of every operator, so that all of a job's can go to one place."""
+"""The columns of dead letters, the same for all operators, so that one sink can take all of a job's."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnError:
-    """What becomes of an event that a function fails for: `on_error=` of process(), windows, map() and sources.
+    """Handling of an event for which a function fails: `on_error=` of process(), windows, map() and sources.
 
-    `"fail"` ends the job. `"skip"` leaves the event out: nothing that the failing call did to state, timers and outputs
-    stays, and the event is counted. `"dead-letter"` does so too, and gives a row with the event and the reason, which
-    `dead_letters` of the resulting stream has.
+    `"fail"` ends the job. `"skip"` counts the event and undoes all that the failing call did to state, timers and
+    outputs. `"dead-letter"` does the same, and adds a row with the event and the reason to `dead_letters` of the
+    resulting stream.
 
-    With `at_most`, the job fails when more events than that fail within `per` of the clock in one partition: an outage
-    is no bad record. Errors of storage and memory always fail the job.
+    With `at_most`, the job fails when more than that many events fail in one partition within `per` of processing
+    time: an outage is not a bad record. Errors of storage and memory always fail the job.
 
     >>> checked = OnError("dead-letter", at_most=100, per="1 min")
     """
@@ -53,7 +53,7 @@ class OnError:
 
     @property
     def per_ms(self) -> int:
-        """Within what time `at_most` counts, in milliseconds."""
+        """The time span in which `at_most` counts, in milliseconds."""
         return parse_duration_ms(self.per, "OnError: per")
 
     @property
@@ -62,18 +62,18 @@ class OnError:
         return self.then == "fail"
 
     @property
-    def gives(self) -> bool:
-        """Whether there are dead letters."""
+    def has_dead_letters(self) -> bool:
+        """Whether failing events become dead letters."""
         return self.then == "dead-letter"
 
 
 FAIL = OnError("fail")
 
 
-def on_error_of(where: str, given: Any) -> OnError:
-    """Return what somebody said about errors; refuse what nobody can have meant, naming where it was said."""
+def on_error_of(where: str, option: Any) -> OnError:
+    """Return the OnError of an `on_error=` option; refuse a wrong one, naming the operator or step in `where`."""
     try:
-        return given if isinstance(given, OnError) else OnError(given)
+        return option if isinstance(option, OnError) else OnError(option)
     except (ConfigurationError, TypeError) as error:
-        said = error if isinstance(error, ConfigurationError) else ConfigurationError(f"on_error is {given!r}")
-        raise ConfigurationError(f"{where}: {said.message}", hint=said.hint) from None
+        refusal = error if isinstance(error, ConfigurationError) else ConfigurationError(f"on_error is {option!r}")
+        raise ConfigurationError(f"{where}: {refusal.message}", hint=refusal.hint) from None

@@ -1,4 +1,4 @@
-"""What a job is told about checkpoints and restarts, with the defaults that Flink's users expect."""
+"""A job's options for checkpoints and restarts, with Flink's defaults."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ Duration = str | int | float
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where, when and how a job takes checkpoints.
+    """The directory, interval and mode of a job's checkpoints.
 
     `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; without it, checkpoints
     are taken only on demand. `tolerable_failures` is how many may fail in a row before the job is restarted; None
-    means any number. `storage_options` go to the storage client; they are never logged, nor written into
-    checkpoints or other files.
+    means any number. `storage_options` go to the storage client; they are never logged or written to files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
     """
@@ -36,9 +35,9 @@ class Checkpoints:
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
-        shown = [f"directory={without_credentials(str(self.directory))!r}"]
-        shown += [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr]
-        return f"Checkpoints({', '.join(shown)})"
+        texts = [f"directory={without_credentials(str(self.directory))!r}"]
+        texts += [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr]
+        return f"Checkpoints({', '.join(texts)})"
 
     def __post_init__(self) -> None:
         if self.mode not in ("full", "incremental"):
@@ -73,10 +72,10 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Restart:
-    """What happens after a failure: up to `attempts` restarts, `delay` apart, twice as long each time.
+    """Restarts after failures: up to `attempts` in a row, after a `delay` that doubles each time up to `max_delay`.
 
-    The count begins anew with every completed checkpoint. Errors in the user's function end the job at once unless
-    `on_user_error` is set: the same event would come again.
+    Every completed checkpoint resets the count. Errors in the user's function end the job at once unless
+    `on_user_error` is set: the restarted job would read the same event.
 
     >>> Restart(attempts=10, delay="2s")
     """
@@ -87,15 +86,14 @@ class Restart:
     on_user_error: bool = False
 
     def __post_init__(self) -> None:
-        # A wrong delay fails where it is written, not in place of the first restart.
-        self.delay_ms(1)
+        self.delay_ms(1)  # Refuse a wrong delay here, not at the first restart.
 
     def delay_ms(self, restart: int) -> int:
-        """Return how long to wait before the n-th restart in a row, counted from 1."""
+        """Return the wait before the n-th restart in a row, counted from 1."""
         first = parse_duration_ms(self.delay, "restart: delay")
         return min(first << (restart - 1), parse_duration_ms(self.max_delay, "restart: max_delay"))
 
     @staticmethod
     def never() -> Restart:
-        """Fail at the first failure."""
+        """Return options without restarts: the first failure ends the job."""
         return Restart(attempts=0)

@@ -1,4 +1,4 @@
-"""Functions of two streams: what a user subclasses to handle both, and the state that all partitions share."""
+"""Base classes of functions on two streams, and the state that all partitions share."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 from strandline.api.process import Context, KeyedProcess
-from strandline.api.states import Before, Declaration, MapState
+from strandline.api.states import Declaration, MapState, Migration
 from strandline.types.spark_schema import SparkType
 
 
 class KeyedCoProcess(KeyedProcess):
-    """A function with state, called for the events of two streams that are keyed alike.
+    """A function with state, called for the events of two streams with the same keys.
 
-    Both methods see the same state and timers of `ctx.key`. Events of one epoch come in the order in which Spark's
-    shuffle delivers them, whichever stream they are of.
+    Both methods see the same state and timers of `ctx.key`. Within an epoch, events of the two streams come in the
+    order in which Spark's shuffle delivers them.
 
     >>> class Enrich(KeyedCoProcess):
     ...     name = Value("string")
@@ -33,13 +33,13 @@ class KeyedCoProcess(KeyedProcess):
         raise NotImplementedError
 
     def on_event(self, event: Any, ctx: Context) -> Iterable[Any] | None:
-        """Tell the streams apart: of a pair, one half is there. Not to be overridden."""
+        """Call on_left or on_right: one half of the pair is None. Do not override this."""
         left, right, *_ = event
         return self.on_right(right, ctx) if left is None else self.on_left(left, ctx)
 
 
 class Broadcast(Declaration[MapState]):
-    """A map that is the same in all partitions: on_broadcast changes it, everything else reads it.
+    """A map that is the same in all partitions: on_broadcast changes it, all other methods read it.
 
     >>> class Check(KeyedBroadcastProcess):
     ...     rules = Broadcast("string", "struct<limit: double>")
@@ -48,15 +48,15 @@ class Broadcast(Declaration[MapState]):
     kind = "broadcast"
     change = "self.{0}[key] = … in on_broadcast"
 
-    def __init__(self, key: str | SparkType, value: str | SparkType, **before: Unpack[Before]) -> None:
-        super().__init__(value, key, **before)
+    def __init__(self, key: str | SparkType, value: str | SparkType, **migration: Unpack[Migration]) -> None:
+        super().__init__(value, key, **migration)
 
 
 class KeyedBroadcastProcess(KeyedProcess):
-    """A function with state on a keyed stream, and with rules from another stream that all partitions hear of.
+    """A function with state on a keyed stream, and rules from a second stream that every partition receives.
 
-    The rules of an epoch come before its events, in one order everywhere: that of `broadcast(…, order_by=…)`, then of
-    their event times. Events that timers of an operator further up gave come before the rules, and so do timers.
+    The rules of an epoch come before its events, in the same order in all partitions: by `broadcast(…, order_by=…)`,
+    then by event time. Timers, and events from timers of upstream operators, come before the rules.
 
     >>> class Check(KeyedBroadcastProcess):
     ...     rules = Broadcast("string", "struct<limit: double>")
@@ -71,7 +71,7 @@ class KeyedBroadcastProcess(KeyedProcess):
     def on_broadcast(self, event: Any, ctx: Context) -> None:
         """Handle an event of the broadcast stream: change Broadcast states. Runs once in every partition.
 
-        There is no current key, and no output. It must do the same everywhere: decide by the event and Broadcast
-        states alone.
+        There is no current key, and no output. The result must be the same in all partitions: use only the event and
+        Broadcast states.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Process functions: what a user subclasses, and the context each call gets."""
+"""Base classes of process functions, and the context that each call receives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Timers(Protocol):
     """The timers of the current key: at most one of each kind for a time. They are state: they survive failures."""
 
     def set(self, at: dt.datetime) -> None:
-        """Call on_timer for this key once the watermark has passed a time: when no event at it, or before, can come."""
+        """Call on_timer for this key when the watermark passes a time: no event of that time or earlier is expected."""
         ...
 
     def delete(self, at: dt.datetime) -> None:
@@ -26,7 +26,7 @@ class Timers(Protocol):
         ...
 
     def set_processing(self, at: dt.datetime) -> None:
-        """Call on_timer for this key once the clock has reached a time, though no event may come."""
+        """Call on_timer for this key when the processing time reaches a time, with or without events."""
         ...
 
     def delete_processing(self, at: dt.datetime) -> None:
@@ -35,7 +35,7 @@ class Timers(Protocol):
 
 
 class Timer(Protocol):
-    """What on_timer is told."""
+    """The timer that fires, as on_timer receives it."""
 
     is_processing_time: bool
 
@@ -46,12 +46,12 @@ class Timer(Protocol):
 
 
 class Context(Protocol):
-    """Where a call happens. The same object is passed to every call; read it, do not keep it."""
+    """Key, epoch, partition and times of a call. All calls receive the same object: read it, do not keep it."""
 
     key: Any
     """The current key: the column's value, or a tuple when the stream is keyed by several columns."""
     epoch: int
-    """The epoch that is being processed. After a failure, epochs since the last checkpoint come again."""
+    """The current epoch. After a failure, the epochs since the last checkpoint are processed again."""
     partition: int
     """Index of this parallel instance."""
     uid: str
@@ -69,7 +69,7 @@ class Context(Protocol):
 
     @property
     def watermark(self) -> dt.datetime | None:
-        """No more events before this time are expected; None until it is known."""
+        """The time before which no more events are expected; None until it is known."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Context(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether event time has come to its end, as the job is drained: a timer that is set now fires at once."""
+        """Whether the job is draining, so that event time has ended: a timer that is set now fires at once."""
         ...
 
     @property
@@ -93,7 +93,7 @@ class Context(Protocol):
 
 
 class BatchContext(Protocol):
-    """Where a call to on_batch happens."""
+    """Keys, epoch and partition of a call to on_batch."""
 
     keys: Keys
     epoch: int
@@ -106,16 +106,16 @@ class BatchContext(Protocol):
 
 
 class _StatefulFunction:
-    """What both kinds of functions share: an assignment does not put something else into the place of a state."""
+    """Base of both kinds of process functions. It refuses assignments that would replace a state's handle."""
 
     _bound_states: Mapping[str, State] = MappingProxyType({})
-    """Where a job runs it: its states by name. Anywhere else nothing is in their places that could be lost."""
+    """The states by name, set when a job runs the function. Outside of a job, there are no handles to protect."""
 
     not_state: ClassVar[Sequence[str]] = ()
-    """Names of variables, of the instance, its class or its module, that events change and that may be lost, such as
-    caches. Others that events change are errors in a harness, and warnings in the first epochs of a job."""
+    """Names of variables of the instance, class or module that events change and that may be lost, such as caches.
+    A change to any other variable is an error in a harness, and a warning in the first epochs of a job."""
 
-    # Type checkers are not told: they would take every attribute for one that exists.
+    # Hidden from type checkers: with __setattr__, they accept assignments to any name.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -127,16 +127,16 @@ class _StatefulFunction:
         """Run once in each process before the first event or batch."""
 
     def close(self) -> None:
-        """Run once when the process ends in an orderly way."""
+        """Run once when the process ends without a crash."""
 
 
 class KeyedProcess(_StatefulFunction):
     """A function with state, called once for each event of a keyed stream.
 
-    Declare state as class attributes. Within a partition calls happen one after the other; a key's events always
-    reach the same partition. The instance is shipped to other processes: keep no open resources in `__init__`, make
-    them in `open`. Instance attributes are not state: they are lost when the process ends. A harness refuses a function
-    whose events change them, unless `open` has made them, or `not_state` names them.
+    Declare state as class attributes. A partition makes one call at a time, and all events of a key go to the same
+    partition. The instance is pickled to other processes: open resources in `open`, not in `__init__`. Instance
+    attributes are not state: they are lost when the process ends. A harness refuses a function whose events change
+    them, unless `open` created them, or `not_state` names them.
 
     >>> class Count(KeyedProcess):
     ...     seen = Value("bigint", default=0)
@@ -153,16 +153,16 @@ class KeyedProcess(_StatefulFunction):
         raise NotImplementedError
 
     def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
-        """Handle a timer of `ctx.key`, whose state is at hand as in on_event; yield or return output rows.
+        """Handle a timer of `ctx.key`, with its state as in on_event; yield or return output rows.
 
-        Timers fire in the order of their times, before any event that comes after the watermark or the clock that
-        made them due. A timer may set further ones; those that are due already fire in turn.
+        Timers fire in the order of their times, before the events that follow the watermark or clock that made them
+        due. A timer may set further timers; those that are already due fire next.
         """
         raise NotImplementedError
 
 
 class KeyedBatchProcess(_StatefulFunction):
-    """A vectorised process function: called with Arrow batches, its states have `get_many` and `put_many`.
+    """A vectorised process function, called with Arrow batches. Its states have `get_many` and `put_many`.
 
     >>> class Sum(KeyedBatchProcess):
     ...     total = Value("bigint")

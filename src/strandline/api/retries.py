@@ -1,4 +1,4 @@
-"""Whether a call of another system is made again when it fails."""
+"""Retries of failed calls to other systems."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MOST = 100
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How a call that fails is made again: `retry=` of map_async().
+    """Retries of a failed call: `retry=` of map_async().
 
-    At most `times` more, after a pause of `backoff`, which doubles with each call up to `longest`, and is shortened by
-    up to half by chance, lest all rows come again at once. A call that has no answer in time is one that failed. With
-    `on`, only exceptions of these types are tried again.
+    There are at most `times` retries, after a pause of `backoff` that doubles with each retry up to `longest`. Jitter
+    shortens it by up to half, so that rows do not retry all at once. A timeout is a failure. With `on`, only exceptions
+    of these types are retried.
 
     >>> patient = Retry(3, backoff="200ms", on=(ConnectionError, TimeoutError))
     """
@@ -32,16 +32,16 @@ class Retry:
         if type(self.times) is not int or not 0 <= self.times <= _MOST:
             raise ConfigurationError(
                 f"Retry: times is {self.times!r}, expected a number from 0 to {_MOST}",
-                hint="say how often a call that failed is made again: Retry(3)",
+                hint="write the number of retries of a failed call: Retry(3)",
             )
         if not self.backoff_ms:
             raise ConfigurationError(f"Retry: backoff is {self.backoff!r}, expected more than 0")
         if self.longest_ms < self.backoff_ms:
             raise ConfigurationError(
-                f"Retry: longest is {self.longest!r}, and backoff, with which pauses begin, is {self.backoff!r}"
+                f"Retry: longest is {self.longest!r}, expected at least backoff, the first pause: {self.backoff!r}"
             )
-        given = self.on if isinstance(self.on, tuple) else (self.on,)
-        if not given or not all(inspect.isclass(each) and issubclass(each, Exception) for each in given):
+        types = self.on if isinstance(self.on, tuple) else (self.on,)
+        if not types or not all(inspect.isclass(each) and issubclass(each, Exception) for each in types):
             raise ConfigurationError(
                 f"Retry: on is {self.on!r}, expected types of exceptions",
                 hint="write on=(ConnectionError, TimeoutError)",
@@ -61,13 +61,13 @@ class Retry:
 NEVER = Retry(0)
 
 
-def retry_of(given: Any) -> Retry:
-    """Return what somebody said about retries: a number of them, or a Retry."""
-    if isinstance(given, Retry):
-        return given
-    if type(given) is int:
-        return Retry(given)
+def retry_of(option: Any) -> Retry:
+    """Return the Retry of a `retry=` option, which is a Retry or a number of retries."""
+    if isinstance(option, Retry):
+        return option
+    if type(option) is int:
+        return Retry(option)
     raise ConfigurationError(
-        f"map_async: retry is {given!r}, expected a number or a Retry",
+        f"map_async: retry is {option!r}, expected a number or a Retry",
         hint='write retry=3, or sl.Retry(3, backoff="1s")',
     )

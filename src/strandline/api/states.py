@@ -1,7 +1,7 @@
 """State declarations: class attributes of a process function, typed by Spark DDL, named by the attribute.
 
-Declaring costs nothing. When the function runs, each declaration is replaced on the instance by a handle to the
-state of the current key; the Protocols here say what the handles can do.
+When the function runs, a handle to the state of the current key replaces each declaration on the instance. The
+Protocols here describe the handles.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Keys(Protocol):
         ...
 
     def take(self, indices: Any) -> Keys:
-        """Return the keys at these rows."""
+        """Return the keys at the indices."""
         ...
 
 
 class ValueState(Protocol):
-    """One value a key. Assigning None clears it. In a KeyedBatchProcess: `get_many` and `put_many` instead."""
+    """One value for each key. Assigning None clears it. A KeyedBatchProcess uses `get_many` and `put_many` instead."""
 
     value: Any
 
     def get_many(self, keys: Keys) -> pa.Array:
-        """Return the values of many keys, in order; the default, or null, where there is none."""
+        """Return the values of many keys, in their order; for a key without one, the default, or null."""
         ...
 
     def put_many(self, keys: Keys, values: Any, *, last: bool = False) -> None:
@@ -59,7 +59,7 @@ class ValueState(Protocol):
         ...
 
     def exists(self) -> bool:
-        """Return whether the key has a value."""
+        """Whether the key has a value."""
         ...
 
     def clear(self) -> None:
@@ -68,7 +68,7 @@ class ValueState(Protocol):
 
 
 class ListState(Protocol):
-    """A list a key. Appending reads nothing, however long the list is."""
+    """A list for each key. Appending does not read the list."""
 
     def append(self, element: Any) -> None:
         """Add one element at the end."""
@@ -87,7 +87,7 @@ class ListState(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget the list."""
+        """Delete the list."""
         ...
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -98,11 +98,11 @@ class ListState(Protocol):
 
 
 MapState = MutableMapping[Any, Any]
-"""A dict a key: each entry is stored, read and written on its own."""
+"""A dict for each key. Each entry is stored, read and written separately."""
 
 
 class ReducingState(Protocol):
-    """One value a key, made by reducing everything that was added."""
+    """One value for each key: the reduction of all added elements."""
 
     value: Any
 
@@ -116,7 +116,7 @@ class ReducingState(Protocol):
 
 
 class AggregatingState(Protocol):
-    """An accumulator a key, and a result computed from it."""
+    """An accumulator for each key, and a result computed from it."""
 
     def add(self, element: Any) -> None:
         """Add the element to the accumulator."""
@@ -127,17 +127,17 @@ class AggregatingState(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget the accumulator."""
+        """Delete the accumulator."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TTL:
-    """What a state holds expires this long after it was last written; expired values are never returned.
+    """The time to live of a state's contents after the last write. Expired values are never returned.
 
-    Each key's value, each entry of a map and each element of a list expires on its own. `refresh="read"`: reading a
-    value counts as writing it, unless that would prolong it by less than a sixteenth of the duration. `time="event"`:
-    the time is the stream's event time and passes with the watermark; else it is the processing time, as in `ctx.now`.
+    Each key's value, each entry of a map and each element of a list expires separately. With `refresh="read"`, a read
+    counts as a write, unless it would extend the life by less than a sixteenth of the duration. With `time="event"`,
+    the watermark is the clock; otherwise it is the processing time, as in `ctx.now`.
 
     >>> seen = Value("bigint", ttl=TTL("1h"))
     """
@@ -152,12 +152,12 @@ class TTL:
                 f"TTL: its duration is {self.duration!r}, expected more than 0 and at most 100 years",
                 hint="write it like '30 min', '12h' or '90 days'; leave the TTL out for state that never expires",
             )
-        for what, given, known in (
+        for option, value, known in (
             ("refresh", self.refresh, ("write", "read")),
             ("time", self.time, ("processing", "event")),
         ):
-            if given not in known:
-                raise ConfigurationError(f"TTL: {what} is {given!r}, expected '{known[0]}' or '{known[1]}'")
+            if value not in known:
+                raise ConfigurationError(f"TTL: {option} is {value!r}, expected '{known[0]}' or '{known[1]}'")
 
     @property
     def duration_ms(self) -> int:
@@ -165,18 +165,18 @@ class TTL:
         return parse_duration_ms(self.duration, "TTL: its duration")
 
 
-class Before(TypedDict, total=False):
-    """What a declaration may say about what is stored already, as an older version of the program declared it.
+class Migration(TypedDict, total=False):
+    """Options of a declaration for state that an older version of the program stored.
 
-    Paths are those of the present type: `price`, `address.city`, `items[].price`, `prices{}.net`.
+    Paths are those of the current type: `price`, `address.city`, `items[].price`, `prices{}.net`.
     """
 
     was: str
-    """The attribute that the state was declared as."""
+    """The former name of the attribute."""
     renamed: Mapping[str, str]
-    """By path: what a field was called, in the same struct."""
+    """Former names of fields in the same struct, by path."""
     fill: Mapping[str, Any]
-    """By path: what a field that is new has in values that are stored without it; else null."""
+    """Values of new fields in values that are stored without them, by path; else null."""
 
 
 class State:
@@ -184,14 +184,14 @@ class State:
 
     kind: ClassVar[str]
     change: ClassVar[str]
-    """How its handle is told a new value, for people who assign to the attribute."""
+    """Code that changes the state, for the error of an assignment to the attribute."""
 
     def __init__(
         self,
         value_type: str | SparkType,
         key_type: str | SparkType = "",
         ttl: TTL | None = None,
-        **before: Unpack[Before],
+        **migration: Unpack[Migration],
     ) -> None:
         if ttl is not None and not isinstance(ttl, TTL):
             raise ConfigurationError(
@@ -201,34 +201,34 @@ class State:
         self.key_type = type_text(key_type, f"{type(self).__name__}: its key type") if key_type else ""
         self.ttl = ttl
         self.name = ""
-        self._check_before(before)
-        self.was = before.get("was", "")
-        self.hints = Hints(before.get("renamed", {}), before.get("fill", {}))
+        self._check_migration(migration)
+        self.was = migration.get("was", "")
+        self.hints = Hints(migration.get("renamed", {}), migration.get("fill", {}))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def _check_before(self, before: Before) -> None:
+    def _check_migration(self, migration: Migration) -> None:
         kind = type(self).__name__
-        unknown = sorted(set(before) - Before.__annotations__.keys())
+        unknown = sorted(set(migration) - Migration.__annotations__.keys())
         if unknown:
             raise TypeError(f"{kind}() got an unexpected keyword argument '{unknown[0]}'")
-        was = before.get("was", "unsaid")
+        was = migration.get("was", "unsaid")
         if not isinstance(was, str) or not was.strip():
             raise ConfigurationError(
                 f"{kind}: was is {was!r}, expected the attribute that the state was declared as",
                 hint='write it like was="seen"',
             )
-        for what, example in (("renamed", '{"city": "town"}'), ("fill", '{"city": "unknown"}')):
-            given: Any = before.get(what, {})
-            texts = [*given, *(given.values() if what == "renamed" else ())] if isinstance(given, Mapping) else [None]
+        for option, example in (("renamed", '{"city": "town"}'), ("fill", '{"city": "unknown"}')):
+            paths: Any = migration.get(option, {})
+            texts = [*paths, *(paths.values() if option == "renamed" else ())] if isinstance(paths, Mapping) else [None]
             if not all(isinstance(text, str) and text for text in texts):
                 raise ConfigurationError(
-                    f"{kind}: {what} is {given!r}, expected a dict by fields' paths", hint=f"write {what}={example}"
+                    f"{kind}: {option} is {paths!r}, expected a dict by fields' paths", hint=f"write {option}={example}"
                 )
 
     def assigned(self, value: Any) -> UserCodeError:
-        """Return the error of a function that assigns to the attribute: that would replace the handle."""
+        """Return the error for a function that assigns to the attribute, which would replace the handle."""
         return UserCodeError(
             f"state '{self.name}' was assigned {value!r}, which would replace the state itself",
             hint=f"write {self.change.format(self.name)}",
@@ -236,7 +236,7 @@ class State:
 
 
 class Declaration(State, Generic[H]):
-    """A state in whose place a running function finds a handle."""
+    """A state that a handle replaces in a running function."""
 
     def __get__(self, instance: object, owner: type) -> H:
         if instance is None:
@@ -258,17 +258,17 @@ class Value(Declaration[ValueState]):
     change = "self.{0}.value = …, or self.{0}.put_many(keys, …) in a KeyedBatchProcess"
 
     def __init__(
-        self, type: str | SparkType, *, default: Any = None, ttl: TTL | None = None, **before: Unpack[Before]
+        self, type: str | SparkType, *, default: Any = None, ttl: TTL | None = None, **migration: Unpack[Migration]
     ) -> None:
-        super().__init__(type, ttl=ttl, **before)
+        super().__init__(type, ttl=ttl, **migration)
         self.default = default
 
 
 class List(Declaration[ListState]):
     """A list of elements of a Spark type for each key.
 
-    With a `ttl`, each element expires on its own, so long after it was added; with `expires="list"`, the list does as a
-    whole, and whatever is added to it prolongs all of it.
+    With a `ttl`, each element expires that long after it was added. With `expires="list"`, the list expires as a
+    whole, and each added element extends the life of all.
 
     >>> class Recent(KeyedProcess):
     ...     history = List("struct<ts: timestamp, v: int>")
@@ -283,13 +283,13 @@ class List(Declaration[ListState]):
         *,
         ttl: TTL | None = None,
         expires: Literal["element", "list"] = "element",
-        **before: Unpack[Before],
+        **migration: Unpack[Migration],
     ) -> None:
-        super().__init__(type, ttl=ttl, **before)
+        super().__init__(type, ttl=ttl, **migration)
         if expires not in ("element", "list"):
             raise ConfigurationError(
                 f"List: expires is {expires!r}, expected 'element' or 'list'",
-                hint="say 'list' if whatever is added is to prolong the whole list",
+                hint="write 'list' if each added element is to extend the life of the whole list",
             )
         if expires == "list" and ttl is None:
             raise ConfigurationError("List: expires was given, and no ttl", hint="write ttl=TTL('1h'), or leave it out")
@@ -297,7 +297,7 @@ class List(Declaration[ListState]):
 
 
 class Map(Declaration[MapState]):
-    """A map from one Spark type to another for each key; in no order that is promised.
+    """A map from one Spark type to another for each key. The order of entries is undefined.
 
     >>> class PerType(KeyedProcess):
     ...     by_type = Map("string", "bigint")
@@ -307,13 +307,13 @@ class Map(Declaration[MapState]):
     change = "self.{0}[key] = …"
 
     def __init__(
-        self, key: str | SparkType, value: str | SparkType, *, ttl: TTL | None = None, **before: Unpack[Before]
+        self, key: str | SparkType, value: str | SparkType, *, ttl: TTL | None = None, **migration: Unpack[Migration]
     ) -> None:
-        super().__init__(value, key, ttl, **before)
+        super().__init__(value, key, ttl, **migration)
 
 
 class Reducing(Declaration[ReducingState]):
-    """One value for each key, made by `reduce(value, element)`.
+    """One value for each key, computed by `reduce(value, element)`.
 
     >>> class Top(KeyedProcess):
     ...     highest = Reducing("double", max)
@@ -328,9 +328,9 @@ class Reducing(Declaration[ReducingState]):
         reduce: Callable[[Any, Any], Any],
         *,
         ttl: TTL | None = None,
-        **before: Unpack[Before],
+        **migration: Unpack[Migration],
     ) -> None:
-        super().__init__(type, ttl=ttl, **before)
+        super().__init__(type, ttl=ttl, **migration)
         self.reduce = reduce
 
 
@@ -353,25 +353,25 @@ class Aggregating(Declaration[AggregatingState]):
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = lambda accumulator: accumulator,
         ttl: TTL | None = None,
-        **before: Unpack[Before],
+        **migration: Unpack[Migration],
     ) -> None:
-        super().__init__(type, ttl=ttl, **before)
+        super().__init__(type, ttl=ttl, **migration)
         self.create = create
         self.add = add
         self.result = result
 
 
 def declared_states(process: object) -> dict[str, State]:
-    """Return the states of a process function, or its class, by name: the class's, its bases' included.
+    """Return the states of a process function or its class by name, those of base classes included.
 
-    And those that an instance declares as `own_states`: of functions that we make, whose types depend on the stream.
+    Built-in operators, whose types depend on the stream, declare theirs on the instance as `own_states`.
     """
-    found: dict[str, State] = {}
+    states: dict[str, State] = {}
     kind = process if isinstance(process, type) else type(process)
     for base in reversed(kind.__mro__):
         for name, attribute in vars(base).items():
             if isinstance(attribute, State):
-                found[name] = attribute
+                states[name] = attribute
             else:
-                found.pop(name, None)
-    return {**found, **getattr(process, "own_states", {})}
+                states.pop(name, None)
+    return {**states, **getattr(process, "own_states", {})}

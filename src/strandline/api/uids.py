@@ -1,4 +1,4 @@
-"""What an operator was called before."""
+"""Uids of renamed operators."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from strandline.core.errors import ConfigurationError
 
 
 class Uid(str):
-    """An operator's uid that knows the one its state is stored under."""
+    """An operator's uid, with the former uid under which its state is stored."""
 
     __slots__ = ("was",)
     was: str
 
 
 def uid(name: str, *, was: str) -> Uid:
-    """Return a uid for an operator that had another one: state that is stored under `was` is its own.
+    """Return a uid for a renamed operator, which restores the state that is stored under `was`.
 
-    Once a checkpoint has it under the new name, `was` means nothing any more, and may stay.
+    Once a checkpoint holds the state under the new name, `was` has no effect and may stay.
 
     >>> totals = uid("totals", was="sums")
     """
-    for what, given in (("its name", name), ("was", was)):
-        if not isinstance(given, str) or not given.strip():
+    for option, value in (("its name", name), ("was", was)):
+        if not isinstance(value, str) or not value.strip():
             raise ConfigurationError(
-                f"uid: {what} is {given!r}, expected text", hint='write it like uid("totals", was="sums")'
+                f"uid: {option} is {value!r}, expected text", hint='write it like uid("totals", was="sums")'
             )
     if name == was:
         raise ConfigurationError(f"uid: '{name}' was called '{was}' before, which is the same", hint="leave was= out")
-    found = Uid(name)
-    found.was = str(was)
-    return found
+    renamed = Uid(name)
+    renamed.was = str(was)
+    return renamed

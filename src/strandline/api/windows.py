@@ -1,4 +1,4 @@
-"""How a stream is cut into windows. A window is `[start, end)`; times are in microseconds since 1970 (UTC)."""
+"""Kinds of windows. A window is `[start, end)`; times are in microseconds since 1970 (UTC)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.core.settings import parse_duration_ms
 from strandline.core.times import as_datetime
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
-"""Columns of results that say which window they are of."""
+"""Columns of results with the bounds of their window."""
 
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -21,7 +21,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 class Window(NamedTuple):
     """One window, from its start up to but not including its end.
 
-    A start before the year 1, and an end after 9999, are shown as these ends of time.
+    `start` and `end` are clamped to the years 1 to 9999.
     """
 
     start_us: int
@@ -29,17 +29,17 @@ class Window(NamedTuple):
 
     @property
     def start(self) -> dt.datetime:
-        """When it begins."""
+        """The first moment of the window."""
         return as_datetime(self.start_us)
 
     @property
     def end(self) -> dt.datetime:
-        """When it ends: the first moment that is not in it."""
+        """The first moment after the window."""
         return as_datetime(self.end_us)
 
 
 def _computed() -> Any:
-    """A field that is computed from the others, once: windows are asked for their sizes with every event."""
+    """Return a field that is computed once from the others, since every event reads it."""
     return field(init=False, repr=False, compare=False)
 
 
@@ -55,9 +55,9 @@ class Tumbling:
     offset: str = "0s"
     size_us: int = _computed()
     every_us: int = _computed()
-    """How far two beginnings are apart: the size."""
+    """The distance of two starts: the size."""
     offset_us: int = _computed()
-    """Where the first one begins."""
+    """The start of the first window."""
 
     def __post_init__(self) -> None:
         _compute(self, "size", "offset")
@@ -66,7 +66,7 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of one size, of which one begins every so often: an event is in `size / every` of them.
+    """Windows of one size that start `every` so often: an event is in `size / every` of them.
 
     >>> Sliding("10 min", every="1 min")
     Sliding(size='10 min', every='1 min', offset='0s')
@@ -77,9 +77,9 @@ class Sliding:
     offset: str = "0s"
     size_us: int = _computed()
     every_us: int = _computed()
-    """How far two beginnings are apart."""
+    """The distance of two starts."""
     offset_us: int = _computed()
-    """Where the first one begins."""
+    """The start of the first window."""
 
     def __post_init__(self) -> None:
         _compute(self, "size", "every", "offset")
@@ -87,9 +87,9 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A window for each burst of a key's events: no two that follow each other are more than `gap` apart.
+    """A window for each burst of a key's events: a silence longer than `gap` ends it.
 
-    With a function, each event says by itself how long a silence after it ends the session: a duration or a timedelta.
+    A function returns the gap after each event, as a duration or a timedelta.
 
     >>> Session("30 min")
     Session(gap='30 min')
@@ -98,7 +98,7 @@ class Session:
 
     gap: str | Callable[[Any], str | dt.timedelta]
     gap_us: int = _computed()
-    """The silence that ends it; 0 if each event says it."""
+    """The silence that ends the window; 0 if a function returns it."""
 
     def __post_init__(self) -> None:
         if callable(self.gap):
@@ -110,14 +110,14 @@ class Session:
         """Return the silence after an event that ends its session."""
         if not callable(self.gap):
             return self.gap_us
-        said = self.gap(event)
+        gap = self.gap(event)
         try:
-            gap_us = said // _MICROSECOND if isinstance(said, dt.timedelta) else _parsed_us(said)
+            gap_us = gap // _MICROSECOND if isinstance(gap, dt.timedelta) else _parse_us(gap)
         except (ConfigurationError, TypeError):
             gap_us = 0
         if gap_us <= 0:
             raise UserCodeError(
-                f"the function of a session's gap gave {said!r}, expected a duration of more than 0",
+                f"the function of a session's gap gave {gap!r}, expected a duration of more than 0",
                 hint='return it like "30 min", or as a timedelta',
             )
         return gap_us
@@ -125,9 +125,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """One window a key, without start and end: it ends after `count` events, or when a function says so.
+    """One window at a time for each key, without start and end: it ends after `count` events, or when `when` is true.
 
-    `when(event, n)` is asked after each event, the window's n-th. The event that ends a window is its last.
+    `when(event, n)` is called for each event, the window's n-th. The event that ends a window is its last.
 
     >>> Global(count=100)
     Global(count=100, when=None)
@@ -147,10 +147,10 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """When a window gives its result so far, before it is complete: if something has come since its last one.
+    """Results of a window before it is complete, if events have come since the last result.
 
-    `every` is an interval of the clock, or with time="event" of the watermark: at each of its multiples. `events`: with
-    the event that is so many since the last result. Both: whichever comes first.
+    `every` is an interval of processing time, or with time="event" of the watermark; results come at its multiples.
+    `events` is a number of events since the last result. With both, the first of the two counts.
 
     >>> Early("10s"), Early("1 min", time="event"), Early(events=100)
     (Early(every='10s'), Early(every='1 min', time='event'), Early(events=100))
@@ -160,11 +160,13 @@ class Early:
     time: Literal["processing", "event"] = "processing"
     events: int | None = None
     every_us: int = _computed()
-    """The interval; 0: there is none."""
+    """The interval; 0 if there is none."""
 
     def __post_init__(self) -> None:
         if self.every is None and self.events is None:
-            raise ConfigurationError("Early: it is not said when", hint='write Early("10s"), or Early(events=100)')
+            raise ConfigurationError(
+                "Early: neither every nor events is set", hint='write Early("10s"), or Early(events=100)'
+            )
         if self.time not in ("processing", "event"):
             raise ConfigurationError(f"Early: time is {self.time!r}, expected 'processing' or 'event'")
         if self.events is not None and (type(self.events) is not int or self.events < 1):
@@ -175,34 +177,34 @@ class Early:
         object.__setattr__(self, "every_us", every_us)
 
     def __repr__(self) -> str:
-        said = {"every": self.every, "time": self.time, "events": self.events}
-        usual = {"every": None, "time": "processing", "events": None}
-        return f"Early({', '.join(f'{name}={value!r}' for name, value in said.items() if value != usual[name])})"
+        options = {"every": self.every, "time": self.time, "events": self.events}
+        defaults = {"every": None, "time": "processing", "events": None}
+        return f"Early({', '.join(f'{name}={value!r}' for name, value in options.items() if value != defaults[name])})"
 
 
 WindowKind = Tumbling | Sliding | Session | Global
 
 
 def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
-    """Return the windows that a time is in, the earliest first.
+    """Return the windows that contain a time, the earliest first.
 
     >>> [(w.start_us, w.end_us) for w in windows_of(Sliding("2s", every="1s"), 5_500_000)]
     [(4000000, 6000000), (5000000, 7000000)]
     """
     size, every = kind.size_us, kind.every_us
     last = time_us - (time_us - kind.offset_us) % every
-    found = [Window(start, start + size) for start in range(last, time_us - size, -every)]
-    return found[::-1]
+    windows = [Window(start, start + size) for start in range(last, time_us - size, -every)]
+    return windows[::-1]
 
 
 @lru_cache(256)
-def _parsed_us(duration: str) -> int:
+def _parse_us(duration: str) -> int:
     return parse_duration_ms(duration, "Session: gap") * 1000
 
 
 def _compute(kind: Tumbling | Sliding | Session, *durations: str) -> None:
-    for what in durations:
-        value_ms = parse_duration_ms(getattr(kind, what), f"{type(kind).__name__}: {what}")
-        if not value_ms and what != "offset":
-            raise ConfigurationError(f"a window's {what} is 0 ms, expected more than 0")
-        object.__setattr__(kind, f"{what}_us", value_ms * 1000)
+    for option in durations:
+        value_ms = parse_duration_ms(getattr(kind, option), f"{type(kind).__name__}: {option}")
+        if not value_ms and option != "offset":
+            raise ConfigurationError(f"a window's {option} is 0 ms, expected more than 0")
+        object.__setattr__(kind, f"{option}_us", value_ms * 1000)

@@ -89,7 +89,7 @@ def aggregate_on(
         unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
         bad = ((), ()) if bears.fails else (keys, tuple(read))
         late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid, *bad)
-    if bears.gives:
+    if bears.has_dead_letters:
         late[DEAD_LETTERS] = keyless(keyed, uid, tuple(read))
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]

@@ -129,7 +129,7 @@ def check_on_error(process: Any, uid: str, given: Any, sides: Collection[str]) -
             "fails for a whole batch, not for an event",
             hint="write it as a KeyedProcess, or catch errors in on_batch and ctx.emit() the bad rows to a side output",
         )
-    if found.gives and DEAD_LETTERS in sides:
+    if found.has_dead_letters and DEAD_LETTERS in sides:
         raise ConfigurationError(
             f"operator '{uid}': its side output '{DEAD_LETTERS}' has the name of the one that on_error='dead-letter' "
             "gives",

@@ -79,7 +79,7 @@ class MapNode(Node):
     @property
     def raw_ddl(self) -> str:
         """DDL of what the function's rows travel as, dead letters among them; and behind, what rows carry unseen."""
-        sides = {DEAD_LETTERS: DEAD_LETTER} if self.on_error.gives else {}
+        sides = {DEAD_LETTERS: DEAD_LETTER} if self.on_error.has_dead_letters else {}
         return Columns.of(raw_ddl(self.output, sides, timed=False), self.columns.hidden).ddl
 
     def row_function(self, carried: Sequence[str], report: Report | None = None) -> RowFunction:

@@ -143,7 +143,7 @@ def process_on(
 
 def with_dead_letters(sides: Mapping[str, str], on_error: OnError) -> dict[str, str]:
     """Return side outputs, by name, with that of dead letters if there are such."""
-    letters = {DEAD_LETTERS: schema_given(DEAD_LETTER, "dead letters").ddl} if on_error.gives else {}
+    letters = {DEAD_LETTERS: schema_given(DEAD_LETTER, "dead letters").ddl} if on_error.has_dead_letters else {}
     return {**sides, **letters}
 
 
@@ -195,7 +195,7 @@ def output_of(operator: OperatorNode | MapNode, side: str | None = None) -> Node
 
 
 def _output_of_rows(node: MapNode, side: str | None) -> Node:
-    if not node.on_error.gives:
+    if not node.on_error.has_dead_letters:
         return node
     if side is None:
         return OutputNode(node.columns, node)

@@ -69,7 +69,7 @@ class PipelineRun:
         }
         known = {side.parent for side in self.sides.values()}
         for at, node in enumerate(self.pipeline.nodes):
-            if isinstance(node, MapNode) and node.on_error.gives and node not in known:
+            if isinstance(node, MapNode) and node.on_error.has_dead_letters and node not in known:
                 # Of a step, which has no uid.
                 self.sides[str(at), DEAD_LETTERS] = output_of(node, DEAD_LETTERS)
 

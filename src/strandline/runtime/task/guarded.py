@@ -76,7 +76,7 @@ class Failures:
         if self._is_too_much():
             raise self._too_much(user_error(scope.uid, process, error, step, key, event)) from error
         self.last = kind_and_place(error)
-        if not self._on_error.gives:
+        if not self._on_error.has_dead_letters:
             return
         trace = user_error(scope.uid, process, error, step, key, event).fields["traceback"] or None
         step, event = user_call(process, step, event)
@@ -89,7 +89,7 @@ class Failures:
         if self._is_too_much():
             raise self._too_much(error)
         self.last = error.discreet
-        if self._on_error.gives:
+        if self._on_error.has_dead_letters:
             self._give(step, error.message, key, event, time_us, None)
 
     def bear_rows(self, error: UserCodeError, count: int) -> None:

@@ -50,7 +50,7 @@ class RowFunction:
         schema = parse_schema(self.input_schema)
         fields = schema.fields
         make = record_type([field.name for field in fields])._make
-        sides = {DEAD_LETTERS: DEAD_LETTER} if self.on_error.gives else {}
+        sides = {DEAD_LETTERS: DEAD_LETTER} if self.on_error.has_dead_letters else {}
         outputs = RawOutput("", self.output_schema, sides, timed=False, step=self.step)
         bad = None if self.on_error.fails else BadRows(self)
         for batch in batches:
@@ -161,7 +161,7 @@ class BadRows:
         function = self._function
         self.count += 1
         self.last = last
-        if function.on_error.gives:
+        if function.on_error.has_dead_letters:
             time_us = None if function.time_at is None else self.batch.columns[function.time_at][at].as_py()
             reason = reason.removeprefix(f"{function.step}: ")
             self.letters.append(letter(function.name, step, reason, key, row, time_us, trace))

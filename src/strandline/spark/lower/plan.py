@@ -149,10 +149,10 @@ class Plan:
         for each in self.pipeline.operators:
             side = each.sides_before.get(DEAD_LETTERS)
             is_read = side in self.pipeline.nodes if side else (each, 1 + _index(each.sides, DEAD_LETTERS)) in read
-            if each.on_error.gives and not is_read:
+            if each.on_error.has_dead_letters and not is_read:
                 raise _unread(f"operator '{each.uid}'")
         for node in self.pipeline.nodes:
-            if isinstance(node, MapNode) and node.on_error.gives and (node, 1) not in read:
+            if isinstance(node, MapNode) and node.on_error.has_dead_letters and (node, 1) not in read:
                 raise _unread(f"{node.step} ({node.name}, in {node.line})")
             if isinstance(node, FrameStep) and node.failed is not None and node.failed not in self.pipeline.nodes:
                 source = sources_of(node)[0].name

@@ -73,7 +73,7 @@ class Stream(Steps):
         """
         if isinstance(self._node, FrameStep) and self._node.failed is not None:
             return Stream(self._node.failed)
-        if self._operator is None or not self._operator.on_error.gives:
+        if self._operator is None or not self._operator.on_error.has_dead_letters:
             raise ConfigurationError(
                 "dead_letters: there are none here",
                 hint='say process(…, on_error="dead-letter"), or so of map(), a join, files_source() and the others, '
