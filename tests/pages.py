@@ -11,6 +11,16 @@ _DOCS = Path(__file__).parent.parent / "docs"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def python_of(page: str) -> str:
+    """Return a page's Python blocks as one module, each line where it stands in the page."""
+    text = (_DOCS / page).read_text()
+    lines = [""] * text.count("\n")
+    for block in _BLOCK.finditer(text):
+        first = text.count("\n", 0, block.start(1))
+        lines[first : first + block[1].count("\n")] = block[1].splitlines()
+    return "\n".join(lines)
+
+
 def run_page(page: str, at_least: int, edit: Callable[[str], str] = str, **given: Any) -> dict[str, Any]:
     """Run a page of at least so many blocks, each edited first; return the names they made, and those given to them."""
     path = _DOCS / page

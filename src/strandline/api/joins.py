@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, Generic, Unpack
 
 from strandline.api.process import Context, KeyedProcess
-from strandline.api.states import Declaration, MapState, Migration
+from strandline.api.states import Declaration, K, MapState, Migration, T
 from strandline.types.spark_schema import SparkType
 
 
@@ -24,21 +24,21 @@ class KeyedCoProcess(KeyedProcess):
     ...         self.name.value = customer.name
     """
 
-    def on_left(self, event: Any, ctx: Context) -> Iterable[Any] | None:
+    def on_left(self, event: Any, ctx: Context, /) -> Iterable[Any] | None:
         """Handle an event of the stream that connect() was called on; yield or return output rows."""
         raise NotImplementedError
 
-    def on_right(self, event: Any, ctx: Context) -> Iterable[Any] | None:
+    def on_right(self, event: Any, ctx: Context, /) -> Iterable[Any] | None:
         """Handle an event of the stream that connect() was given; yield or return output rows."""
         raise NotImplementedError
 
-    def on_event(self, event: Any, ctx: Context) -> Iterable[Any] | None:
+    def on_event(self, event: Any, ctx: Context, /) -> Iterable[Any] | None:
         """Call on_left or on_right: one half of the pair is None. Do not override this."""
         left, right, *_ = event
         return self.on_right(right, ctx) if left is None else self.on_left(left, ctx)
 
 
-class Broadcast(Declaration[MapState]):
+class Broadcast(Declaration[MapState[K, T]], Generic[K, T]):
     """A map that is the same in all partitions: on_broadcast changes it, all other methods read it.
 
     >>> class Check(KeyedBroadcastProcess):
@@ -68,7 +68,7 @@ class KeyedBroadcastProcess(KeyedProcess):
     ...             yield {"user": ctx.key, "amount": payment.amount}
     """
 
-    def on_broadcast(self, event: Any, ctx: Context) -> None:
+    def on_broadcast(self, event: Any, ctx: Context, /) -> None:
         """Handle an event of the broadcast stream: change Broadcast states. Runs once in every partition.
 
         There is no current key, and no output. The result must be the same in all partitions: use only the event and

@@ -63,8 +63,8 @@ class Context(Protocol):
         ...
 
     @property
-    def timestamp(self) -> dt.datetime | None:
-        """The event's time by the stream's watermark(), or the timer's; None without one."""
+    def timestamp(self) -> dt.datetime | Any:
+        """The event's time by the stream's watermark(), or the timer's; None for an event or a stream without one."""
         ...
 
     @property
@@ -145,14 +145,14 @@ class KeyedProcess(_StatefulFunction):
     ...         yield {"key": ctx.key, "seen": self.seen.value}
     """
 
-    def on_event(self, event: Any, ctx: Context) -> Iterable[Any] | None:
+    def on_event(self, event: Any, ctx: Context, /) -> Iterable[Any] | None:
         """Handle one event; yield or return output rows: dicts by column name, or tuples in column order.
 
         `event` has the columns as attributes, and by name with `event["any name"]`.
         """
         raise NotImplementedError
 
-    def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
+    def on_timer(self, timer: Timer, ctx: Context, /) -> Iterable[Any] | None:
         """Handle a timer of `ctx.key`, with its state as in on_event; yield or return output rows.
 
         Timers fire in the order of their times, before the events that follow the watermark or clock that made them
@@ -171,6 +171,6 @@ class KeyedBatchProcess(_StatefulFunction):
     ...         old = self.total.get_many(keys)
     """
 
-    def on_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch | pa.Table | None:
+    def on_batch(self, batch: pa.RecordBatch, ctx: BatchContext, /) -> pa.RecordBatch | pa.Table | None:
         """Handle a batch of events of many keys; return output rows as a RecordBatch or Table, or None."""
         raise NotImplementedError

@@ -6,9 +6,10 @@ Protocols here describe the handles.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, Unpack, overload
 
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
@@ -18,8 +19,19 @@ from strandline.types.spark_schema import SparkType, type_text
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    from typing_extensions import TypeVar
 
-H = TypeVar("H")
+    H = TypeVar("H")
+    K = TypeVar("K", default=Any)
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    H, K, T = map(TypeVar, ("H", "K", "T"))
+
+Whole = Literal["tinyint", "smallint", "int", "bigint"]
+Fraction = Literal["float", "double"]
+Lives = Literal["element", "list"]
 _LONGEST_TTL_MS = 100 * 366 * 24 * 3600 * 1000
 
 
@@ -42,10 +54,16 @@ class Keys(Protocol):
         ...
 
 
-class ValueState(Protocol):
+class ValueState(Protocol[T]):
     """One value for each key. Assigning None clears it. A KeyedBatchProcess uses `get_many` and `put_many` instead."""
 
-    value: Any
+    @property
+    def value(self) -> T:
+        """The value; the default, or None, for a key without one."""
+        ...
+
+    @value.setter
+    def value(self, value: T | None) -> None: ...
 
     def get_many(self, keys: Keys) -> pa.Array:
         """Return the values of many keys, in their order; for a key without one, the default, or null."""
@@ -67,22 +85,22 @@ class ValueState(Protocol):
         ...
 
 
-class ListState(Protocol):
+class ListState(Protocol[T]):
     """A list for each key. Appending does not read the list."""
 
-    def append(self, element: Any) -> None:
+    def append(self, element: T) -> None:
         """Add one element at the end."""
         ...
 
-    def extend(self, elements: Iterable[Any]) -> None:
+    def extend(self, elements: Iterable[T]) -> None:
         """Add elements at the end."""
         ...
 
-    def get(self) -> list[Any]:
+    def get(self) -> list[T]:
         """Return a copy of the whole list."""
         ...
 
-    def set(self, elements: Iterable[Any]) -> None:
+    def set(self, elements: Iterable[T]) -> None:
         """Replace the whole list."""
         ...
 
@@ -90,23 +108,26 @@ class ListState(Protocol):
         """Delete the list."""
         ...
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[T]: ...
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int | slice) -> Any: ...
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
 
 
-MapState = MutableMapping[Any, Any]
+MapState = MutableMapping[K, T]
 """A dict for each key. Each entry is stored, read and written separately."""
 
 
-class ReducingState(Protocol):
+class ReducingState(Protocol[T]):
     """One value for each key: the reduction of all added elements."""
 
-    value: Any
+    value: T | Any
 
-    def add(self, element: Any) -> None:
+    def add(self, element: T) -> None:
         """Reduce the element into the value."""
         ...
 
@@ -247,7 +268,13 @@ class Declaration(State, Generic[H]):
         )
 
 
-class Value(Declaration[ValueState]):
+class Options(Migration, total=False):
+    """Options that all states with a time to live have."""
+
+    ttl: TTL | None
+
+
+class Value(Declaration[ValueState[T]], Generic[T]):
     """One value of a Spark type for each key.
 
     >>> class Count(KeyedProcess):
@@ -257,6 +284,30 @@ class Value(Declaration[ValueState]):
     kind = "value"
     change = "self.{0}.value = …, or self.{0}.put_many(keys, …) in a KeyedBatchProcess"
 
+    @overload
+    def __init__(self: Value[int], type: Whole, *, default: int, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[float], type: Fraction, *, default: float, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[str], type: Literal["string"], *, default: str, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[bool], type: Literal["boolean"], *, default: bool, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[int | None], type: Whole, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[float | None], type: Fraction, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[str | None], type: Literal["string"], **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[bool | None], type: Literal["boolean"], **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[dt.datetime | None], type: Literal["timestamp"], **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[dt.date | None], type: Literal["date"], **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: Value[bytes | None], type: Literal["binary"], **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self, type: str | SparkType, *, default: Any = None, **options: Unpack[Options]) -> None: ...
     def __init__(
         self, type: str | SparkType, *, default: Any = None, ttl: TTL | None = None, **migration: Unpack[Migration]
     ) -> None:
@@ -264,7 +315,7 @@ class Value(Declaration[ValueState]):
         self.default = default
 
 
-class List(Declaration[ListState]):
+class List(Declaration[ListState[T]], Generic[T]):
     """A list of elements of a Spark type for each key.
 
     With a `ttl`, each element expires that long after it was added. With `expires="list"`, the list expires as a
@@ -277,12 +328,40 @@ class List(Declaration[ListState]):
     kind = "list"
     change = "self.{0}.set(…), or self.{0}.append(…)"
 
+    @overload
+    def __init__(self: List[int], type: Whole, *, expires: Lives = "element", **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(
+        self: List[float], type: Fraction, *, expires: Lives = "element", **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: List[str], type: Literal["string"], *, expires: Lives = "element", **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: List[bool], type: Literal["boolean"], *, expires: Lives = "element", **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: List[dt.datetime], type: Literal["timestamp"], *, expires: Lives = "element", **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: List[dt.date], type: Literal["date"], *, expires: Lives = "element", **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: List[bytes], type: Literal["binary"], *, expires: Lives = "element", **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(self, type: str | SparkType, *, expires: Lives = "element", **options: Unpack[Options]) -> None: ...
     def __init__(
         self,
         type: str | SparkType,
         *,
         ttl: TTL | None = None,
-        expires: Literal["element", "list"] = "element",
+        expires: Lives = "element",
         **migration: Unpack[Migration],
     ) -> None:
         super().__init__(type, ttl=ttl, **migration)
@@ -296,7 +375,7 @@ class List(Declaration[ListState]):
         self.expires = expires
 
 
-class Map(Declaration[MapState]):
+class Map(Declaration[MapState[K, T]], Generic[K, T]):
     """A map from one Spark type to another for each key. The order of entries is undefined.
 
     >>> class PerType(KeyedProcess):
@@ -312,7 +391,7 @@ class Map(Declaration[MapState]):
         super().__init__(value, key, ttl, **migration)
 
 
-class Reducing(Declaration[ReducingState]):
+class Reducing(Declaration[ReducingState[T]], Generic[T]):
     """One value for each key, computed by `reduce(value, element)`.
 
     >>> class Top(KeyedProcess):
