@@ -206,7 +206,7 @@ def test_what_a_call_gives_and_nobody_runs_is_not_taken_for_done(function: Any, 
     trial = trial_of()
     sink = trial.start(made=sl.sinks.deliver(function, on_error=on_error))
     pending = trial.stage(sink, 1)
-    with pytest.raises(ConfigurationError, match=r"its function .* gave a (coroutine|generator), which nobody runs"):
+    with pytest.raises(ConfigurationError, match=r"its function .* gave a (coroutine|generator), which has not run"):
         sink.commit(pending)
     trial.start(pending, 1)
     trial.expect(1)

@@ -273,7 +273,7 @@ MISTAKES = [
     process(
         "on_timers",
         lambda: of(on_event=on_event, on_timers=on_event),
-        "Mine defines on_timers, which nobody calls",
+        "Mine defines on_timers, which is never called",
         "is it on_timer?",
     ),
     process(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Node, SourceNode, WatermarkNode
-from strandline.plan.history import HistoryClock, Slice, event_time_of, in_slices, progress_of
+from strandline.plan.history import HistoryClock, Slice, event_time_of, make_slices, progress_of
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.testing import Harness, events
 from tests.clock import ManualClock
@@ -46,7 +46,7 @@ def test_epochs_are_in_the_order_of_their_files_and_times(
             wanted.append((file(part, number), time, len(times) == 1))
             found.append((file(part, number), 5, time, None if time is None else time + 9))
     chance.shuffle(found)
-    slices = in_slices(found)
+    slices = make_slices(found)
     assert [(each.file, each.first, each.is_whole) for each in slices] == wanted
     assert sum(each.rows for each in slices) == 5 * len(wanted)
 

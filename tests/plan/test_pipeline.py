@@ -238,8 +238,8 @@ def test_whose_word_counts_of_an_operators_parallelism() -> None:
     assert numbers(None, nodes, there) == {"own": 3, "new": 5, "b": 2, "c": 5}
     assert numbers(None, nodes) == {"own": 3, "new": 6, "b": 6, "c": 6}
     assert numbers(4, nodes, there) == {"own": 3, "new": 4, "b": 4, "c": 4}
-    assert numbers(4, nodes, there, told={"own": 7, "c": 1}) == {"own": 7, "new": 4, "b": 4, "c": 1}
-    own = {operator.uid for operator in settle(4, nodes, there, told={"c": 1}) if operator.has_own}
+    assert numbers(4, nodes, there, overrides={"own": 7, "c": 1}) == {"own": 7, "new": 4, "b": 4, "c": 1}
+    own = {operator.uid for operator in settle(4, nodes, there, overrides={"c": 1}) if operator.is_explicit}
     assert own == {"own", "c"}
 
 
@@ -250,7 +250,7 @@ def test_more_partitions_than_key_groups_are_refused_unless_they_are_what_there_
     assert numbers(300, nodes, is_room=True) == {"few": 4, "more": 300}
     assert numbers(300, nodes, [stored("more", 2)], is_room=True) == {"few": 4, "more": 128}
     with pytest.raises(sl.errors.ConfigurationError, match="operator 'few': parallelism is 5, expected 1 to max_par"):
-        settle(300, nodes, is_room=True, told={"few": 5})
+        settle(300, nodes, is_room=True, overrides={"few": 5})
 
 
 def test_of_one_with_few_partitions_more_are_not_too_many_later() -> None:
@@ -261,8 +261,8 @@ def test_of_one_with_few_partitions_more_are_not_too_many_later() -> None:
 
 
 def test_what_a_running_job_is_told_adds_up() -> None:
-    told = ParallelismOverride().and_then({"a": 2, "b": 1}).and_then(7).and_then({"a": 3})
-    assert told == ParallelismOverride(7, {"a": 3, "b": 1})
+    override = ParallelismOverride().merge({"a": 2, "b": 1}).merge(7).merge({"a": 3})
+    assert override == ParallelismOverride(7, {"a": 3, "b": 1})
     for wanted, said in (
         ({"c": 1}, "the job has no operator 'c', it has a, b"),
         ({"a": 0}, "the parallelism of operator 'a' is 0"),

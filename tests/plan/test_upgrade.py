@@ -12,9 +12,9 @@ import strandline as sl
 from strandline.api.states import State, declared_states
 from strandline.format.manifest import OlderSchema, OperatorInfo, StateInfo
 from strandline.format.schemas import Schemas
-from strandline.plan.aggregatestate import _OWN_WORDS
+from strandline.plan.aggregatestate import _OPTION_NAMES
 from strandline.plan.changes import Change
-from strandline.plan.graph import OperatorNode, above
+from strandline.plan.graph import OperatorNode, with_ancestors
 from strandline.plan.upgrade import Migration, Upgrade, plan_upgrade
 from strandline.plan.windows import fold, operator_of
 from strandline.runtime.builtin import Aggregated, BuiltinOperator
@@ -236,7 +236,7 @@ def test_rows_of_joins_and_windows_keep_their_columns() -> None:
     def joined(column: str) -> Op:
         sides = [events(f"k string, {column} int, ts timestamp").watermark("ts").key_by("k") for _ in range(2)]
         made = sides[0].join(sides[1], within=("0s", "1s"), uid="op", prefixes=("l_", "r_"))._node
-        return Op("op", next(node.process for node in above(made) if isinstance(node, OperatorNode)))
+        return Op("op", next(node.process for node in with_ancestors(made) if isinstance(node, OperatorNode)))
 
     found = go_on(joined("v"), joined("w"))
     assert [why.rpartition(": the ")[2] for why in found.refusals] == [
@@ -345,4 +345,4 @@ def test_aggs_own_words_are_known() -> None:
     """A result of such a name cannot be told to be given by a keyword."""
     parameters = inspect.signature(Aggregates.agg).parameters.values()
     own = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert own == set(_OWN_WORDS)
+    assert own == set(_OPTION_NAMES)

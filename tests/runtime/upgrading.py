@@ -15,7 +15,7 @@ from strandline.api.windows import WindowKind
 from strandline.core.ids import Epoch
 from strandline.core.keygroups import partition_of
 from strandline.format.manifest import OperatorInfo
-from strandline.plan.graph import above
+from strandline.plan.graph import with_ancestors
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.plan.upgrade import Upgrade, plan_upgrade
@@ -99,7 +99,7 @@ class Upgrading(Job):
     def _sent(self, rows: Sequence[Row]) -> pa.RecordBatch:
         """Return rows as keepers get them, if Spark does not aggregate them before."""
         node = self.operator.node
-        source, *steps = [step for step in above(node) if step is not node]
+        source, *steps = [step for step in with_ancestors(node) if step is not node]
         assert isinstance(source, EventSource)
         given = [(k, us_to_timestamp(t * SECOND), v, None if v is None else v / 4) for k, t, v in rows]
         batch = Events(source).rows(list(enumerate(given)))

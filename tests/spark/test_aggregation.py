@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
-from strandline.plan.aggregates import declare
+from strandline.plan.aggregates import plan_results
 from strandline.plan.columns import Columns
 from strandline.spark.base.ddl import ddl_of
 from strandline.spark.lower.reduction import Reduction
@@ -200,14 +200,14 @@ def by_fives(case: Case) -> list[tuple[Any, ...]]:
 def test_what_is_stored_is_found_by_the_results_names() -> None:
     columns = Columns.of("k string, v bigint")
     first = {"t": sl.agg.sum("v"), "u": sl.agg.max("v"), "m": sl.agg.avg("v"), "a b": sl.agg.min("v")}
-    made = declare(columns, first, "x", no_type)
-    again = declare(columns, dict(reversed(first.items())), "x", no_type)
+    made = plan_results(columns, first, "x", no_type)
+    again = plan_results(columns, dict(reversed(first.items())), "x", no_type)
     assert [*made.parts] == [*again.parts]
     assert [result.name for result in made.results] == [*first]
     assert sorted(map(repr, made.results)) == sorted(map(repr, again.results))
     kinds = "a_20_b_min_0", "m_avg_0", "m_avg_1", "t_sum_0", "u_max_0"
     assert [*made.parts] == [f"__strandline_{kind}" for kind in kinds]
-    swapped = declare(columns, {**first, "t": sl.agg.max("v"), "u": sl.agg.sum("v")}, "x", no_type)
+    swapped = plan_results(columns, {**first, "t": sl.agg.max("v"), "u": sl.agg.sum("v")}, "x", no_type)
     assert {*swapped.parts} != {*made.parts}
 
 
@@ -270,7 +270,7 @@ def test_types_are_those_of_spark(spark: Any) -> None:
         for at, kind in enumerate(COLUMNS):
             aggregate = make(f"c{at}")
             try:
-                made = declare(columns, {"r": aggregate}, "op", no_type)
+                made = plan_results(columns, {"r": aggregate}, "op", no_type)
             except ConfigurationError:
                 # What Spark computes all the same, of types that cannot be compared here or added up.
                 refused.add(kind)

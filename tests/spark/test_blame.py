@@ -61,7 +61,7 @@ def test_what_a_function_gives_and_nobody_runs_is_refused(monkeypatch: Any) -> N
 
     said = each(generator)
     assert isinstance(said, ConfigurationError)
-    assert said.message == "sink 'out': its function generator gave a generator, which nobody runs: it has done nothing"
+    assert said.message == "sink 'out': its function generator gave a generator, which has not run: it did nothing"
     monkeypatch.setattr("strandline.spark.sinks.simple.settings_kept", nullcontext)
     rows: Any = SimpleNamespace(sparkSession=None)
     with pytest.raises(ConfigurationError, match="gave a generator"):

@@ -375,7 +375,7 @@ def test_commands_are_true_of_the_same_attempt_and_of_all_later_ones(monkeypatch
         with pytest.raises(UnavailableError, match="the rollback to checkpoint 2 is not complete yet"):
             run.rollback(2, timeout=0.0)
         desired = attempts.supervisor.desired
-        attempts.supervisor.desired = replace(desired, parallelism=desired.parallelism.and_then(3))
+        attempts.supervisor.desired = replace(desired, parallelism=desired.parallelism.merge(3))
         until(lambda: attempts.begun[-1] == (3, [2]))
         attempts.failures["watch"] = [UnavailableError("a keeper died")]
         until(lambda: attempts.begun[-2:] == [(3, [2])] * 2)

@@ -1,6 +1,6 @@
-"""Built-in aggregates, each once: the columns of its accumulator, how two become one, and the type of its result.
+"""Built-in aggregates: the columns of each one's accumulator, how two accumulators merge, and the result's type.
 
-Of each column of an accumulator it says how it is made: of many rows and of one as SQL, of one row each in Arrow.
+Each column of an accumulator has SQL that computes it from many rows or from one, and Arrow code for one row each.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from strandline.types.datatypes import (
     parse_type,
 )
 
-OURS = "__strandline"
-"""How our own columns begin."""
+PREFIX = "__strandline"
+"""Prefix of the columns that Strandline adds."""
 NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
 
 Values = Mapping[str, pa.Array]
 """Columns of rows, by name."""
 Make = Callable[[Values, int], pa.Array]
-"""Gets the columns and how many rows there are."""
+"""Takes the columns and the number of rows."""
 TypeOf = Callable[[str, str], str]
-"""Gets an SQL expression, and what it is for; returns the DDL of its type."""
+"""Takes an SQL expression and its purpose; returns the DDL of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,90 +59,90 @@ class AccumulatorColumn:
 
     type: DataType
     merge: str
-    """How two become one. See FieldSpec."""
+    """How two values merge. See FieldSpec."""
     many: str
-    """SQL of many rows."""
+    """SQL over many rows."""
     one: str
-    """SQL of one row."""
+    """SQL over one row."""
     make: Make = field(compare=False)
-    """The same in Arrow: accumulators of one row each."""
+    """Computes the column in Arrow, for accumulators of one row each."""
     empty: Any = field(default=None, compare=False)
-    """What it is of no rows."""
-    added_up: str = ""
-    """SQL of what is added up exactly, where a sum may be too large for its type; else nothing."""
+    """The value for no rows."""
+    addend: str = ""
+    """SQL of the values of an exact sum, which may be too large for its type; empty for other columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """The accumulator of some aggregates, and their results."""
+class AggregationPlan:
+    """The accumulator and the results of some aggregates."""
 
     parts: dict[str, AccumulatorColumn]
     results: list[ResultSpec]
 
     @property
     def fields(self) -> list[FieldSpec]:
-        """The accumulator's columns, as keepers know them."""
+        """The accumulator's columns as keepers use them."""
         return [FieldSpec(name, part.type.ddl, part.merge, part.empty) for name, part in self.parts.items()]
 
 
-def declare(columns: Columns, given: Mapping[str, Aggregate], uid: str, type_of: TypeOf) -> Declared:
-    """Return what aggregates are made of; those that need the very same columns share them.
+def plan_results(columns: Columns, aggregates: Mapping[str, Aggregate], uid: str, type_of: TypeOf) -> AggregationPlan:
+    """Return the accumulator and the results of aggregates; aggregates that need the same columns share them.
 
-    The order in which they are given makes no difference to state. Nor would half of the columns be shared: an
-    aggregate that is added later begins empty, with all that it is computed of.
+    The order of the aggregates does not change the state. Aggregates share all of their columns or none, so that one
+    that is added later begins with empty columns.
     """
     names: dict[tuple[AccumulatorColumn, ...], tuple[str, ...]] = {}
-    found: dict[str, AccumulatorColumn] = {}
+    by_name: dict[str, AccumulatorColumn] = {}
     specs: dict[str, ResultSpec] = {}
-    for result, aggregate in sorted(given.items()):
-        kind, listed = _planned(columns, result, aggregate, uid, type_of)
-        parts = tuple(listed)
+    for result, aggregate in sorted(aggregates.items()):
+        kind, parts = _plan(columns, result, aggregate, uid, type_of)
         if parts not in names:
-            names[parts] = tuple(_named(result, aggregate.kind, at, [*found]) for at in range(len(parts)))
-            found.update(zip(names[parts], parts, strict=True))
+            names[parts] = tuple(_column_name(result, aggregate.kind, at, [*by_name]) for at in range(len(parts)))
+            by_name.update(zip(names[parts], parts, strict=True))
         function = parts[0].merge if aggregate.kind in ("first", "last") else aggregate.kind
         specs[result] = ResultSpec(
             result, kind.ddl, aggregate.kind, names[parts], aggregate.ranks, function, aggregate.was, aggregate.is_added
         )
-    return Declared(found, [specs[result] for result in given])
+    return AggregationPlan(by_name, [specs[result] for result in aggregates])
 
 
-def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
-    """Return the name of a new column of the accumulator, which needs no quotes and is no other result's."""
-    plain = re.sub(r"[^0-9a-z_]", lambda found: f"_{ord(found[0]):x}_", result.lower())
-    name = f"{OURS}_{plain}_{kind}_{at}"
-    return name if name not in taken else _named(f"{result}_", kind, at, taken)
+def _column_name(result: str, kind: str, at: int, names: list[str]) -> str:
+    """Return a name for a new column of the accumulator that needs no quotes and is not in `names`."""
+    plain = re.sub(r"[^0-9a-z_]", lambda match: f"_{ord(match[0]):x}_", result.lower())
+    name = f"{PREFIX}_{plain}_{kind}_{at}"
+    return name if name not in names else _column_name(f"{result}_", kind, at, names)
 
 
-def _planned(
+def _plan(
     columns: Columns, result: str, aggregate: Aggregate, uid: str, type_of: TypeOf
-) -> tuple[DataType, list[AccumulatorColumn]]:
+) -> tuple[DataType, tuple[AccumulatorColumn, ...]]:
     """Return the type of an aggregate's result, and its accumulator's columns."""
     if aggregate.column is None:
-        return LongType(), [AccumulatorColumn(LongType(), "sum", "count(1)", "1L", _ones, 0)]
+        return LongType(), (AccumulatorColumn(LongType(), "sum", "count(1)", "1L", _ones, 0),)
     what = f"operator '{uid}': the aggregate '{result}'"
-    # These are of whatever type: also of one that only Spark knows.
+    # These accept a column of any type, also one that only Spark knows.
     any_type = aggregate.kind in ("count", "approx_count_distinct")
     name, (c, kind) = aggregate.column, _column(columns, aggregate.column, what, type_of, any_type=any_type)
     if aggregate.by is None:
         check_type(aggregate, kind, uid)
-        return _of_column(aggregate, kind, c, name)
+        result_type, parts = _of_column(aggregate, kind, c, name)
+        return result_type, tuple(parts)
     how, by_name, (by, by_kind) = aggregate.kind, aggregate.by, _column(columns, aggregate.by, what, type_of)
     check_type(aggregate, by_kind, uid)
-    # Where there is nothing to compare, the value does not count.
-    return kind, [
+    # A value whose `by` is null does not count.
+    return kind, (
         AccumulatorColumn(
             kind, how, f"{how}({c}, {by})", f"if({by} is null, null, {c})",
             lambda of, n: pc.if_else(pc.is_valid(of[by_name]), of[name], _null_of(kind)),
         ),
         AccumulatorColumn(by_kind, how, f"{how[:3]}({by})", by, lambda of, n: of[by_name]),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _column(
     columns: Columns, column: str, what: str, type_of: TypeOf, *, any_type: bool = False
 ) -> tuple[str, DataType]:
-    """Return a column's SQL and its type, or an expression's; errors begin with `what`."""
+    """Return the SQL and the type of a column or an expression; errors begin with `what`."""
     known = column in columns.names
     c = quoted(column) if known else f"({column})"
     try:
@@ -173,9 +173,9 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
     if how in ("sum", "avg"):
         total = _sum_type(kind, exact=how == "sum")
         many = f"sum(cast({c} as double))" if how == "avg" and not isinstance(kind, DecimalType) else f"sum({c})"
-        exactly = c if isinstance(total, LongType | DecimalType) else ""
+        addend = c if isinstance(total, LongType | DecimalType) else ""
         summed = AccumulatorColumn(
-            total, "sum", many, c, lambda of, n: of[name].cast(to_arrow_type(total)), added_up=exactly
+            total, "sum", many, c, lambda of, n: of[name].cast(to_arrow_type(total)), addend=addend
         )  # fmt: skip
         return (total, [summed]) if how == "sum" else (_mean_type(kind), [summed, counted])
     if how in SPREADS:
@@ -192,7 +192,7 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         nulls = str(aggregate.ignore_nulls).lower()
         merge = f"{how}_valid" if aggregate.ignore_nulls else how
         value = AccumulatorColumn(kind, merge, f"{how}({c}, {nulls})", c, lambda of, n: of[name])
-        # Of no rows and of one that is null, the value is the same.
+        # The value is null for no rows and for a row with null: this column tells them apart.
         there = AccumulatorColumn(BooleanType(), merge, "true", "true", lambda of, n: pa.array(np.ones(n, bool)), False)
         return kind, [value] if aggregate.ignore_nulls else [value, there]
     elements = f"filter(array({c}), x -> x is not null)"
@@ -204,28 +204,28 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         part = AccumulatorColumn(array, "united", f"collect_set({c})", elements, lambda of, n: _elements(of[name]), [])
         return LongType() if how == "count_distinct" else array, [part]
     if how == "approx_count_distinct":
-        # Of the hash, since Spark's sketches take few types themselves.
+        # Sketch the hash, since Spark's sketches accept few types.
         hashed = f"if({c} is null, null, xxhash64({c}))"
-        return LongType(), _sketched(sketches.DISTINCT, aggregate, hashed, lambda of, n: _hashes(of[name], kind))
+        return LongType(), _sketch_columns(sketches.DISTINCT, aggregate, hashed, lambda of, n: _hashes(of[name], kind))
     if how == "approx_percentile":
         number = f"nanvl({_as_double(c, kind)}, null)"
-        parts = _sketched(sketches.QUANTILES, aggregate, number, lambda of, n: _doubles(of[name]))
+        parts = _sketch_columns(sketches.QUANTILES, aggregate, number, lambda of, n: _doubles(of[name]))
         of = DoubleType() if isinstance(kind, StringType) else kind
         return ArrayType(of) if isinstance(aggregate.percentage, tuple) else of, parts
     return kind, [AccumulatorColumn(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
 
 
-def _sketched(how: str, aggregate: Aggregate, value: str, values: Make) -> list[AccumulatorColumn]:
-    """Return the list of values and the sketch: of one row there is a value, of many a sketch."""
+def _sketch_columns(how: str, aggregate: Aggregate, value: str, values: Make) -> list[AccumulatorColumn]:
+    """Return two columns: a list, which holds the value of one row, and a sketch of many rows."""
     size = sketches.size_of(how, aggregate.error)
     merge, element = f"{how}_{size}", LongType() if how == sketches.DISTINCT else DoubleType()
     function = "hll_sketch_agg" if how == sketches.DISTINCT else "kll_sketch_agg_double"
     list_type = ArrayType(element)
-    listed = f"filter(array({value}), x -> x is not null)"
+    one = f"filter(array({value}), x -> x is not null)"
     sketch = f"if(count({value}) = 0, null, {function}({value}, {size}))"
     return [
         AccumulatorColumn(
-            list_type, merge, f"cast(null as {list_type.ddl})", listed, lambda of, n: _elements(values(of, n)), []
+            list_type, merge, f"cast(null as {list_type.ddl})", one, lambda of, n: _elements(values(of, n)), []
         ),
         AccumulatorColumn(BinaryType(), merge, sketch, "cast(null as binary)", lambda of, n: pa.nulls(n, pa.binary())),
     ]
@@ -237,11 +237,11 @@ def _as_double(c: str, kind: DataType) -> str:
     return f"cast(unix_date({c}) as double)" if isinstance(kind, DateType) else f"cast({c} as double)"
 
 
-# -- types, as Spark has them
+# -- types, the same as Spark's
 
 
 def _sum_type(kind: DataType, *, exact: bool) -> DataType:
-    """Return what values are added up in; `exact` says whether integers are to stay such."""
+    """Return the type of a sum; with `exact`, a sum of integers is an integer."""
     if isinstance(kind, DecimalType):
         return DecimalType(min(kind.precision + 10, MAX_DECIMAL_PRECISION), kind.scale)
     return LongType() if exact and isinstance(kind, IntegralType) else DoubleType()
@@ -255,9 +255,9 @@ def _mean_type(kind: DataType) -> DataType:
 
 
 def check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
-    """Refuse columns that an aggregate cannot be over."""
+    """Refuse a column whose type the aggregate does not accept."""
     if aggregate.kind in ("sum", "avg", *SPREADS):
-        # Numbers are read out of texts, too.
+        # Numbers are parsed from texts, too.
         fits, expected = isinstance(kind, (*NUMBERS, StringType)), "a number"
     elif aggregate.kind in ("min", "max", *COMPARING):
         fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
@@ -293,13 +293,13 @@ def _null_of(kind: DataType) -> pa.Scalar:
 
 
 def _elements(column: pa.Array) -> pa.Array:
-    """Return a list of each value; of null, an empty one."""
+    """Return a list of one element for each value, and an empty list for null."""
     ends = np.cumsum(pc.is_valid(column).to_numpy(zero_copy_only=False))
     return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), column.drop_null())
 
 
 def _hashes(column: pa.Array, kind: DataType) -> pa.Array:
-    """Return 64 bits of each value: other ones than in a job, but as good."""
+    """Return a 64-bit hash of each value. It differs from Spark's, with the same quality."""
     encode = ValueCodec(kind).encode
     values = to_python(column, kind)
     digests = [None if v is None else hashlib.blake2b(encode(v), digest_size=8).digest() for v in values]
@@ -307,10 +307,10 @@ def _hashes(column: pa.Array, kind: DataType) -> pa.Array:
 
 
 def _doubles(column: pa.Array) -> pa.Array:
-    """Return numbers, dates as days and times as microseconds; NaN counts as null."""
+    """Return numbers, dates as days and times as microseconds, with null for NaN."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date(column.type):
         column = column.cast(pa.int32())
-    found = column.cast(pa.float64(), safe=False)
-    return pc.if_else(pc.is_nan(found), _null_of(DoubleType()), found)
+    doubles = column.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_nan(doubles), _null_of(DoubleType()), doubles)

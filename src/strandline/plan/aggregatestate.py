@@ -1,7 +1,7 @@
-"""From the aggregates that a snapshot has state of to those of a program: what each goes on from, and what cannot.
+"""Upgrade of aggregates: which aggregate of a program continues from which state of a snapshot, and which cannot.
 
-An aggregate is found by the name of its result. Several that need the same columns share them, so that names of columns
-may change when aggregates do: they are those of one of their results.
+The name of its result identifies an aggregate. Aggregates that need the same columns share them, and a shared column
+has the name of one result; so columns may change their names when aggregates change.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from strandline.types.datatypes import ArrayType, DataType, StructType, parse_ty
 from strandline.types.hints import Hints
 
 BEGINS_EMPTY = "begins empty in what is stored"
-_OF_VALUES = "_valid"
-_OWN_WORDS = ("uid", "name", "parallelism", "max_parallelism", "on_error")
-"""What agg() itself is told by these keywords: results of such names are given in a dict."""
+_VALUES_ONLY = "_valid"
+_OPTION_NAMES = ("uid", "name", "parallelism", "max_parallelism", "on_error")
+"""Keywords that agg() reserves for options: a result with such a name is passed in a dict."""
 
 
 @dataclass
 class AggregateChanges:
-    """What becomes of the aggregates of one operator."""
+    """The changes of one operator's aggregates."""
 
     changes: list[Change] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    """As sentences that do not name the operator."""
+    """Sentences that do not name the operator."""
     to_add: list[str] = field(default_factory=list)
-    """How to write those that are new and not said to be."""
+    """Code for aggregates that are new and not marked with .added()."""
     to_drop: list[str] = field(default_factory=list)
-    """Those that `drop` must name, beside what it does."""
+    """Aggregates that `drop` must name, too."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """By column of the accumulator: its name in the snapshot, where the same name does not say that."""
+    """By column of the accumulator: its name in the snapshot, if that differs or two columns continue from it."""
     fill: dict[str, Any] = field(default_factory=dict)
-    """By column that is new: what it is of no rows, where that is not null."""
+    """By new column: its value for no rows, if that is not null."""
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Return what changes, in a few words."""
+        """A short description of the changes."""
         counted = Counter(change.action for change in self.changes)
         words: list[tuple[Action, str]] = [("new", "added"), ("renamed", "renamed"), ("dropped", "dropped")]
         some = [(counted[action], word) for action, word in words if counted[action]]
-        found = [f"{count} aggregate{'s' if count > 1 else ''} {word}" for count, word in some]
-        return tuple(found) or ("columns of aggregates in another order",)
+        texts = [f"{count} aggregate{'s' if count > 1 else ''} {word}" for count, word in some]
+        return tuple(texts) or ("columns of aggregates in another order",)
 
     def hints(self, value_type: str) -> Hints:
-        """Return what a state of this type, which holds the accumulators, must know to go on from what is stored."""
+        """Return how a state of this type, which holds the accumulators, reads the stored values."""
         kind = parse_type(value_type)
         prefix, struct = ("[].", kind.element) if isinstance(kind, ArrayType) else ("", kind)
         assert isinstance(struct, StructType)
         return Hints(
             {f"{prefix}{quoted(name)}": was for name, was in self.renamed.items() if name in struct.names},
             {f"{prefix}{quoted(name)}": value for name, value in self.fill.items() if name in struct.names},
-            # Totals without windows do not have it.
+            # Only windows have the field `events`.
             unsaid={"events": "how many events each key has had is not stored, and windows by count go by it"},
             several=True,
         )
@@ -67,9 +67,9 @@ class AggregateChanges:
 def plan_aggregates(
     uids: tuple[str, str], before: StateInfo, now: StateInfo, of: Aggregated, drop: Collection[str]
 ) -> AggregateChanges:
-    """Return what becomes of the aggregates of the state `before` in `now`, the first states of their operators.
+    """Return how the aggregates of the state `before` change in `now`. Both are the first state of their operator.
 
-    `uids` are the operator's in the program and in the snapshot; `drop` names results to do without.
+    `uids` are the operator's in the program and in the snapshot; `drop` names results whose state is discarded.
     """
     return _Planner(uids, before, now, of, drop).plan()
 
@@ -84,10 +84,10 @@ class _Planner:
         self._drop = drop
         self._types_before, self._types = _columns_of(before), _columns_of(now)
         self._sources: dict[str, str] = {}
-        """By column: which one it was."""
+        """By column: the stored column that it continues from."""
         self._owners: dict[str, str] = {}
-        """By column that has a source: an aggregate that it is of."""
-        self._found = AggregateChanges()
+        """By column that has a source: the first aggregate that uses it."""
+        self._result = AggregateChanges()
 
     def plan(self) -> AggregateChanges:
         new = []
@@ -98,32 +98,32 @@ class _Planner:
             if before is None:
                 new.append(name)
             else:
-                self._goes_on(name, info, was, before)
+                self._continue(name, info, was, before)
         for name in new:
-            self._begins(name, self._of.infos[name])
+            self._begin(name, self._of.infos[name])
         for name in left:
-            self._gone(name)
-        found = self._found
+            self._drop_or_refuse(name)
+        result = self._result
         columns = [column for info in self._of.infos.values() for column in info.columns]
         heirs = Counter(self._sources.values())
-        found.renamed = {c: was for c, was in self._sources.items() if c != was or heirs[was] > 1}
-        found.fill = {c: self._of.empty[c] for c in columns if c not in self._sources and c in self._of.empty}
-        return found
+        result.renamed = {c: was for c, was in self._sources.items() if c != was or heirs[was] > 1}
+        result.fill = {c: self._of.empty[c] for c in columns if c not in self._sources and c in self._of.empty}
+        return result
 
-    def _goes_on(self, name: str, info: AggregateInfo, was: str, before: AggregateInfo) -> None:
-        """Note an aggregate that has state, and take over its columns."""
+    def _continue(self, name: str, info: AggregateInfo, was: str, before: AggregateInfo) -> None:
+        """Record an aggregate that has state, and claim the columns of that state."""
         renamed = "" if was == name else was
         why = f"drop names '{self._stored_uid}.{was}', and the program has it" if was in self._drop else ""
         why = why or self._difference(info, before) or self._claim(name, info.columns, before.columns)
         if why:
             self._refuse(name, f"the aggregate '{name}': {why}", renamed)
         else:
-            self._note(name, "renamed" if renamed else "kept", renamed)
+            self._record(name, "renamed" if renamed else "kept", renamed)
 
     def _difference(self, info: AggregateInfo, before: AggregateInfo) -> str:
-        """Return what of an aggregate may never be another."""
+        """Return a difference that the aggregate cannot continue with, or an empty text."""
         if info.function != before.function:
-            return f"it is {_named(info.function)}, was {_named(before.function)}: give it another name"
+            return f"it is {_label(info.function)}, was {_label(before.function)}: give it another name"
         of_now, of_before = _result_type(info), _result_type(before)
         now, then = ([types[column].ddl for column in columns] for types, columns in (
             (self._types, info.columns), (self._types_before, before.columns),
@@ -135,41 +135,41 @@ class _Planner:
         return ""
 
     def _claim(self, name: str, columns: Sequence[str], before: Sequence[str]) -> str:
-        """Have columns go on from others; return what stands against it."""
+        """Let columns continue from stored ones; return the reason if they cannot."""
         for column, was in zip(columns, before, strict=True):
             owner = self._owners.setdefault(column, name)
             if self._sources.setdefault(column, was) != was:
                 return f"it would have one state with '{owner}' now, and each had its own: leave one of them out"
         return ""
 
-    def _begins(self, name: str, info: AggregateInfo) -> None:
-        """Note an aggregate that is new."""
+    def _begin(self, name: str, info: AggregateInfo) -> None:
+        """Record a new aggregate."""
         shared = {self._owners[column] for column in info.columns if column in self._owners}
         if shared:
-            self._note(name, "new", "", f"it shares the state of '{min(shared)}': nothing is missing")
+            self._record(name, "new", "", f"it shares the state of '{min(shared)}': nothing is missing")
         elif name in self._of.added:
-            self._note(name, "new", "", BEGINS_EMPTY)
+            self._record(name, "new", "", BEGINS_EMPTY)
         else:
-            is_word = name.isidentifier() and not iskeyword(name) and name not in _OWN_WORDS
-            as_given = f"{name}=" if is_word else f"{json.dumps(name, ensure_ascii=False)}: "
-            self._found.to_add.append(f"{as_given}sl.agg.{info.function.removesuffix(_OF_VALUES)}(…).added()")
+            is_word = name.isidentifier() and not iskeyword(name) and name not in _OPTION_NAMES
+            argument = f"{name}=" if is_word else f"{json.dumps(name, ensure_ascii=False)}: "
+            self._result.to_add.append(f"{argument}sl.agg.{info.function.removesuffix(_VALUES_ONLY)}(…).added()")
             why = "is new: of windows and keys in the snapshot it would have only what comes from now on"
             self._refuse(name, f"the aggregate '{name}' {why}")
 
-    def _gone(self, name: str) -> None:
-        """Note an aggregate that the program does not have."""
+    def _drop_or_refuse(self, name: str) -> None:
+        """Record an aggregate that the program does not have."""
         if name in self._drop:
-            self._note(name, "dropped")
+            self._record(name, "dropped")
         else:
-            self._found.to_drop.append(name)
+            self._result.to_drop.append(name)
             self._refuse(name, f"the aggregate '{name}' is not declared any more")
 
-    def _note(self, name: str, action: Action, was: str = "", *details: str) -> None:
-        self._found.changes.append(Change(self._uid, "", action, was, details, name))
+    def _record(self, name: str, action: Action, was: str = "", *details: str) -> None:
+        self._result.changes.append(Change(self._uid, "", action, was, details, name))
 
     def _refuse(self, name: str, why: str, was: str = "") -> None:
-        self._found.refusals.append(why)
-        self._note(name, "refused", was, why)
+        self._result.refusals.append(why)
+        self._record(name, "refused", was, why)
 
 
 def _columns_of(state: StateInfo) -> Mapping[str, DataType]:
@@ -179,10 +179,10 @@ def _columns_of(state: StateInfo) -> Mapping[str, DataType]:
 
 
 def _result_type(info: AggregateInfo) -> DataType:
-    """Return the type of a result; of percentiles, of one of them: which they are is no matter of state."""
+    """Return the type of a result; for percentiles, of a single one, since state does not depend on which they are."""
     kind = parse_type(info.type)
     return kind.element if info.function == "approx_percentile" and isinstance(kind, ArrayType) else kind
 
 
-def _named(function: str) -> str:
-    return f"{function.removesuffix(_OF_VALUES)} of values only" if function.endswith(_OF_VALUES) else function
+def _label(function: str) -> str:
+    return f"{function.removesuffix(_VALUES_ONLY)} of values only" if function.endswith(_VALUES_ONLY) else function

@@ -1,7 +1,7 @@
-"""Built-in aggregation of keyed and windowed streams: checked, and as nodes.
+"""Built-in aggregation of keyed and windowed streams: checks its arguments and makes its nodes.
 
-An epoch's rows become rows of partial accumulators before they are sent to their keepers: by a group-by where that
-makes them fewer, else each row on its own. Both have the same columns, so it can be decided anew for every epoch.
+Spark turns an epoch's rows into partial accumulators before it sends them to keepers: with a group-by if that reduces
+them, else one for each row. Both have the same columns, so that each epoch can choose either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from strandline.api.aggregates import Aggregate
 from strandline.api.badrecords import DEAD_LETTERS, OnError, on_error_of
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.plan.aggregates import OURS, declare
+from strandline.plan.aggregates import PREFIX, plan_results
 from strandline.plan.callables import check_function
 from strandline.plan.checks import check_on_error, check_uid
 from strandline.plan.columns import Columns, quoted
@@ -36,8 +36,8 @@ PANE = "__strandline_pane"
 FIRST, LAST = "__strandline_first", "__strandline_last"
 
 
-def named(results: Mapping[str, Aggregate] | None, more: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
-    """Return aggregates that are given as a dict and by keywords."""
+def combine_aggregates(results: Mapping[str, Aggregate] | None, more: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
+    """Return the aggregates of a dict and of keywords as one dict."""
     if results is not None and not isinstance(results, Mapping):
         raise ConfigurationError(
             f"agg() was given {results!r}, expected aggregates by their names",
@@ -50,27 +50,27 @@ def aggregate_on(
     keyed: Keyed,
     kind: WindowKind | None,
     rules: Rules,
-    given: Mapping[str, Aggregate],
+    aggregates: Mapping[str, Aggregate],
     uid: str,
     name: str,
     parallelism: int | None,
     max_parallelism: int | None,
     on_error: OnError | str = "fail",
 ) -> OperatorNode:
-    """Return the node of an aggregation of keyed rows, or of a kind of window of them."""
+    """Return the node of an aggregation of keyed rows, or of windows of them."""
     columns, keys = keyed.columns, keyed.keys
-    _check(kind, rules, keys, given, uid)
+    _check(kind, rules, keys, aggregates, uid)
     (source, *_) = sources_of(keyed.node)
-    declared = declare(columns, given, uid, lambda expression, what: source.type_of(keyed.node, expression, what))
-    accumulators = Accumulators(declared.fields, declared.results)
+    plan = plan_results(columns, aggregates, uid, lambda expression, what: source.type_of(keyed.node, expression, what))
+    accumulators = Accumulators(plan.fields, plan.results)
     key_fields = [Field(key, columns.type_of(key)) for key in keys]
     folded = _is_folded(kind, rules)
     if folded:
-        _check_folded(given, uid, on_error)
+        _check_folded(aggregates, uid, on_error)
         cut = Cut(order_by=keyed.order_by, is_whole=True)
-        asked = columns.names if _function_of(kind) else cut.order_by
-        more = tuple(column for column in asked if column not in keys)
-        operator: Any = _folded(kind, rules, keys, declared.parts, more, accumulators, columns.names)
+        extra = columns.names if _function_of(kind) else cut.order_by
+        more = tuple(column for column in extra if column not in keys)
+        operator: Any = _folded(kind, rules, keys, plan.parts, more, accumulators, columns.names)
     else:
         operator = _operator_of(kind, rules, StructType(tuple(key_fields)), accumulators)
         cut = _cut_of(kind, rules, operator, keyed.order_by)
@@ -78,23 +78,23 @@ def aggregate_on(
     times = [PANE] * cut.sends_pane + [ROWS] + [FIRST, LAST] * cut.sends_span
     types = [(key, columns.ddl_of(key)) for key in keys]
     types += [(time, "bigint") for time in times]
-    types += [(name, part.type.ddl) for name, part in declared.parts.items()]
+    types += [(name, part.type.ddl) for name, part in plan.parts.items()]
     types += [(column, columns.ddl_of(column)) for column in more]
     sent = Columns(tuple(types), columns.hidden)
     late: dict[str, Node] = {}
-    bears = check_on_error(operator, uid, on_error, [] if rules.late is None else [rules.late])
+    policy = check_on_error(operator, uid, on_error, [] if rules.late is None else [rules.late])
     read = [(quoted(name), columns.type_of(name)) for name in (*keys, *more)]
-    read += [(part.one, part.type) for part in declared.parts.values()]
+    read += [(part.one, part.type) for part in plan.parts.values()]
     if rules.late is not None:
         unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
-        bad = ((), ()) if bears.fails else (keys, tuple(read))
-        late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid, *bad)
-    if bears.has_dead_letters:
+        bad = ((), ()) if policy.fails else (keys, tuple(read))
+        late[rules.late] = LateNode(columns.with_hidden(*unseen), keyed.node, kind, rules.lateness_us, uid, *bad)
+    if policy.has_dead_letters:
         late[DEAD_LETTERS] = keyless(keyed, uid, tuple(read))
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
     return make_operator(
-        PartialNode(sent, keyed.node, keys, cut, declared.parts, more, () if bears.fails else tuple(read)),
+        PartialNode(sent, keyed.node, keys, cut, plan.parts, more, () if policy.fails else tuple(read)),
         uid,
         StructType((*key_fields, *bounds, *results)).ddl,
         process=operator,
@@ -104,27 +104,27 @@ def aggregate_on(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         sides_before=late,
-        on_error=bears,
+        on_error=policy,
     )
 
 
 def _is_folded(kind: WindowKind | None, rules: Rules) -> bool:
-    """Whether it matters after which event a result is given, so that events are not aggregated before."""
+    """Whether a result depends on each event in turn, so that Spark must not aggregate events before."""
     by_event = rules.early_events > 0 or rules.early_by_event_time or not rules.accumulate
     early_by_clock = isinstance(kind, Global) and rules.early_us > 0
     return kind is not None and (by_event or early_by_clock or _function_of(kind) is not None)
 
 
 def _function_of(kind: WindowKind | None) -> Any:
-    """Return the user's function that says when a window ends, if there is one."""
+    """Return the user's function that decides when a window ends, or None."""
     if isinstance(kind, Session):
         return kind.gap if callable(kind.gap) else None
     return kind.when if isinstance(kind, Global) else None
 
 
-def _check_folded(given: Mapping[str, Aggregate], uid: str, on_error: OnError | str) -> None:
-    """Refuse what is not offered of aggregates whose state is a value a window, as that of functions is."""
-    for result, aggregate in given.items():
+def _check_folded(aggregates: Mapping[str, Aggregate], uid: str, on_error: OnError | str) -> None:
+    """Refuse options that aggregates do not support when each window's state is one value."""
+    for result, aggregate in aggregates.items():
         if aggregate.was:
             raise ConfigurationError(
                 f"operator '{uid}': the aggregate '{result}' is renamed, and windows that look at each event, as with "
@@ -148,9 +148,9 @@ def _folded(
     accumulators: Accumulators,
     names: Sequence[str],
 ) -> WindowOperator:
-    """Return the windows of functions, with an accumulator each."""
+    """Return an operator that keeps one accumulator for each window and looks at each event."""
     assert kind is not None
-    # As PartialNode has them: the key, how many rows, the accumulator, and what else is sent.
+    # In the order of PartialNode: the key, the number of rows, the accumulator, and other columns.
     sent = [*keys, ROWS, *parts, *more]
     function = _function_of(kind)
     if function is not None:
@@ -158,7 +158,7 @@ def _folded(
         check_function(what, function, ["event"] if isinstance(kind, Session) else ["event", "n"])
         of_row = OfRow(function, names, [sent.index(name) for name in names])
         kind = Global(kind.count, of_row) if isinstance(kind, Global) else Session(of_row)
-    # Late events are told from the stream's own rows.
+    # LateNode takes late events from the stream's rows.
     rules = replace(rules, several_keys=len(keys) > 1, late=None)
     operator = operator_of(kind, Accumulating(accumulators, len(keys) + 1), rules)
     state = operator.own_states["windows"]
@@ -189,47 +189,47 @@ def _operator_of(
 
 
 def _cut_of(kind: WindowKind | None, rules: Rules, operator: ColumnarProcess, order_by: tuple[str, ...]) -> Cut:
-    """Return what becomes of rows before keepers get them."""
+    """Return how Spark splits rows by time before it aggregates them."""
     if isinstance(kind, Global):
         return Cut(order_by=order_by, is_whole=True)
     if kind is None or rules.processing:
         return Cut()
     if isinstance(kind, Session):
-        # Events of one such stretch are less than the gap apart.
+        # Events of one interval are less than the gap apart.
         return Cut(kind.gap_us, sends_span=True)
     assert isinstance(operator, WindowedAggregation)
     return Cut(operator.pane_us, kind.offset_us, sends_pane=True)
 
 
-def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Mapping[str, Any], uid: str) -> None:
-    """Refuse what cannot be an aggregation."""
+def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], aggregates: Mapping[str, Any], uid: str) -> None:
+    """Refuse an invalid aggregation."""
     check_uid("agg()", uid)
-    if not given:
+    if not aggregates:
         raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
-    for result, aggregate in given.items():
-        if not isinstance(result, str) or not result.strip() or result.startswith(OURS):
+    for result, aggregate in aggregates.items():
+        if not isinstance(result, str) or not result.strip() or result.startswith(PREFIX):
             raise ConfigurationError(
-                f"operator '{uid}': {result!r} is no name for a result", hint=f"give it one, not beginning with {OURS}"
+                f"operator '{uid}': {result!r} is no name for a result", hint=f"write one, not beginning with {PREFIX}"
             )
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(
                 f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
                 hint=f'write {result}=sl.agg.sum("amount")',
             )
-    for result, aggregate in given.items():
-        rivals = [other for other, its in given.items() if its.was == aggregate.was and other != result]
-        if aggregate.was and (aggregate.was in given or rivals):
-            other = aggregate.was if aggregate.was in given else rivals[0]
+    for result, aggregate in aggregates.items():
+        rivals = [other for other, its in aggregates.items() if its.was == aggregate.was and other != result]
+        if aggregate.was and (aggregate.was in aggregates or rivals):
+            other = aggregate.was if aggregate.was in aggregates else rivals[0]
             raise ConfigurationError(
                 f"operator '{uid}': the aggregate '{result}' was '{aggregate.was}', and so "
-                f"{'is' if aggregate.was in given else 'was'} '{other}'",
+                f"{'is' if aggregate.was in aggregates else 'was'} '{other}'",
                 hint="one of them goes on from that state: leave renamed(was=…) out of the other",
             )
     bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)
-    for at, result in enumerate(given):
-        others = [*keys, *bounds, *list(given)[:at]]
+    for at, result in enumerate(aggregates):
+        others = [*keys, *bounds, *list(aggregates)[:at]]
         if result.lower() in [column.lower() for column in others]:
             raise ConfigurationError(
                 f"operator '{uid}': the result '{result}' has the name of another column of the output",
@@ -239,7 +239,7 @@ def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Ma
 
 
 def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
-    """Refuse what no built-in aggregation can do."""
+    """Refuse late events of sessions."""
     if isinstance(kind, Session) and rules.late is not None:
         raise ConfigurationError(
             f"operator '{uid}': agg() of sessions has no late events to give: which they are shows when they have "

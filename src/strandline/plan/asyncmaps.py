@@ -1,4 +1,4 @@
-"""Calls of other systems, as a node."""
+"""Asynchronous calls of other systems, as a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 10_000
 
 
 class _Fail:
-    """Of a fallback: there is none."""
+    """The value of `fallback` that stands for none."""
 
     def __repr__(self) -> str:
         return "FAIL"
@@ -40,7 +40,7 @@ def map_async(
     fallback: Any,
     on_error: OnError | str,
 ) -> MapNode:
-    """Return the node of a function of which several calls run at once; refuse what cannot run."""
+    """Return the node of a function whose calls run concurrently; refuse invalid arguments."""
     if not callable(function):
         raise ConfigurationError(f"map_async: it was given {function!r}, expected a function, async or not")
     check_called_with("map_async: the function", function, ["row"])
@@ -60,19 +60,19 @@ def map_async(
     return map_on(node, "map_async", function, function, output, on_error, calls)
 
 
-def _fallback(given: Any, output: str | SparkType) -> Fallback:
-    """Return what stands for an answer; refuse a row that does not fit, now and not when it is needed."""
-    if callable(given):
-        check_function("map_async: fallback", given, ["row", "error"])
-        check_shippable("map_async: fallback", given)
-        return Fallback(function=given)
+def _fallback(fallback: Any, output: str | SparkType) -> Fallback:
+    """Return the fallback of a call; refuse at once a row that does not fit the output."""
+    if callable(fallback):
+        check_function("map_async: fallback", fallback, ["row", "error"])
+        check_shippable("map_async: fallback", fallback)
+        return Fallback(function=fallback)
     rows = OutputBuilder("", schema_given(output, "map_async: output"), "map_async: fallback")
     try:
-        for row in given if isinstance(given, list) else [] if given is None else [given]:
+        for row in fallback if isinstance(fallback, list) else [] if fallback is None else [fallback]:
             rows.fitting(row)
     except OutputError as error:
         raise ConfigurationError(
             error.message,
             hint="give a row that fits `output`, None for no row, or a function of (row, error) that returns one",
         ) from None
-    return Fallback(given)
+    return Fallback(fallback)

@@ -1,4 +1,4 @@
-"""Functions that a program gives: whether they can be called as they will be, and sent to where they will be."""
+"""Checks of a program's functions: whether Strandline can call them, and send them to other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strandline.core.failure import as_exception
 
 
 def check_function(what: str, function: Any, args: Sequence[str], example: str = "") -> None:
-    """Refuse what cannot be called with these arguments, which are given by position; errors begin with `what`."""
+    """Refuse a value that cannot be called with these positional arguments; errors begin with `what`."""
     called = f"({', '.join(args)})"
     if not callable(function):
         raise ConfigurationError(
@@ -34,7 +34,7 @@ def check_called_with(what: str, function: Any, args: Sequence[str]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Of functions written in C, that is not known.
+        # Functions written in C may have no signature.
         return
     try:
         signature.bind(*args)
@@ -58,35 +58,35 @@ def check_shippable(what: str, function: Any) -> None:
 
 
 def name_of(function: Any) -> str:
-    """Return what a function is called."""
+    """Return the name of a function."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
 def call(what: str, function: Callable[..., Any], *args: Any) -> None:
-    """Call a function for what it does: nobody looks at what it gives.
+    """Call a function and ignore its result.
 
-    Raises ConfigurationError if that has yet to run: nobody would run it. What the function raises is an Exception: a
-    Rust library's panic, which is none, comes as one.
+    Raises ConfigurationError if the result is a coroutine or a generator, which has not run yet. Converts the panic
+    of a Rust library into an Exception.
     """
     try:
-        given = function(*args)
+        result = function(*args)
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
         raise as_exception(error) from error
-    # What clients give to be awaited need be no coroutine of Python's own.
-    if given is not None and isinstance(given, Coroutine | Generator | AsyncGenerator | map):
-        if isinstance(given, Coroutine | Generator):
-            given.close()
+    # Coroutine is the abstract class: awaitables of clients need not be coroutines of Python.
+    if result is not None and isinstance(result, Coroutine | Generator | AsyncGenerator | map):
+        if isinstance(result, Coroutine | Generator):
+            result.close()
         raise ConfigurationError(
-            f"{what} gave a {type(given).__name__}, which nobody runs: it has done nothing",
+            f"{what} gave a {type(result).__name__}, which has not run: it did nothing",
             hint="let it do all before it returns: without yield, and with asyncio.run(…) for what is async",
         )
 
 
 def _why(error: Exception) -> str:
-    """Return why something cannot be pickled, in one line: Spark raises pages."""
+    """Return the first line of an error of pickling: Spark raises pages."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]

@@ -1,4 +1,4 @@
-"""What becomes of what is stored, for people: one line each."""
+"""Changes of stored operators, states and aggregates, each printed as one line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Action = Literal["kept", "migrated", "renamed", "new", "dropped", "refused"]
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of an operator, of one of its states, or of one of its aggregates."""
+    """The change of an operator, of one of its states, or of one of its aggregates."""
 
     uid: str
-    """As the program has it, or else the snapshot."""
+    """The uid in the program, or else in the snapshot."""
     state: str
-    """Empty: the operator itself, or an aggregate."""
+    """Empty for the operator itself and for an aggregate."""
     action: Action
     was: str = ""
-    """What it is called in the snapshot, where that is something else."""
+    """Its name in the snapshot, if that differs."""
     details: tuple[str, ...] = ()
-    """What changes, or why it is refused."""
+    """The parts that change, or the reasons of a refusal."""
     aggregate: str = ""
-    """The name of the aggregate's result; empty: it is of none."""
+    """The name of the aggregate's result; empty for an operator and a state."""
 
     def __str__(self) -> str:
         what = f"state '{self.uid}.{self.state}'" if self.state else f"operator '{self.uid}'"

@@ -1,4 +1,4 @@
-"""What a program is refused before anything runs: functions that are none, or miss a method."""
+"""Checks of a program's operators before it runs: uids, parallelism, process functions and side outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strandline.runtime.builtin import BuiltinOperator
 
 
 def check_uid(what: str, uid: Any) -> None:
-    """Refuse an operator that state could not be found by."""
+    """Refuse a missing uid: it identifies the operator's state."""
     if not isinstance(uid, str) or not uid.strip():
         raise ConfigurationError(
             f"{what} has no uid",
@@ -26,7 +26,7 @@ def check_uid(what: str, uid: Any) -> None:
 
 
 def check_numbers(uid: str, parallelism: Any, max_parallelism: Any) -> None:
-    """Refuse a parallelism of an operator's own that it could never have."""
+    """Refuse an invalid parallelism or max_parallelism of an operator."""
     for what, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
             raise ConfigurationError(f"operator '{uid}': {what} is {number!r}, expected a number")
@@ -37,7 +37,7 @@ def check_numbers(uid: str, parallelism: Any, max_parallelism: Any) -> None:
 
 
 def check_process(process: Any, uid: str) -> None:
-    """Refuse what is no process function."""
+    """Refuse an invalid process function."""
     if isinstance(process, type):
         raise ConfigurationError(
             f"operator '{uid}': process() was given the class {process.__name__}, expected an instance",
@@ -78,26 +78,26 @@ def check_process(process: Any, uid: str) -> None:
 
 
 def _check_methods(process: Any, uid: str) -> None:
-    """Refuse methods that could not be called, and names that look like a method's and are not."""
+    """Refuse methods with wrong arguments, and misspelled names of methods."""
     kind = type(process)
     known = _METHODS if isinstance(process, KeyedProcess) else _BATCH_METHODS
     for method, args in known.items():
-        found = getattr(kind, method, None)
-        # Those that are not overridden are ours.
-        if found is not None and not found.__module__.startswith("strandline.api."):
+        function = getattr(kind, method, None)
+        # A method that the class does not override is Strandline's.
+        if function is not None and not function.__module__.startswith("strandline.api."):
             check_function(f"operator '{uid}': {method} of {kind.__name__}", getattr(process, method), args)
     for name in dir(kind):
         if name.startswith("on_") and name not in known and callable(getattr(kind, name)):
             near = difflib.get_close_matches(name, known, 1, 0.8)
             if near:
                 raise ConfigurationError(
-                    f"operator '{uid}': {kind.__name__} defines {name}, which nobody calls",
+                    f"operator '{uid}': {kind.__name__} defines {name}, which is never called",
                     hint=f"is it {near[0]}? a method of your own may have a name that does not begin with 'on_'",
                 )
 
 
 def _nearest(process: Any, method: str) -> str:
-    """Return what to do about a method that is missing; it may have another name."""
+    """Return a hint for a missing method: rename a similar one, or write it."""
     near = difflib.get_close_matches(method, [name for name in dir(type(process)) if name != method], 1, 0.7)
     args = ", ".join(["self", *(_METHODS | _BATCH_METHODS)[method]])
     return f"rename {near[0]}" if near and near[0].startswith("on") else f"write def {method}({args}): …"
@@ -111,7 +111,7 @@ _BATCH_METHODS: dict[str, list[str]] = {"on_batch": ["batch", "ctx"], "open": []
 
 
 def check_sides(uid: str, sides: Any) -> None:
-    """Refuse side outputs that are none."""
+    """Refuse invalid side outputs."""
     if not isinstance(sides, Mapping) or not all(isinstance(name, str) for name in sides):
         raise ConfigurationError(
             f"operator '{uid}': sides is {sides!r}, expected schemas by name",
@@ -119,34 +119,34 @@ def check_sides(uid: str, sides: Any) -> None:
         )
 
 
-def check_on_error(process: Any, uid: str, given: Any, sides: Collection[str]) -> OnError:
-    """Return what becomes of events that a function fails for; refuse what cannot be done."""
-    found = on_error_of(f"operator '{uid}'", given)
-    # Of operators of ours, which are columnar, rows without a key can be told apart.
-    if not found.fails and isinstance(process, KeyedBatchProcess) and not isinstance(process, BuiltinOperator):
+def check_on_error(process: Any, uid: str, on_error: Any, sides: Collection[str]) -> OnError:
+    """Return how an operator handles events that its function fails for; refuse what it cannot do."""
+    policy = on_error_of(f"operator '{uid}'", on_error)
+    # Built-in operators are columnar, and can tell apart the rows without a key.
+    if not policy.fails and isinstance(process, KeyedBatchProcess) and not isinstance(process, BuiltinOperator):
         raise ConfigurationError(
-            f"operator '{uid}': on_error is '{found.then}', and {type(process).__name__} is a KeyedBatchProcess, which "
-            "fails for a whole batch, not for an event",
+            f"operator '{uid}': on_error is '{policy.then}', and {type(process).__name__} is a KeyedBatchProcess, "
+            "which fails for a whole batch, not for an event",
             hint="write it as a KeyedProcess, or catch errors in on_batch and ctx.emit() the bad rows to a side output",
         )
-    if found.has_dead_letters and DEAD_LETTERS in sides:
+    if policy.has_dead_letters and DEAD_LETTERS in sides:
         raise ConfigurationError(
             f"operator '{uid}': its side output '{DEAD_LETTERS}' has the name of the one that on_error='dead-letter' "
             "gives",
             hint="rename it in `sides`",
         )
-    return found
+    return policy
 
 
 def check_inputs(process: Any, uid: str, method: Literal["key_by", "connect", "broadcast"]) -> None:
-    """Refuse a function that does not fit the streams that `method` has brought together, or misses a method."""
+    """Refuse a function that does not fit the streams that `method` returns, or lacks a method."""
     name = type(process).__name__
-    found = next((m for m, (kind, _) in _FUNCTIONS.items() if isinstance(process, kind)), "key_by")
-    if found != method:
+    fitting = next((m for m, (kind, _) in _FUNCTIONS.items() if isinstance(process, kind)), "key_by")
+    if fitting != method:
         expected = _FUNCTIONS[method][0].__name__ if method in _FUNCTIONS else "KeyedProcess or a KeyedBatchProcess"
         raise ConfigurationError(
             f"operator '{uid}': after {method}(), process() was given {name}, expected a {expected}",
-            hint=_HINTS.get(found, f"derive your class from strandline.{expected}"),
+            hint=_HINTS.get(fitting, f"derive your class from strandline.{expected}"),
         )
     if method == "key_by":
         return

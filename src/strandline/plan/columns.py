@@ -1,4 +1,4 @@
-"""The columns of a step's rows: the user's, and those that rows carry unseen."""
+"""The columns of a step's rows: the user's, and hidden ones that Strandline adds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HIDDEN_TYPES = {TIME: "bigint", FIRED: "boolean", ORIGIN: "string"}
 
 @dataclass(frozen=True)
 class Columns:
-    """Names and types. Types are text: a column that no operator reads may be of one that only Spark knows."""
+    """Names and types. Types are text: a column that no operator reads may have a type that only Spark knows."""
 
     types: tuple[tuple[str, str], ...]
-    """The user's columns, of which Spark allows several with one name."""
+    """The user's columns. Spark allows several with one name."""
     hidden: tuple[str, ...] = ()
-    """In the order in which keepers expect them."""
+    """Hidden columns, in the order that keepers expect."""
 
     @classmethod
     def of(cls, ddl: str, hidden: Iterable[str] = ()) -> Columns:
@@ -29,7 +29,7 @@ class Columns:
         >>> Columns.of("id bigint, `some text` string").names
         ['id', 'some text']
         """
-        return cls(tuple((f.name, f.type.ddl) for f in parse_schema(ddl).fields), in_order(hidden))
+        return cls(tuple((f.name, f.type.ddl) for f in parse_schema(ddl).fields), sort_hidden(hidden))
 
     @property
     def names(self) -> list[str]:
@@ -43,17 +43,17 @@ class Columns:
 
     @property
     def ddl(self) -> str:
-        """All of them as Spark reads them, the hidden ones last."""
+        """DDL of all columns, the hidden ones last."""
         hidden = [(name, _HIDDEN_TYPES[name]) for name in self.hidden]
         return ", ".join(f"{quoted(name)} {ddl}" for name, ddl in [*self.types, *hidden])
 
     @property
     def struct(self) -> str:
-        """The type of a struct of the user's columns, as Spark reads it."""
+        """DDL of a struct of the user's columns."""
         return f"struct<{', '.join(f'{quoted(name)}: {ddl}' for name, ddl in self.types)}>"
 
     def ddl_of(self, name: str) -> str:
-        """Return a column's type as Spark writes it; refuse a name that is no one column's."""
+        """Return the DDL of a column's type; refuse a name that several columns have."""
         same = [(known, ddl) for known, ddl in self.types if known.lower() == name.lower()]
         check_unlike([known for known, _ in same], "")
         return dict(same)[name]
@@ -63,7 +63,7 @@ class Columns:
         return parse_type(self.ddl_of(name))
 
     def schema(self, where: str) -> StructType:
-        """Return the user's columns with their types, which have to be known here; errors begin with `where`."""
+        """Return the user's columns with their types; refuse types that only Spark knows. Errors begin with `where`."""
         check_unlike(self.names, f"{where}: ")
         try:
             return parse_schema(", ".join(f"{quoted(name)} {ddl}" for name, ddl in self.types))
@@ -72,13 +72,13 @@ class Columns:
                 f"{where}: a column's type is not supported: {error.message}", hint="cast it, or select other columns"
             ) from None
 
-    def carrying(self, *hidden: str) -> Columns:
-        """Return these columns with others that rows carry unseen."""
-        return replace(self, hidden=in_order(hidden))
+    def with_hidden(self, *hidden: str) -> Columns:
+        """Return these columns with other hidden ones."""
+        return replace(self, hidden=sort_hidden(hidden))
 
 
 def check_unlike(names: Sequence[str], where: str) -> None:
-    """Refuse columns that cannot be told apart by name; errors begin with `where`."""
+    """Refuse columns with equal names; errors begin with `where`."""
     counted = Counter(name.lower() for name in names)
     twice = [name for name in names if counted[name.lower()] > 1]
     if twice:
@@ -88,12 +88,12 @@ def check_unlike(names: Sequence[str], where: str) -> None:
         )
 
 
-def in_order(hidden: Iterable[str]) -> tuple[str, ...]:
-    """Return hidden columns in the order in which keepers expect them."""
-    there = set(hidden)
-    return tuple(name for name in HIDDEN if name in there)
+def sort_hidden(hidden: Iterable[str]) -> tuple[str, ...]:
+    """Return hidden columns in the order that keepers expect."""
+    names = set(hidden)
+    return tuple(name for name in HIDDEN if name in names)
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL expressions need it: always in quotes, for `null` and `current_date` may be columns."""
+    """Return a name in quotes for SQL expressions: `null` and `current_date` may be columns."""
     return "`" + name.replace("`", "``") + "`"

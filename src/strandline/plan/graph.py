@@ -21,142 +21,143 @@ from strandline.types.datatypes import DataType
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A step of a pipeline, and what its rows look like."""
+    """A step of a pipeline, and the columns of its rows."""
 
     columns: Columns
     parent: Node | None = None
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The nodes whose rows it gets."""
+        """The nodes whose rows it reads."""
         return () if self.parent is None else (self.parent,)
 
 
 @dataclass(frozen=True, eq=False)
 class SourceNode(Node):
-    """What a pipeline reads. Each engine has its own."""
+    """A source of a pipeline. Each engine has its own kinds."""
 
     name: str = ""
-    """What it is found by in checkpoints; empty: nothing, it is the only one."""
+    """Its name in checkpoints; empty if it is the only source."""
     line: str = field(default_factory=line_of_program, kw_only=True)
-    """Where in the program it was written."""
+    """The line of the program that made it."""
     operators: list[OperatorNode] = field(default_factory=list, kw_only=True)
-    """All that were ever made on it, whether or not a job has them."""
+    """All operators that the program made on it, also those that no job runs."""
     outputs: list[Any] = field(default_factory=list, kw_only=True)
-    """All that was ever sent from it into sinks."""
+    """All outputs that the program made from it."""
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
-        """Return the DDL of an SQL expression over the rows of a node that came of it; errors begin with `what`."""
+        """Return the DDL of an SQL expression over rows of a node below it; errors begin with `what`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class StepNode(Node):
-    """A stateless step of an engine's own: it is opaque here."""
+    """A stateless step of an engine, opaque to the plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class MapNode(Node):
-    """A Python function of each row, which gives any number of rows. What came of a row carries what it carried."""
+    """A Python function that returns any number of rows for each row. They keep the row's hidden columns."""
 
     function: Callable[[Any], Iterable[Any] | None] = field(kw_only=True)
     input: str = field(kw_only=True)
-    """DDL of what the function sees of a row."""
+    """DDL of the columns that the function reads."""
     output: str = field(kw_only=True)
     step: str = field(default="flat_map", kw_only=True)
-    """What users call it."""
+    """The method that users call."""
     calls: Calls | None = None
-    """Of a function that waits for other systems: how many of its calls run at once."""
+    """Limits of the calls of an asynchronous function; None for others."""
     on_error: OnError = FAIL
-    """What becomes of a row that the function fails for."""
+    """How a row is handled that the function fails for."""
     name: str = ""
-    """What dead letters, and the job's own words, call the function."""
+    """The name of the function in dead letters and in log messages."""
     is_counted: bool = True
-    """Whether rows that fail are counted here, and not by an operator that gets them too."""
+    """Whether this step counts rows that fail; False if an operator counts them."""
     line: str = field(default_factory=line_of_program, kw_only=True)
-    """Where in the program it was written."""
+    """The line of the program that made it."""
 
     @property
     def raw_ddl(self) -> str:
-        """DDL of what the function's rows travel as, dead letters among them; and behind, what rows carry unseen."""
+        """DDL of the function's rows, with dead letters among them, followed by hidden columns."""
         sides = {DEAD_LETTERS: DEAD_LETTER} if self.on_error.has_dead_letters else {}
         return Columns.of(raw_ddl(self.output, sides, timed=False), self.columns.hidden).ddl
 
     def row_function(self, carried: Sequence[str], report: Report | None = None) -> RowFunction:
-        """Return what runs on batches of rows with these columns behind, which the function does not see."""
+        """Return a function of batches of rows that end with these hidden columns."""
         time_at = carried.index(TIME) - len(carried) if TIME in carried else None
-        given = (self.function, self.input, self.output, len(carried), self.step)
-        more = (self.on_error, self.name, time_at, report)
-        return RowFunction(*given, *more) if self.calls is None else AsyncRowFunction(*given, *more, self.calls)
+        args = (
+            self.function, self.input, self.output, len(carried), self.step, self.on_error, self.name, time_at, report
+        )  # fmt: skip
+        return RowFunction(*args) if self.calls is None else AsyncRowFunction(*args, self.calls)
 
 
 @dataclass(frozen=True, eq=False)
 class KeylessNode(Node):
-    """The rows of which some column of the key is null, or something that keepers would get cannot be read."""
+    """The rows with null in a column of the key, or with a value for keepers that cannot be read."""
 
     keys: tuple[str, ...] = ()
     read: tuple[tuple[str, DataType], ...] = ()
-    """What keepers would get: its SQL, and its type."""
+    """SQL and types of the values for keepers."""
 
 
 @dataclass(frozen=True, eq=False)
 class FailedNode(Node):
-    """Rows that could not be read, as dead letters: they pass as they are, and each is counted."""
+    """Rows that a source could not read, as dead letters: the step passes them on and counts each."""
 
     on_error: OnError = field(kw_only=True)
     name: str = ""
-    """What dead letters call the source."""
+    """The name of the source in dead letters."""
     step: str = "read"
 
 
 @dataclass(frozen=True, eq=False)
 class WatermarkNode(Node):
-    """The step that gives every row its time."""
+    """The step that assigns a time to each row."""
 
     spec: WatermarkSpec = field(default_factory=lambda: WatermarkSpec(""))
 
 
 Movers: TypeAlias = "WatermarkNode | tuple[Movers, ...] | None"
-"""Whose watermark rows move: one, none, or each input's, where rows are told apart by the input that they came by."""
+"""The watermark that rows advance: one, none, or one for each input; then rows record their input."""
 
 
 @dataclass(frozen=True)
 class Keyed:
-    """Rows partitioned by key: what keyed operators are made on."""
+    """Rows partitioned by key, the input of keyed operators."""
 
     node: Node
     keys: tuple[str, ...]
     order_by: tuple[str, ...] = ()
-    made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
+    method: Literal["key_by", "connect", "broadcast"] = "key_by"
 
     @property
     def columns(self) -> Columns:
-        """What the rows look like."""
+        """The columns of the rows."""
         return self.node.columns
 
 
 @dataclass(frozen=True, eq=False)
 class PairNode(Node):
-    """Two streams packed into one of pairs: both rows as structs, of which one is null, the key, and the order."""
+    """Two streams as one stream of pairs: both rows as structs, one of them null, then the key and the order."""
 
     other: Node | None = None
     halves: tuple[Keyed, ...] = ()
-    """Both inputs; rules have no key, and no order: that is the pairs'."""
+    """Both inputs. Broadcast rows have no key and no order: the pairs have them."""
     names: tuple[str, ...] = ()
-    """Of the key's columns and the order's."""
+    """Names of the key's columns and of the order's."""
     movers: tuple[Movers, ...] = ()
-    """Whose watermark the rows move: one for all of them, or each input's, and then origins begin with its number."""
+    """One entry for all rows, or one for each input; then a row's origin begins with the number of its input."""
     broadcast_order: tuple[str, ...] | None = None
-    """If the right rows are for every partition: by which of their columns they are sorted."""
+    """If every partition gets the right rows: the columns that sort them."""
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The nodes whose rows it gets."""
+        """The nodes whose rows it reads."""
         return tuple(node for node in (self.parent, self.other) if node is not None)
 
     @property
     def tells_inputs_apart(self) -> bool:
-        """Whether origins say of which input a row is."""
+        """Whether a row's origin names its input."""
         return len(self.movers) > 1
 
 
@@ -166,75 +167,75 @@ class UnionNode(Node):
 
     others: tuple[Node, ...] = ()
     movers: tuple[Movers, ...] = ()
-    """As of pairs: one for all rows, or each input's, and then origins begin with its number."""
+    """As in PairNode."""
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The nodes whose rows it gets, one perhaps more than once."""
+        """The nodes whose rows it reads, one perhaps more than once."""
         return (*super().parents, *self.others)
 
     @property
     def tells_inputs_apart(self) -> bool:
-        """Whether origins say of which input a row is."""
+        """Whether a row's origin names its input."""
         return len(self.movers) > 1
 
 
 @dataclass(frozen=True, eq=False)
 class LateNode(Node):
-    """The rows that keepers will drop since all of their windows are done, and those without a time.
+    """The rows that keepers drop since all of their windows are complete, and those without a time.
 
-    Which these are depends on an epoch's watermark alone, which keepers have from the driver. Like what an operator
-    gives, they move no watermark and are not the source's rows once more.
+    They depend on the epoch's watermark alone, which the driver sends to keepers. Like the output of an operator, they
+    advance no watermark and do not count as rows of the source.
     """
 
     kind: Any = None
     """Tumbling or Sliding."""
     lateness_us: int = 0
     uid: str = ""
-    """The operator whose late events they are."""
+    """The operator whose late events these are."""
     keys: tuple[str, ...] = ()
     read: tuple[tuple[str, DataType], ...] = ()
-    """As of KeylessNode, where `on_error` counts: such a row is a bad record and not late."""
+    """As in KeylessNode; empty if `on_error` fails. Such a row is a bad record, not a late one."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How rows are told apart by time before they are aggregated."""
+    """The split of rows by time before Spark aggregates them."""
 
     every_us: int = 0
-    """Rows of one key in one stretch of this length are aggregated into one; 0: whenever they are."""
+    """Rows of one key in one interval of this length become one; 0 for no intervals."""
     offset_us: int = 0
     sends_pane: bool = False
-    """Whether keepers get the stretch's end, in the column PANE."""
+    """Whether keepers get the end of the interval, in the column PANE."""
     sends_span: bool = False
-    """Whether they get the first and the last time, in FIRST and LAST."""
+    """Whether keepers get the first and the last time, in FIRST and LAST."""
     order_by: tuple[str, ...] = ()
-    """In which order rows count, where each is one: these columns are sent too."""
+    """The columns that order rows if each stays one row; keepers get them, too."""
     is_whole: bool = False
-    """Whether rows are not to be aggregated at all."""
+    """Whether Spark never aggregates rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartialNode(Node):
-    """Rows become accumulators: one of many rows where that makes them fewer, or one of each."""
+    """The step that turns rows into accumulators: one for many rows if that reduces them, or one for each."""
 
     keys: tuple[str, ...] = ()
     cut: Cut = field(default_factory=Cut)
     parts: Mapping[str, AccumulatorColumn] = field(default_factory=dict)
     """The accumulator's columns."""
     more: tuple[str, ...] = ()
-    """Columns that keepers get beside the key's and the accumulator's."""
+    """Further columns for keepers."""
     read: tuple[tuple[str, DataType], ...] = ()
-    """SQL and types: rows of which one of these cannot be read are not aggregated, but left without a key."""
+    """SQL and types of values. A row with one that cannot be read is left without a key and not aggregated."""
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorNode(Node):
-    """A keyed operator. Its columns are the main output's; if it has sides, the nodes that follow tell them apart."""
+    """A keyed operator. Its columns are the main output's; an OutputNode selects the rows of one output."""
 
     uid: str = ""
     was: str = ""
-    """The uid that it had before, if it is said to have had another."""
+    """Its former uid, if the program declares one."""
     name: str = ""
     keys: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
@@ -243,14 +244,14 @@ class OperatorNode(Node):
     output_schema: str = ""
     sides: dict[str, str] = field(default_factory=dict)
     sides_before: dict[str, Node] = field(default_factory=dict)
-    """Side outputs that its keepers do not give: they are told from its input."""
+    """Side outputs that come from its input, not from its keepers."""
     parallelism: int | None = None
-    """Its own; None: as the job says."""
+    """None for the job's."""
     max_parallelism: int | None = None
     on_error: OnError = FAIL
-    """What becomes of an event that its function fails for."""
+    """How an event is handled that its function fails for."""
     line: str = field(default_factory=line_of_program, kw_only=True)
-    """Where in the program it was written."""
+    """The line of the program that made it."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -259,35 +260,35 @@ class OperatorNode(Node):
 
     @property
     def layout(self) -> RowLayout:
-        """What its rows come with."""
+        """The hidden values of its input's rows."""
         return RowLayout.of(self.hidden)
 
     @property
     def raw_schema(self) -> str:
-        """DDL of what its keepers give."""
+        """DDL of its keepers' rows, with side outputs."""
         return raw_ddl(self.output_schema, self.sides, timed=self.layout.timed)
 
     @property
     def broadcast_order(self) -> tuple[str, ...] | None:
-        """If it has rules for every partition: by which of their columns they are sorted."""
+        """If it has a broadcast input: the columns that sort its rows."""
         return self.parent.broadcast_order if isinstance(self.parent, PairNode) else None
 
 
 @dataclass(frozen=True, eq=False)
 class OutputNode(Node):
-    """The main output of an operator, or a side output; its parent is the operator, or a function of each row."""
+    """The main output or a side output of an operator or of a MapNode."""
 
     side: int = 0
     """0 for the main one."""
 
 
-def above(*nodes: Node) -> Iterator[Node]:
-    """Give these nodes and all that they come of, each once and after its parents."""
-    found: set[Node] = set()
+def with_ancestors(*nodes: Node) -> Iterator[Node]:
+    """Yield these nodes and all of their ancestors, each once and after its parents."""
+    visited: set[Node] = set()
 
     def visit(node: Node) -> Iterator[Node]:
-        if node not in found:
-            found.add(node)
+        if node not in visited:
+            visited.add(node)
             for parent in node.parents:
                 yield from visit(parent)
             yield node
@@ -297,5 +298,5 @@ def above(*nodes: Node) -> Iterator[Node]:
 
 
 def sources_of(node: Node) -> list[SourceNode]:
-    """Return the sources that a node's rows come of."""
-    return [found for found in above(node) if isinstance(found, SourceNode)]
+    """Return the sources of a node's rows."""
+    return [source for source in with_ancestors(node) if isinstance(source, SourceNode)]

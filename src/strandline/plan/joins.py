@@ -1,7 +1,7 @@
-"""Two keyed streams as the input of one operator: their rows are packed into one stream of pairs, of which one is null.
+"""Two keyed streams as the input of one operator: one stream of pairs, in each of which one row is null.
 
-A pair has the key, both rows as structs, and what either stream carries in hidden columns. Routing, order and state
-are then those of any keyed stream.
+A pair has the key, both rows as structs, and the hidden columns of both streams. Routing, order and state are then
+those of any keyed stream.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ _ORDER = "__strandline_order"
 
 
 def broadcast(left: Keyed, rules: Node, order_by: tuple[str, ...]) -> Keyed:
-    """Bring keyed rows together with others that every partition hears of."""
+    """Pair keyed rows with the rows of another stream, which every partition gets."""
     check_order(rules.columns.schema("broadcast"), order_by, "broadcast", "the broadcast stream")
     if rules.columns.is_timed and not left.columns.is_timed:
         raise ConfigurationError(
             "broadcast: only the broadcast stream has event time",
             hint='call watermark("column") on the keyed stream too, or on neither',
         )
-    return _paired(left, Keyed(rules, ()), "broadcast", order_by)
+    return _pair(left, Keyed(rules, ()), "broadcast", order_by)
 
 
 def connect(left: Keyed, right: Keyed, what: str = "connect") -> Keyed:
-    """Bring together rows that are keyed alike."""
+    """Pair the rows of two streams with equal keys."""
     _check_alike(left, right, what)
-    return _paired(left, right, what)
+    return _pair(left, right, what)
 
 
 Late = tuple[str | None, str | None]
-"""Names of the side outputs of late rows, the left ones' and the right ones'; None: they are dropped."""
+"""Names of the side outputs of late left rows and late right rows; None to drop them."""
 
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """The options that all joins have in common."""
+    """Options of every join."""
 
     what: str
-    """The method that was called."""
+    """The method that the user called."""
     uid: str
     how: Any
     prefixes: Any
@@ -70,7 +70,7 @@ class JoinOptions:
 def interval_join(
     left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, options: JoinOptions
 ) -> OperatorNode:
-    """Join two keyed streams by how far their times are apart."""
+    """Join rows of two keyed streams whose times differ by at most some duration."""
     if not isinstance(within, tuple | list) or len(within) != 2:
         raise ConfigurationError(
             f"join: within is {within!r}, expected a pair of durations",
@@ -92,7 +92,7 @@ def interval_join(
             f"join: within is {tuple(within)!r} with bounds={bounds!r}, and no two rows are that near",
             hint="leave bounds out: with '[]', rows are joined that are exactly that far apart",
         )
-    pairs, layout, output = _joined(left, right, options, HOWS)
+    pairs, layout, output = _join(left, right, options, HOWS)
     join = IntervalJoin(layout, lower, upper, options.how, bounds, options.late)
     return _operator(pairs, join, layout, output, options)
 
@@ -107,7 +107,7 @@ def window_join(left: Keyed, right: Keyed, kind: WindowKind, options: JoinOption
     if isinstance(kind, Session) and callable(kind.gap):
         check_function("window_join: the function of the sessions' gap", kind.gap, ["row"])
         check_shippable("window_join: the function of the sessions' gap", kind.gap)
-    pairs, layout, output = _joined(left, right, options, HOWS, *bounds_of(kind))
+    pairs, layout, output = _join(left, right, options, HOWS, *bounds_of(kind))
     join: KeyedProcess
     if isinstance(kind, Session):
         join = SessionJoin(layout, kind, options.how, options.late)
@@ -123,12 +123,12 @@ def as_of_join(
     max_age_us = None if max_age is None else parse_duration_ms(max_age, "as_of_join: max_age") * 1000
     if deleted is not None:
         _check_deleted(versions, deleted)
-    pairs, layout, output = _joined(left, versions, options, AS_OF_HOWS, without=() if deleted is None else (deleted,))
+    pairs, layout, output = _join(left, versions, options, AS_OF_HOWS, without=() if deleted is None else (deleted,))
     return _operator(pairs, AsOfJoin(layout, options.how, max_age_us, options.late, deleted), layout, output, options)
 
 
 def _check_deleted(versions: Keyed, column: Any) -> None:
-    """Refuse a column that cannot say that a version ends."""
+    """Refuse an unsuitable column for the end of a version."""
     columns = versions.columns
     kind = columns.ddl_of(column) if isinstance(column, str) and column in columns.names else None
     if kind == "boolean" and column not in versions.keys:
@@ -144,7 +144,7 @@ def _check_deleted(versions: Keyed, column: Any) -> None:
 def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, options: JoinOptions) -> OperatorNode:
     late = zip(options.late, (layout.left.ddl, layout.right.ddl), strict=True)
     sides = {name: parse_schema(ddl).ddl for name, ddl in late if name is not None}
-    bears = check_on_error(join, options.uid, options.on_error, sides)
+    policy = check_on_error(join, options.uid, options.on_error, sides)
     return make_operator(
         pairs.node,
         options.uid,
@@ -153,8 +153,8 @@ def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, opt
         name=options.what,
         keys=pairs.keys,
         order_by=pairs.order_by,
-        sides=with_dead_letters(sides, bears),
-        on_error=bears,
+        sides=with_dead_letters(sides, policy),
+        on_error=policy,
         parallelism=options.parallelism,
         max_parallelism=options.max_parallelism,
     )
@@ -163,8 +163,8 @@ def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, opt
 # -- packing
 
 
-def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
-    """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
+def _pair(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
+    """Return the pairs of two inputs, with key and order under the left names, and hidden columns."""
     both = left.columns, right.columns
     movers = movers_of([left.node, right.node] if both[1].is_timed else [left.node])
     hidden = [name for name in (TIME, FIRED) if any(name in columns.hidden for columns in both)]
@@ -173,9 +173,9 @@ def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ..
     for columns in both:
         columns.schema(what)
     order = tuple(f"{_ORDER}_{at}" for at in range(len(left.order_by)))
-    named = zip((*left.keys, *order), map(both[0].ddl_of, (*left.keys, *left.order_by)), strict=True)
+    sort_columns = zip((*left.keys, *order), map(both[0].ddl_of, (*left.keys, *left.order_by)), strict=True)
     node = PairNode(
-        Columns(((LEFT, both[0].struct), (RIGHT, both[1].struct), *named)).carrying(*hidden),
+        Columns(((LEFT, both[0].struct), (RIGHT, both[1].struct), *sort_columns)).with_hidden(*hidden),
         left.node,
         other=right.node,
         halves=(left, right),
@@ -191,7 +191,7 @@ def _check_alike(left: Keyed, right: Keyed, what: str) -> None:
         here, there = _types(left, mine), _types(right, theirs)
         if here != there:
             raise ConfigurationError(
-                f"{what}: the {whose} of the streams differ: {_said(mine, here)} here, {_said(theirs, there)} there",
+                f"{what}: the {whose} of the streams differ: {_text(mine, here)} here, {_text(theirs, there)} there",
                 hint="both need as many columns of the same types, in the same order: cast one before key_by",
             )
     times = [stream.columns.is_timed for stream in (left, right)]
@@ -206,17 +206,17 @@ def _types(stream: Keyed, names: Sequence[str]) -> list[str]:
     return [stream.columns.type_of(name).ddl for name in names]
 
 
-def _said(names: Sequence[str], types: Sequence[str]) -> str:
+def _text(names: Sequence[str], types: Sequence[str]) -> str:
     return ", ".join(map(" ".join, zip(names, types, strict=True))) or "nothing"
 
 
-# -- what a join gives
+# -- output
 
 
-def _joined(
+def _join(
     left: Keyed, right: Keyed, options: JoinOptions, hows: Sequence[str], *bounds: str, without: Sequence[str] = ()
 ) -> tuple[Keyed, Layout, str]:
-    """Return the pairs, how two rows become one, and the DDL of the result; `bounds` are a window's columns."""
+    """Return the pairs, the layout and the DDL of the result; `bounds` are a window's columns."""
     what, prefixes = options.what, options.prefixes
     check_uid(f"{what}()", options.uid)
     pairs = connect(left, right, what)
@@ -252,9 +252,9 @@ def _joined(
     return pairs, layout, ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
 
 
-def _is_pair(given: Any) -> bool:
-    is_pair = isinstance(given, tuple | list) and len(given) == 2
-    return is_pair and all(part is None or isinstance(part, str) for part in given)
+def _is_pair(value: Any) -> bool:
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    return is_pair and all(part is None or isinstance(part, str) for part in value)
 
 
 def _signed_us(bound: Any) -> int:

@@ -1,4 +1,4 @@
-"""Python functions of each row, as nodes."""
+"""Python functions of rows, as nodes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from strandline.types.datatypes import DataType
 from strandline.types.spark_schema import SparkType, schema_given
 
 
-def mapped(node: Node, step: str, function: Any, output: str | SparkType, on_error: OnError | str) -> MapNode:
-    """Return the node of a function that makes each row one, or any number; refuse what cannot run."""
+def map_rows(node: Node, step: str, function: Any, output: str | SparkType, on_error: OnError | str) -> MapNode:
+    """Return the node of a function of map() or flat_map(); refuse invalid functions."""
     check_function(f"{step}: the function", function, ["row"], f'write {step}(function, "user string, n int")')
     check_shippable(f"{step}: the function", function)
     return map_on(node, step, OneRow(function) if step == "map" else function, function, output, on_error)
@@ -35,31 +35,31 @@ def map_on(
     on_error: OnError | str,
     calls: Calls | None = None,
 ) -> MapNode:
-    """Return the node of a function, of which `rows` gives rows."""
-    bears = on_error_of(step, on_error)
-    given, ddl = node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
-    columns = Columns.of(ddl, node.columns.hidden)
+    """Return the node of the user's `function`, which `rows` wraps."""
+    policy = on_error_of(step, on_error)
+    input_ddl, output_ddl = node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
+    columns = Columns.of(output_ddl, node.columns.hidden)
     return MapNode(
-        columns, node, function=rows, input=given, output=ddl, step=step, calls=calls, on_error=bears,
+        columns, node, function=rows, input=input_ddl, output=output_ddl, step=step, calls=calls, on_error=policy,
         name=name_of(function),
     )  # fmt: skip
 
 
 def keyless(keyed: Keyed, uid: str, read: tuple[tuple[str, DataType], ...]) -> Node:
-    """Return the dead letters of the rows without a key, or with what cannot be read, which keepers get not as rows."""
+    """Return the dead letters of the rows that keepers do not get: without a key, or with unreadable values."""
     columns = keyed.columns
-    carried = columns.carrying(*(name for name in columns.hidden if name != ORIGIN))
+    carried = columns.with_hidden(*(name for name in columns.hidden if name != ORIGIN))
     rows = KeylessNode(carried, keyed.node, keyed.keys, read)
-    given = columns.schema(f"operator '{uid}'").ddl
+    input_ddl = columns.schema(f"operator '{uid}'").ddl
     node = MapNode(
-        Columns.of(DEAD_LETTER, rows.columns.hidden), rows, function=partial(_refuse_keyless, keyed.keys), input=given,
-        output=DEAD_LETTER, step="key_by", name=uid, on_error=OnError("dead-letter"), is_counted=False,
+        Columns.of(DEAD_LETTER, rows.columns.hidden), rows, function=partial(_refuse_keyless, keyed.keys),
+        input=input_ddl, output=DEAD_LETTER, step="key_by", name=uid, on_error=OnError("dead-letter"), is_counted=False,
     )  # fmt: skip
     return output_of(node, DEAD_LETTERS)
 
 
 def _refuse_keyless(keys: Sequence[str], row: Any) -> None:
-    """Say of a row which column of its key is null. What its other columns cannot be read for is said before."""
+    """Raise NullKeyError for a null in the key. Errors of columns that cannot be read come before this call."""
     key = tuple(getattr(row, name) for name in keys)
     if None not in key:
         raise UserCodeError("what is aggregated of it cannot be read: a string that is no UTF-8, or a time after 9999")

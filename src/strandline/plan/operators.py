@@ -1,4 +1,4 @@
-"""What gives rows their times and their keys, and keyed operators of the user's functions: checked, and as nodes."""
+"""Watermarks, keys and keyed operators of the user's functions: checks arguments and makes nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from strandline.types.spark_schema import SparkType, schema_given
 
 
 def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str | None) -> WatermarkNode:
-    """Return the node of what watermark() was given, checked."""
+    """Check the arguments of watermark() and return its node."""
     columns = node.columns
     for what, name in (("column", column), ("per", per)):
         if name is not None and (not isinstance(name, str) or name not in columns.names):
@@ -63,11 +63,11 @@ def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str
             hint="write after how long without events a source is not waited for, like '1 min'; leave it out to wait",
         )
     spec = WatermarkSpec(column, parse_duration_ms(delay, "watermark: delay") * 1000, per, idle_us)
-    return WatermarkNode(columns.carrying(TIME, *([ORIGIN] if per else [])), node, spec)
+    return WatermarkNode(columns.with_hidden(TIME, *([ORIGIN] if per else [])), node, spec)
 
 
 def keyed_by(node: Node, keys: Sequence[Any], order: Sequence[Any]) -> Keyed:
-    """Return rows partitioned by key; refuse columns that are not there, or twice, or of a type that no key has."""
+    """Return rows partitioned by key; refuse columns that are missing, repeated, or of a type that no key has."""
     if not keys:
         raise ConfigurationError("key_by() needs at least one column", hint='write key_by("customer")')
     columns = node.columns
@@ -109,12 +109,12 @@ def process_on(
     max_parallelism: int | None = None,
     on_error: OnError | str = "fail",
 ) -> OperatorNode:
-    """Return the node of a function with state; raise ConfigurationError for what cannot run."""
+    """Check the arguments of process() and return its node."""
     check_uid(f"process() of {type(process).__name__}", uid)
     check_process(process, uid)
     check_sides(uid, sides or {})
-    bears = check_on_error(process, uid, on_error, sides or {})
-    check_inputs(process, uid, keyed.made_by)
+    policy = check_on_error(process, uid, on_error, sides or {})
+    check_inputs(process, uid, keyed.method)
     state_infos(process)
     schema = schema_given(output, f"operator '{uid}': output").ddl
     raw_sides = {
@@ -124,7 +124,7 @@ def process_on(
     for what, ddl in (("output", schema), *((f"the side output '{side}'", ddl) for side, ddl in raw_sides.items())):
         check_unlike(parse_schema(ddl).names, f"operator '{uid}': {what}: ")
     check_ttl(process, uid, timed=keyed.columns.is_timed)
-    # Here, where it is written: it takes as long as it will take at each start.
+    # Pickle it here, so that an error names the line that made the operator.
     pickle_process(process, uid)
     return make_operator(
         keyed.node,
@@ -134,15 +134,15 @@ def process_on(
         name=name or type(process).__name__,
         keys=keyed.keys,
         order_by=keyed.order_by,
-        sides=with_dead_letters(raw_sides, bears),
-        on_error=bears,
+        sides=with_dead_letters(raw_sides, policy),
+        on_error=policy,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
 
 
 def with_dead_letters(sides: Mapping[str, str], on_error: OnError) -> dict[str, str]:
-    """Return side outputs, by name, with that of dead letters if there are such."""
+    """Return side outputs by name, with dead letters if the policy gives them."""
     letters = {DEAD_LETTERS: schema_given(DEAD_LETTER, "dead letters").ddl} if on_error.has_dead_letters else {}
     return {**sides, **letters}
 
@@ -154,12 +154,12 @@ def make_operator(
     *,
     parallelism: int | None = None,
     max_parallelism: int | None = None,
-    **said: Any,
+    **fields: Any,
 ) -> OperatorNode:
-    """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
+    """Return the node of an operator on the rows of another; `output` is checked DDL."""
     check_numbers(uid, parallelism, max_parallelism)
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
-    made = OperatorNode(
+    operator = OperatorNode(
         Columns.of(output, hidden),
         parent,
         uid=str(uid),
@@ -168,15 +168,15 @@ def make_operator(
         output_schema=output,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
-        **said,
+        **fields,
     )
     for source in sources_of(parent):
-        source.operators.append(made)
-    return made
+        source.operators.append(operator)
+    return operator
 
 
 def output_of(operator: OperatorNode | MapNode, side: str | None = None) -> Node:
-    """Return the main output of an operator, or of a function of each row, or a side output."""
+    """Return the main output or a side output of an operator or of a MapNode."""
     if isinstance(operator, MapNode):
         return _output_of_rows(operator, side)
     if side is not None and side in operator.sides_before:
@@ -203,7 +203,7 @@ def _output_of_rows(node: MapNode, side: str | None) -> Node:
 
 
 def movers_above(node: Node | None) -> Movers:
-    """Return whose watermark rows move that come straight from one, or from several."""
+    """Return the watermark, or the watermarks, that a node's rows advance: those with no operator between."""
     while node is not None and not isinstance(node, OperatorNode | LateNode | KeylessNode):
         if isinstance(node, WatermarkNode):
             return node
@@ -214,9 +214,9 @@ def movers_above(node: Node | None) -> Movers:
 
 
 def branches_above(node: Node | None, branch: str) -> Iterator[tuple[WatermarkNode, str]]:
-    """Give the watermarks that movers_above finds, each with a name of the way to it, which begins with `branch`.
+    """Yield the watermarks of movers_above, each with the name of its branch, which begins with `branch`.
 
-    The inputs of a pair are told apart there: which is which, its state says. Those of a union may change places.
+    Names number the inputs of a pair, since its state depends on them. The inputs of a union may change places.
     """
     while node is not None and not isinstance(node, OperatorNode | LateNode | KeylessNode):
         if isinstance(node, WatermarkNode):
@@ -230,13 +230,13 @@ def branches_above(node: Node | None, branch: str) -> Iterator[tuple[WatermarkNo
 
 
 def movers_of(inputs: Sequence[Node]) -> tuple[Movers, ...]:
-    """Return whose watermarks the rows of several inputs move: one for all, or one an input."""
+    """Return the watermarks that the rows of several inputs advance: one entry for all, or one for each input."""
     movers = tuple(map(movers_above, inputs))
     return movers[:1] if all(each == movers[0] for each in movers) else movers
 
 
 def watermarks_in(movers: Movers) -> set[WatermarkNode]:
-    """Return all watermarks that rows move."""
+    """Return all watermarks that rows advance."""
     if isinstance(movers, tuple):
         return set().union(*map(watermarks_in, movers))
     return set() if movers is None else {movers}

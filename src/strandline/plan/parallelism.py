@@ -1,4 +1,4 @@
-"""How many partitions each operator has: several may say so, and one of them counts."""
+"""Parallelism of a job and of its operators: the values that apply, in order of precedence."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from strandline.plan.graph import OperatorNode
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """What is said of operators' parallelism beside what the program says of each.
+    """Values from outside the program for the parallelism of operators.
 
-    The first of these counts: what a running job was told of the operator, what the program says of it, `job`, what the
-    operator is stored with, what most stored operators have, `default`.
+    The first that exists applies: an override of a running job for the operator, the program's value for it, `job`, the
+    operator's stored value, the most frequent stored value, `default`.
     """
 
     default: int
-    """Spark's."""
+    """Spark's default parallelism."""
     job: int | None = None
-    """Of operators without a parallelism of their own."""
+    """The parallelism of operators without an explicit one."""
     is_room: bool = False
-    """Whether `job` is what there is room for: operators that may not have so many have as many as they may."""
+    """Whether `job` follows the cluster's size: an operator with a lower maximum then has its maximum."""
     most: int = 0
-    """What `job` may become later, as far as that is known."""
-    told: Mapping[str, int] = field(default_factory=dict)
-    """By uid: what a running job was told of single operators."""
+    """The largest value that `job` may have later; 0 if unknown."""
+    overrides: Mapping[str, int] = field(default_factory=dict)
+    """By uid: overrides of a running job for single operators."""
 
-    def own(self, node: OperatorNode) -> int | None:
-        """Return an operator's own parallelism, if it has one."""
-        return self.told.get(node.uid) or node.parallelism
+    def explicit(self, node: OperatorNode) -> int | None:
+        """Return an operator's explicit parallelism, or None."""
+        return self.overrides.get(node.uid) or node.parallelism
 
     def common(self, stored: Sequence[OperatorInfo] = ()) -> int:
-        """Return that of an operator that is new and has none of its own."""
+        """Return the parallelism of a new operator without an explicit one."""
         counted = Counter(info.parallelism for info in stored)
         most = max(counted, key=lambda number: (counted[number], number), default=None)
         return self.job or most or self.default
@@ -44,27 +44,27 @@ class Parallelism:
 
 @dataclass(frozen=True)
 class ParallelismOverride:
-    """What a running job was told of its parallelism; it outlives restarts, until the job is started again."""
+    """Override of a running job's parallelism. It survives restarts, and ends with the run."""
 
     job: int | None = None
     operators: Mapping[str, int] = field(default_factory=dict)
     is_room: bool = False
-    """Whether `job` follows the room that there is; not any more once somebody gives a number."""
+    """Whether `job` follows the cluster's size. An explicit number ends that."""
 
-    def and_then(self, wanted: int | Mapping[str, int]) -> ParallelismOverride:
-        """Return what it was told when it is told something more."""
+    def merge(self, wanted: int | Mapping[str, int]) -> ParallelismOverride:
+        """Return this override with a later one applied to it."""
         if isinstance(wanted, Mapping):
             return replace(self, operators={**self.operators, **wanted})
         return ParallelismOverride(wanted, self.operators)
 
 
 def most_on_one(parallelisms: Iterable[int], machines: int) -> int:
-    """Return how many keepers a machine has at most: those of one parallelism are spread evenly, for themselves."""
+    """Return the maximum of keepers on a machine: each operator's keepers are spread evenly."""
     return sum(math.ceil(number / machines) for number in parallelisms)
 
 
 def check_wanted(wanted: int | Mapping[str, int], known: Sequence[str]) -> None:
-    """Refuse what is no parallelism of a job, or of operators that it has."""
+    """Refuse an invalid parallelism, and operators that the job does not have."""
     if isinstance(wanted, Mapping):
         for uid in wanted:
             if uid not in known:
@@ -72,12 +72,12 @@ def check_wanted(wanted: int | Mapping[str, int], known: Sequence[str]) -> None:
                     f"rescale: the job has no operator '{uid}', it has {', '.join(sorted(known)) or 'none'}",
                     hint="name operators by their uids",
                 )
-    given = dict(wanted) if isinstance(wanted, Mapping) else {"": wanted}
-    for uid, number in given.items():
+    numbers = dict(wanted) if isinstance(wanted, Mapping) else {"": wanted}
+    for uid, number in numbers.items():
         of = f" of operator '{uid}'" if uid else ""
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ConfigurationError(f"rescale: the parallelism{of} is {number!r}, expected a positive number")
-    if not given:
+    if not numbers:
         raise ConfigurationError(
             "rescale: no operator is named", hint='write run.rescale(4) or run.rescale({"uid": 4})'
         )

@@ -1,4 +1,4 @@
-"""A pipeline as a whole: its operators and sources, whose events move which watermark, and who counts the rows."""
+"""A whole pipeline: its operators, its sources, its watermarks, and the operators that count its rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from strandline.plan.graph import (
     SourceNode,
     UnionNode,
     WatermarkNode,
-    above,
     sources_of,
+    with_ancestors,
 )
 from strandline.plan.operators import branches_above, movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
@@ -35,23 +35,23 @@ from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
 
-Measured: TypeAlias = "int | tuple[Measured, ...] | None"
-"""As Movers, with the watermarks' numbers."""
+WatermarkIndexes: TypeAlias = "int | tuple[WatermarkIndexes, ...] | None"
+"""As Movers, with indexes of watermarks."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A keyed operator with its numbers settled."""
+    """A keyed operator with its final parallelism."""
 
     node: OperatorNode
     parallelism: int
     max_parallelism: int
-    has_own: bool = False
-    """Whether its parallelism is its own, and not the job's."""
+    is_explicit: bool = False
+    """Whether its parallelism is explicit, and not the job's."""
     is_measured: bool = False
-    """Whether its events come straight from a watermark, so that their times are what moves it."""
+    """Whether the times of its events advance a watermark: no operator is between them."""
     migration: Migration = field(default_factory=Migration)
-    """How it goes on from what is stored."""
+    """How it continues from stored state."""
 
     @property
     def uid(self) -> str:
@@ -60,7 +60,7 @@ class Operator:
 
     @property
     def was(self) -> str:
-        """The uid that it had before, if it is said to have had another."""
+        """Its former uid, if the program declares one."""
         return self.node.was
 
     @property
@@ -70,7 +70,7 @@ class Operator:
 
     @property
     def aggregated(self) -> Aggregated | None:
-        """Its aggregates, if it is made of such."""
+        """Its aggregates, or None for an operator without any."""
         process = self.node.process
         return process.own_aggregated if isinstance(process, BuiltinOperator) else None
 
@@ -82,18 +82,18 @@ class Operator:
 
     @property
     def states(self) -> list[StateInfo]:
-        """The declared states, with the schemas that their values are, or may be, stored with."""
+        """The declared states, with all schemas that their stored values may have."""
         return self.migration.infos(state_infos(self.node.process))
 
     def info(self, backend: str) -> OperatorInfo:
-        """Return what manifests say of it, with no partitions yet."""
+        """Return its entry for a manifest, without partitions."""
         return OperatorInfo(
             uid=self.uid, backend=backend, parallelism=self.parallelism, max_parallelism=self.max_parallelism,
             key_schema=self.key_schema, states=self.states, partitions=[],
         )  # fmt: skip
 
     def program(self, **run: Any) -> Program:
-        """Return what its keepers are told; `run` is what is the same for all operators of a run, and its own files."""
+        """Return the program for its keepers; `run` has the fields that depend on the run, and its files."""
         node = self.node
         return Program(
             uid=node.uid,
@@ -103,7 +103,7 @@ class Operator:
             input_schema=node.input_schema,
             output_schema=node.output_schema,
             sides=node.sides,
-            # Where others make dead letters of its bad rows, they are only counted.
+            # If another step makes dead letters of its bad rows, the operator only counts them.
             on_error=replace(node.on_error, then="skip") if DEAD_LETTERS in node.sides_before else node.on_error,
             layout=node.layout,
             measured=self.is_measured,
@@ -118,10 +118,10 @@ class Operator:
 
 
 class Pipeline:
-    """The graph that some nodes are the ends of."""
+    """The graph that ends in some nodes."""
 
     def __init__(self, ends: Sequence[Node]) -> None:
-        self.nodes = list(above(*ends))
+        self.nodes = list(with_ancestors(*ends))
         """Every node after its parents."""
         self.operators = [node for node in self.nodes if isinstance(node, OperatorNode)]
         self.sources = sorted(
@@ -131,65 +131,65 @@ class Pipeline:
             _check_names([node.name for node in self.sources])
         self._check_uids()
         self._check_late()
-        # One that no operator's events move would stand still for ever, and hold back the others.
-        movers = {operator.uid: found for operator in self.operators if (found := movers_above(operator.parent))}
+        # A watermark that no operator's events advance would hold back the others for ever.
+        movers = {operator.uid: mover for operator in self.operators if (mover := movers_above(operator.parent))}
         moved = set().union(*map(watermarks_in, movers.values()))
         watermarks = [node for node in self.nodes if isinstance(node, WatermarkNode) and node in moved]
         self.watermarks = self._named_watermarks(watermarks)
-        self.measuring = {uid: _numbered(found, watermarks) for uid, found in movers.items()}
-        """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
+        self.measuring = {uid: _indexes_of(mover, watermarks) for uid, mover in movers.items()}
+        """By uid: the watermarks that an operator's events advance, if no operator is between."""
         self.counting = self._find_counting()
 
     def settle(self, parallelism: Parallelism, stored: Sequence[OperatorInfo] = ()) -> list[Operator]:
-        """Give every operator its parallelism and its max_parallelism, which is chosen, or stored, or by default."""
+        """Return every operator with its parallelism and its max_parallelism: explicit, stored or by default."""
         by_uid = {info.uid: info for info in stored}
         common = parallelism.common(stored)
         settled = []
         for node in self.operators:
             known = by_uid.get(node.uid) or by_uid.get(node.was)
-            own = parallelism.own(node)
-            number = own or parallelism.job or (known.parallelism if known else common)
-            # Whatever it has now, the job's are not too many later.
+            explicit = parallelism.explicit(node)
+            number = explicit or parallelism.job or (known.parallelism if known else common)
+            # Leave room for the job's parallelism, and for the largest that it may have later.
             by_default = (
                 known.max_parallelism if known else default_max_parallelism(max(number, common, parallelism.most))
             )
             most = node.max_parallelism or by_default
-            if parallelism.is_room and not own:
+            if parallelism.is_room and not explicit:
                 number = min(number, most)
             check_parallelism(node.uid, number, most)
-            settled.append(Operator(node, number, most, own is not None, node.uid in self.measuring))
+            settled.append(Operator(node, number, most, explicit is not None, node.uid in self.measuring))
         return settled
 
     def moved(self, uid: str, newest_us: Mapping[str, int]) -> dict[int, dict[str, int]]:
-        """Return what an operator's newest times say, by watermark and origin."""
-        found: dict[int, dict[str, int]] = {}
+        """Return the newest times of an operator's events, by watermark and origin."""
+        newest: dict[int, dict[str, int]] = {}
         for origin, time_us in newest_us.items():
             index = self.measuring.get(uid)
             while isinstance(index, tuple):
-                # As pairs and unions write it: which input, then whose time of those that its watermarks tell apart.
+                # Pairs and unions put the number of the input before the origin.
                 at, _, origin = origin.partition("/")
                 index = index[int(at)]
             if index is not None:
-                found.setdefault(index, {})[origin] = time_us
-        return found
+                newest.setdefault(index, {})[origin] = time_us
+        return newest
 
     def _named_watermarks(self, nodes: Sequence[WatermarkNode]) -> list[WatermarkSpec]:
-        """Return what they say, with what they are found by: the program may mention them in any order."""
+        """Return the watermarks with names that do not depend on their order in the program."""
         branches: dict[WatermarkNode, set[str]] = {}
         for operator in self.operators:
             for node, branch in branches_above(operator.parent, quote(operator.uid, safe="")):
                 branches.setdefault(node, set()).add(branch)
         specs = []
         for node in nodes:
-            # Of streams that were made one before: all of them, whichever the program mentions first.
+            # A watermark on a union has all of its sources, in an order of their own.
             source = "+".join(sorted(source.name for source in sources_of(node))) if len(self.sources) > 1 else ""
             specs.append(replace(node.spec, source=source, branch="+".join(sorted(branches[node]))))
         return specs
 
     def _find_counting(self) -> dict[str, int]:
-        """Return uids of operators whose rows are the job's, and how often they get each row.
+        """Return the operators, by uid, that count the job's rows, and how many copies of each row they get.
 
-        If there are such, they get each source's rows once, but where a stream is united with itself.
+        Together they read each source once. They get copies only if a stream is united with itself.
         """
         counting: dict[str, int] = {}
         counted: set[Node] = set()
@@ -230,38 +230,38 @@ class Pipeline:
                 )
 
 
-def _numbered(movers: Movers, watermarks: Sequence[WatermarkNode]) -> Measured:
+def _indexes_of(movers: Movers, watermarks: Sequence[WatermarkNode]) -> WatermarkIndexes:
     if isinstance(movers, tuple):
-        return tuple(_numbered(each, watermarks) for each in movers)
+        return tuple(_indexes_of(each, watermarks) for each in movers)
     return None if movers is None else watermarks.index(movers)
 
 
 def _sources_of(*nodes: Node) -> set[Node]:
     """Return the sources whose rows reach these nodes without an operator in between."""
-    found: set[Node] = set()
+    sources: set[Node] = set()
     for node in nodes:
         if isinstance(node, SourceNode):
-            found.add(node)
+            sources.add(node)
         elif not isinstance(node, OperatorNode | LateNode | FailedNode) and not (
-            # A row that failed is no row of the source's for whoever counts these.
+            # Rows of a side output, such as dead letters, do not count as rows of the source.
             isinstance(node, OutputNode) and node.side
         ):
-            found |= _sources_of(*node.parents)
-    return found
+            sources |= _sources_of(*node.parents)
+    return sources
 
 
 def _copies_to(*nodes: Node) -> int:
-    """Return how often each row of the sources reaches these nodes, where that is the same of all; else 1."""
-    found = set()
+    """Return how many copies of each row of the sources reach these nodes, or 1 if the numbers differ."""
+    copies = set()
     for node in nodes:
         if isinstance(node, UnionNode):
-            often = Counter(node.parents)
-            found.add(_copies_to(*often) * often[node.parents[0]] if len(set(often.values())) == 1 else 1)
+            counts = Counter(node.parents)
+            copies.add(_copies_to(*counts) * counts[node.parents[0]] if len(set(counts.values())) == 1 else 1)
         elif isinstance(node, SourceNode | OperatorNode | LateNode | FailedNode):
-            found.add(1)
+            copies.add(1)
         else:
-            found.add(_copies_to(*node.parents))
-    return found.pop() if len(found) == 1 else 1
+            copies.add(_copies_to(*node.parents))
+    return copies.pop() if len(copies) == 1 else 1
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""reduce() and fold() of a keyed stream without windows: checked, and as nodes."""
+"""reduce() and fold() of a keyed stream without windows: checks arguments and makes nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strandline.types.spark_schema import SparkType
 def reduce_on(
     keyed: Keyed, function: Callable[[Any, Any], Any], uid: str, ttl: TTL | None, name: str | None, *more: Any
 ) -> OperatorNode:
-    """Return the node of one event a key, made of two at a time."""
+    """Return the node of reduce(), which keeps one event for each key."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
     check_function(f"reduce '{uid}': function", function, ["event", "event"])
     if len(schema.fields) == len(keys):
@@ -31,7 +31,7 @@ def reduce_on(
     key_at = [schema.names.index(key) for key in keys]
     _check(keyed, "reduce", uid, ttl)
     rolling = Rolling(reducing, ttl, "reduce", several_keys=len(keys) > 1, key_at=key_at)
-    return _rolled(keyed, rolling, schema.ddl, uid, name or "reduce", *more)
+    return _rolling_operator(keyed, rolling, schema.ddl, uid, name or "reduce", *more)
 
 
 def fold_on(
@@ -44,14 +44,14 @@ def fold_on(
     name: str | None,
     *more: Any,
 ) -> OperatorNode:
-    """Return the node of one value a key, which each event changes."""
+    """Return the node of fold(), which keeps one value for each key."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
     folded = windows.fold(output, initial, function, None, uid)
-    given = windows.output_with_key(None, folded.fields, schema, keys, uid)
+    output_ddl = windows.output_with_key(None, folded.fields, schema, keys, uid)
     assert isinstance(folded.contents, Folding)
     _check(keyed, "fold", uid, ttl)
     rolling = Rolling(folded.contents, ttl, "fold", several_keys=len(keys) > 1, key_at=None)
-    return _rolled(keyed, rolling, given, uid, name or "fold", *more)
+    return _rolling_operator(keyed, rolling, output_ddl, uid, name or "fold", *more)
 
 
 def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
@@ -65,7 +65,7 @@ def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
         )
 
 
-def _rolled(
+def _rolling_operator(
     keyed: Keyed,
     rolling: Rolling,
     output: str | SparkType,
@@ -82,4 +82,4 @@ def _rolled(
 
 
 def _nothing() -> None:
-    """Return what there is before the first event."""
+    """Return None, the value before the first event."""

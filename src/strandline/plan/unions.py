@@ -1,4 +1,4 @@
-"""Several streams as one: what they have in common is checked, and rows say by which input they came."""
+"""Union of streams: checks that their columns agree, and lets rows record their input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 
 
 def union(first: Node, others: Sequence[Node]) -> UnionNode:
-    """Return the node of several streams' rows; refuse streams whose columns differ by name or type."""
+    """Return the union of several streams; refuse streams whose columns differ by name or type."""
     inputs = [first, *others]
     for number, node in enumerate(inputs, 1):
         check_unlike(node.columns.names, f"union: of stream {number}, ")
     for number, node in enumerate(others, 2):
-        if found := _difference(first.columns, node.columns):
+        if difference := _difference(first.columns, node.columns):
             raise ConfigurationError(
-                f"union: the columns of stream {number} are not those of the first: {found}",
+                f"union: the columns of stream {number} are not those of the first: {difference}",
                 hint="select the same columns of each before, in any order; cast what is of another type",
             )
         if node.columns.is_timed != first.columns.is_timed:
@@ -32,11 +32,11 @@ def union(first: Node, others: Sequence[Node]) -> UnionNode:
     hidden = [name for name in (TIME, FIRED, ORIGIN) if any(name in node.columns.hidden for node in inputs)]
     if len(movers) > 1:
         hidden.append(ORIGIN)
-    return UnionNode(Columns(first.columns.types).carrying(*hidden), first, others=tuple(others), movers=movers)
+    return UnionNode(Columns(first.columns.types).with_hidden(*hidden), first, others=tuple(others), movers=movers)
 
 
 def _difference(first: Columns, other: Columns) -> str:
-    """Say how columns differ, but for their order."""
+    """Describe how columns differ, apart from their order; empty if they do not."""
     ours, theirs = dict(first.types), dict(other.types)
     lacks = [f"{quoted(name)} {ddl}" for name, ddl in ours.items() if name not in theirs]
     more = [f"{quoted(name)} {ddl}" for name, ddl in theirs.items() if name not in ours]
@@ -45,6 +45,6 @@ def _difference(first: Columns, other: Columns) -> str:
         for name, ddl in ours.items()
         if theirs.get(name, ddl) != ddl
     ]
-    said = [f"it lacks {', '.join(lacks)}"] if lacks else []
-    said += [f"it has {', '.join(more)} as well"] if more else []
-    return "; ".join([*said, *unlike])
+    differences = [f"it lacks {', '.join(lacks)}"] if lacks else []
+    differences += [f"it has {', '.join(more)} as well"] if more else []
+    return "; ".join([*differences, *unlike])

@@ -1,4 +1,4 @@
-"""From a snapshot's states to those of a program: what is kept, what changes, what is lost, and what cannot be."""
+"""Upgrade of a snapshot's states to those of a program: what it keeps, changes, drops and refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strandline.types.hints import Hints
 
 
 class Upgradable(Protocol):
-    """What is asked of an operator of the program."""
+    """An operator of the program, as an upgrade needs it."""
 
     @property
     def uid(self) -> str: ...
@@ -44,55 +44,55 @@ class Upgradable(Protocol):
 
 @dataclass(frozen=True)
 class Migration:
-    """What the keepers of an operator must know to go on from what is stored."""
+    """Instructions by which the keepers of an operator continue from its stored state."""
 
     stored: OperatorInfo | None = None
     """The operator in the snapshot; None for a new one."""
     schemas: Mapping[str, Schemas] = field(default_factory=dict)
-    """By state of the program: what its values are, or may be, stored with. Left out where that is the first schema."""
+    """By state of the program: all schemas that its stored values may have, unless that is the first one alone."""
     was: Mapping[str, str] = field(default_factory=dict)
-    """By state of the program: what it is called in the snapshot, where that is something else."""
+    """By state of the program: its name in the snapshot, if that differs."""
     dropped: Sequence[str] = ()
-    """States of the snapshot that are to be forgotten."""
+    """States of the snapshot that are discarded."""
 
     def infos(self, declared: Sequence[StateInfo]) -> list[StateInfo]:
-        """Return what manifests say of declared states: also how their values are, or may be, stored."""
-        found = []
+        """Return declared states for a manifest, with all schemas that their stored values may have."""
+        infos = []
         for info in declared:
             known = self.schemas.get(info.name)
             if known is not None:
                 info = structs.replace(info, schema_id=known.schema_id, older=known.older or UNSET)
-            found.append(info)
-        return found
+            infos.append(info)
+        return infos
 
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What becomes of a snapshot's operators and states in a program."""
+    """The changes by which a program continues from a snapshot's operators and states."""
 
     changes: tuple[Change, ...]
-    """Operators as the program has them, each with its states and aggregates, then those of the snapshot alone."""
+    """Operators of the program, each with its states and aggregates, then those of the snapshot alone."""
     refusals: tuple[str, ...]
-    """Everything that stands against it, as sentences; empty if the program can go on."""
+    """All reasons against the upgrade, as sentences; empty if the program can continue."""
     drop: tuple[str, ...]
-    """What `drop` must name, beside what it does, for the program to go on without it."""
+    """Names that `drop` lacks, for the program to continue without them."""
     unused: tuple[str, ...]
-    """What `drop` names and the snapshot does not have."""
+    """Names in `drop` that the snapshot does not have."""
     migrations: Mapping[str, Migration]
     """By uid of the program."""
     to_add: Mapping[str, tuple[str, ...]]
-    """By uid: how to write aggregates that are new, for them to begin empty."""
+    """By uid: code for new aggregates that lets them begin empty."""
     to_rename: tuple[str, ...] = ()
-    """How to write that a field that is new is one that is gone, wherever a field may be."""
+    """Code that declares a new field as a former one with another name."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
 
     @property
     def hint(self) -> str:
-        """What to write in the program for what is new in it, if anything; empty, or the beginning of a sentence."""
-        said = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
-        hints = [f"to have what is new begin empty, write {', and '.join(said)}"] if said else []
+        """Advice on the program's code, as the beginning of a sentence; empty if there is none."""
+        additions = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
+        hints = [f"to have what is new begin empty, write {', and '.join(additions)}"] if additions else []
         if self.to_rename:
             hints.append(
                 f"if a field has another name now, write {', and '.join(self.to_rename)} in the state's declaration "
@@ -117,11 +117,11 @@ class Upgrade:
 def plan_upgrade(
     stored: Sequence[OperatorInfo], operators: Sequence[Upgradable], drop: Collection[str] = ()
 ) -> Upgrade:
-    """Return what becomes of each stored operator and state; nothing is raised for what is refused.
+    """Return how each stored operator and state changes. Refusals are part of the result and raise nothing.
 
-    An operator is found by its uid, or by what it was; so are a state and an aggregate by its name. `drop` names what
-    may be lost: an operator as "uid", a state as "uid.state", a field of its type as "uid.state.field", an aggregate as
-    "uid.result", all as the snapshot has them. It never takes away what the program has.
+    Operators match by uid, or by former uid; states and aggregates by name, or by former name. `drop` names what may be
+    lost: an operator as "uid", a state as "uid.state", a field of its type as "uid.state.field", an aggregate as
+    "uid.result", all as in the snapshot. It cannot name anything that the program has.
     """
     planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop))
     return planner.plan()
@@ -141,7 +141,7 @@ class _Planner:
             for uid, info in stored.items() for state in info.states if state.value_type and not state.merge
             for path in fields_of(parse_type(state.value_type))
         ]  # fmt: skip
-        self._there = list(dict.fromkeys([*everything_in(stored.values()), *aggregates, *fields]))
+        self._names = list(dict.fromkeys([*everything_in(stored.values()), *aggregates, *fields]))
         self._drop: set[Named] = set()
         self._unused: list[str] = []
         self._changes: list[Change] = []
@@ -151,27 +151,27 @@ class _Planner:
         self._to_add: dict[str, tuple[str, ...]] = {}
         self._to_rename: list[str] = []
         for name in sorted(drop):
-            self._find_dropped(name)
+            self._add_dropped(name)
 
-    def _find_dropped(self, name: str) -> None:
+    def _add_dropped(self, name: str) -> None:
         try:
-            found = find_named("drop", name, self._there)
+            match = find_named("drop", name, self._names)
         except ConfigurationError as error:
             self._refusals.append(f"{error.message}: {error.hint}")
             return
-        if found is None:
+        if match is None:
             self._unused.append(name)
         else:
-            self._drop.add(found)
+            self._drop.add(match)
 
     def plan(self) -> Upgrade:
         for operator in self._operators:
             info = self._stored.get(operator.uid) or self._stored.get(operator.was)
-            self._operator(operator, info)
-        found = {migration.stored.uid for migration in self._migrations.values() if migration.stored}
+            self._plan_operator(operator, info)
+        continued = {migration.stored.uid for migration in self._migrations.values() if migration.stored}
         for uid, info in self._stored.items():
-            if uid not in found:
-                self._gone(info)
+            if uid not in continued:
+                self._plan_missing_operator(info)
         return Upgrade(
             changes=tuple(self._changes),
             refusals=tuple(self._refusals),
@@ -182,7 +182,7 @@ class _Planner:
             to_rename=tuple(self._to_rename),
         )
 
-    def _operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
+    def _plan_operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
         uid = operator.uid
         if info is None:
             self._changes.append(Change(uid, "", "new"))
@@ -202,7 +202,7 @@ class _Planner:
         stored = {state.name: state for state in info.states}
         schemas: dict[str, Schemas] = {}
         was: dict[str, str] = {}
-        aggregates = self._aggregates(operator, info)
+        aggregates = self._plan_aggregates(operator, info)
         merges = any(state.merge for state in (*info.states, *operator.states))
         for state in operator.states:
             declared = operator.declared.get(state.name)
@@ -216,19 +216,19 @@ class _Planner:
                 was[state.name] = before.name
             named = Named(info.uid, before.name)
             if named in self._drop and before.name not in (before.aggregates or ()):
-                self._refuse(uid, state.name, f"drop names '{name_in(self._there, named)}', and the program has it")
+                self._refuse(uid, state.name, f"drop names '{name_in(self._names, named)}', and the program has it")
                 continue
             hints = None if merges or declared is None else declared.hints
-            found = self._state((uid, info.uid), before, state, hints, aggregates)
-            if found != Schemas():
-                schemas[state.name] = found
-        dropped = [state.name for state in stored.values() if self._left(uid, info.uid, state)]
+            state_schemas = self._plan_state((uid, info.uid), before, state, hints, aggregates)
+            if state_schemas != Schemas():
+                schemas[state.name] = state_schemas
+        dropped = [state.name for state in stored.values() if self._plan_undeclared_state(uid, info.uid, state)]
         self._migrations[uid] = Migration(info, schemas, was, dropped)
         if aggregates is not None:
             self._changes += aggregates.changes
 
-    def _aggregates(self, operator: Upgradable, info: OperatorInfo) -> AggregateChanges | None:
-        """Look at the aggregates of an operator that is to go on with state of such."""
+    def _plan_aggregates(self, operator: Upgradable, info: OperatorInfo) -> AggregateChanges | None:
+        """Return the changes of the aggregates of an operator that has stored ones, or None."""
         of = operator.aggregated
         if of is None:
             return None
@@ -237,14 +237,14 @@ class _Planner:
         if before is None or before.kind != now.kind:
             return None
         dropped = {named.state for named in self._drop if named.uid == info.uid and named.state and not named.field}
-        found = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
-        self._refusals += [f"operator '{operator.uid}': {why}" for why in found.refusals]
-        self._missing += [name_in(self._there, Named(info.uid, name)) for name in found.to_drop]
-        if found.to_add:
-            self._to_add[operator.uid] = tuple(found.to_add)
-        return found
+        changes = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
+        self._refusals += [f"operator '{operator.uid}': {why}" for why in changes.refusals]
+        self._missing += [name_in(self._names, Named(info.uid, name)) for name in changes.to_drop]
+        if changes.to_add:
+            self._to_add[operator.uid] = tuple(changes.to_add)
+        return changes
 
-    def _state(
+    def _plan_state(
         self,
         uids: tuple[str, str],
         before: StateInfo,
@@ -252,7 +252,7 @@ class _Planner:
         hints: Hints | None,
         aggregates: AggregateChanges | None,
     ) -> Schemas:
-        """Note what becomes of a stored state; return its schemas. Without hints, its type stays what it is.
+        """Record the change of a stored state; return its schemas. Without hints, its type cannot change.
 
         `uids` are the operator's in the program and in the snapshot.
         """
@@ -260,16 +260,16 @@ class _Planner:
         schemas, details, reasons = Schemas.of(before), tuple[str, ...](), _differences(before, now)
         gone: Sequence[Gone] = ()
         if before.value_type != now.value_type:
-            said = _said("type", now.name, now.value_type, before.value_type)
+            change = _describe_difference("type", now.name, now.value_type, before.value_type)
             try:
                 if reasons:
-                    # Columns of accumulators are ours: what else differs says it all.
-                    reasons += [] if before.merge or now.merge else [said]
+                    # Users do not know the columns of accumulators: the other reasons are enough.
+                    reasons += [] if before.merge or now.merge else [change]
                 elif aggregates is not None:
                     if aggregates.refusals:
                         self._changes.append(Change(uid, now.name, "refused", "", ("its aggregates are",)))
                         return Schemas()
-                    schemas, _, _ = _changed(schemas, before, now, aggregates.hints(now.value_type))
+                    schemas, _, _ = _evolve_state(schemas, before, now, aggregates.hints(now.value_type))
                     details = aggregates.summary
                 elif hints is None:
                     is_now, was_then = ("of agg()" if of.merge else "of a function" for of in (now, before))
@@ -277,10 +277,10 @@ class _Planner:
                         f"state '{now.name}' is {is_now}, was {was_then}: only agg() goes on with state of agg()"
                     )
                 else:
-                    schemas, details, gone = _changed(schemas, before, now, hints)
-                    reasons += [f"{said}: {why}" for why in self._fields_gone(Named(stored_uid, before.name), gone)]
+                    schemas, details, gone = _evolve_state(schemas, before, now, hints)
+                    reasons += [f"{change}: {why}" for why in self._fields_gone(Named(stored_uid, before.name), gone)]
             except ConfigurationError as error:
-                reasons.append(f"{said}: {error.message}")
+                reasons.append(f"{change}: {error.message}")
         reasons += self._fields_kept(Named(stored_uid, before.name), gone)
         was = "" if before.name == now.name else before.name
         if reasons:
@@ -292,38 +292,38 @@ class _Planner:
         return schemas
 
     def _fields_gone(self, state: Named, gone: Sequence[Gone]) -> list[str]:
-        """Return what stands against leaving out fields: whether one is lost, or has another name, must be said."""
-        found = []
+        """Return reasons against leaving out fields: the user must say of each whether it is dropped or renamed."""
+        reasons = []
         for lost in gone:
             named = state._replace(field=lost.path)
             if named in self._drop:
                 continue
-            self._missing.append(name_in(self._there, named))
+            self._missing.append(name_in(self._names, named))
             renames = [json.dumps({path: lost.name}, ensure_ascii=False) for path, _ in lost.added]
             self._to_rename += [f"renamed={rename}" for rename in renames]
             new = ", ".join(quoted(name) for _, name in lost.added)
             why, verb = f"the field {lost.path} is gone", "are" if len(lost.added) > 1 else "is"
-            found.append(f"{why}, and {new} {verb} new: is it renamed, or dropped?" if new else why)
-        return found
+            reasons.append(f"{why}, and {new} {verb} new: is it renamed, or dropped?" if new else why)
+        return reasons
 
     def _fields_kept(self, state: Named, gone: Sequence[Gone]) -> list[str]:
-        """Return what stands against dropping fields that the program has."""
+        """Return reasons against dropping fields that the program has."""
         return [
-            f"drop names '{name_in(self._there, named)}', and the program has it"
+            f"drop names '{name_in(self._names, named)}', and the program has it"
             for named in sorted(self._drop)
             if named.field and named._replace(field="") == state
             and not any(_is_within(named.field, one.path) for one in gone)
         ]  # fmt: skip
 
-    def _left(self, uid: str, stored_uid: str, state: StateInfo) -> bool:
-        """Note a stored state that the program does not have; return whether it is to be forgotten."""
+    def _plan_undeclared_state(self, uid: str, stored_uid: str, state: StateInfo) -> bool:
+        """Record a stored state that the program does not have; return whether to discard it."""
         named = Named(stored_uid, state.name)
         if named in self._drop:
             self._changes.append(Change(uid, state.name, "dropped"))
             return True
-        # When no state has a TTL any more, what the cleaning would have done next is carried along unused.
+        # The position of TTL cleaning stays, unused, after the last state with a TTL is gone.
         if state.kind != "ttl":
-            self._missing.append(name_in(self._there, named))
+            self._missing.append(name_in(self._names, named))
             gone = f"the state '{state.name}' is not declared any more"
             if state.kind == "timers":
                 which = "event" if state.name == EVENT_TIMERS else "processing"
@@ -332,7 +332,7 @@ class _Planner:
         return False
 
     def _of_other_windows(self, uid: str, state: StateInfo) -> str:
-        """Say of a state of agg() that results are to come at other moments now, for which it is of no use."""
+        """Return a reason if agg() now fires at other moments, for which the stored state is of no use."""
         now = next((each for each in self._operators if each.uid == uid), None)
         if now is not None and state.name == "windows" and now.aggregated is not None:
             return "its windows looked at each event, as with early=Early(events=…) or accumulate=False, and do not now"
@@ -340,15 +340,15 @@ class _Planner:
             return "its windows look at each event now, as with early=Early(events=…) or accumulate=False, and did not"
         return ""
 
-    def _gone(self, info: OperatorInfo) -> None:
+    def _plan_missing_operator(self, info: OperatorInfo) -> None:
         if Named(info.uid) in self._drop or not info.states:
             self._changes.append(Change(info.uid, "", "dropped"))
             return
-        self._missing.append(name_in(self._there, Named(info.uid)))
+        self._missing.append(name_in(self._names, Named(info.uid)))
         uids = ", ".join(sorted(operator.uid for operator in self._operators)) or "none"
-        said = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"
-        self._refusals.append(said)
-        self._changes.append(Change(info.uid, "", "refused", "", (said,)))
+        reason = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"
+        self._refusals.append(reason)
+        self._changes.append(Change(info.uid, "", "refused", "", (reason,)))
 
     def _refuse(self, uid: str, state: str, why: str) -> None:
         self._refusals.append(f"operator '{uid}': {why}")
@@ -356,25 +356,25 @@ class _Planner:
 
 
 def _differences(before: StateInfo, now: StateInfo) -> list[str]:
-    """Return what of a state may never be another; of its type, each case is looked at."""
-    found = [
-        _said(what, now.name, is_now, was)
+    """Return differences that no state can continue with, other than of its value type."""
+    differences = [
+        _describe_difference(what, now.name, is_now, was)
         for what, was, is_now in (("kind", before.kind, now.kind), ("key type", before.key_type, now.key_type))
         if was != is_now
     ]
-    if before.windows and _cut(before) != _cut(now):
+    if before.windows and _without_lateness(before) != _without_lateness(now):
         cut = now.windows or "of another kind"
-        found.append(f"the windows of state '{now.name}' are {cut}, were {before.windows}")
+        differences.append(f"the windows of state '{now.name}' are {cut}, were {before.windows}")
     elif (kept_ms := _lateness_ms(now)) > (was_ms := _lateness_ms(before)):
-        found.append(
+        differences.append(
             f"the lateness of the windows of state '{now.name}' is {kept_ms} ms, was {was_ms} ms: windows that were "
             "complete are gone, and would come again with late events alone; a shorter one is possible"
         )
-    return found
+    return differences
 
 
-def _cut(state: StateInfo) -> Windows | UnsetType:
-    """Return how a state's windows are cut, whatever their lateness is."""
+def _without_lateness(state: StateInfo) -> Windows | UnsetType:
+    """Return a state's windows without their lateness."""
     windows = state.windows
     return structs.replace(windows, lateness_ms=0) if isinstance(windows, FixedWindows | SessionWindows) else windows
 
@@ -385,22 +385,22 @@ def _lateness_ms(state: StateInfo) -> int:
 
 
 def _is_within(path: str, other: str) -> bool:
-    """Return whether a path is another one, or of a part of it."""
+    """Whether a path equals another one, or is inside it."""
     return path == other or path.startswith(tuple(other + mark for mark in ".[{"))
 
 
-def _said(what: str, state: str, now: str, was: str) -> str:
+def _describe_difference(what: str, state: str, now: str, was: str) -> str:
     return f"the {what} of state '{state}' is {now}, was {was}"
 
 
-def _changed(
+def _evolve_state(
     schemas: Schemas, before: StateInfo, now: StateInfo, hints: Hints
 ) -> tuple[Schemas, tuple[str, ...], tuple[Gone, ...]]:
-    """Return a state's schemas with a new type after those that it had, what changes, and which fields are gone."""
+    """Return a state's schemas followed by its new type, the changes, and the fields that are gone."""
     old, new = parse_type(before.value_type), parse_type(now.value_type)
     hints = checked(hints, new)
-    found = evolve(old, new, hints)
-    if isinstance(found, Refusal):
-        raise ConfigurationError("; ".join(found.reasons))
-    gone = tuple(lost for lost in found.gone if lost.path not in hints.spare)
-    return schemas.followed_by(old, new, hints), found.changes, gone
+    evolution = evolve(old, new, hints)
+    if isinstance(evolution, Refusal):
+        raise ConfigurationError("; ".join(evolution.reasons))
+    gone = tuple(lost for lost in evolution.gone if lost.path not in hints.spare)
+    return schemas.followed_by(old, new, hints), evolution.changes, gone

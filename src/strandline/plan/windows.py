@@ -1,4 +1,4 @@
-"""What users say of windows and ask of their events: checked, and made into an operator and the columns it gives."""
+"""Operators of windows: checks the user's rules and functions, and makes the operator and its output columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rules_of(
     time: Time,
     accumulate: bool = True,
 ) -> Rules:
-    """Return how windows behave; raise ConfigurationError for what does not go together."""
+    """Return the rules of windows; refuse options that do not fit together."""
     if not isinstance(kind, Tumbling | Sliding | Session | Global):
         raise ConfigurationError(
             f"window() was given {kind!r}, expected a kind of window",
@@ -92,15 +92,15 @@ def _early(early: str | Early | None) -> Early | None:
     return Early(early)
 
 
-# -- what is computed of a window
+# -- functions of windows
 
 
 @dataclass(frozen=True)
 class WindowFunction:
-    """What is kept of a window's events, and the columns of the result."""
+    """The state of a window, and the columns of its result."""
 
     what: str
-    """The method that users call for it."""
+    """The method that the user called."""
     contents: Contents
     fields: Sequence[Field]
 
@@ -112,21 +112,21 @@ def fold(
     merge: Callable[[Any, Any], Any] | None,
     uid: str,
 ) -> WindowFunction:
-    """Keep one value, which each event changes."""
+    """Return a function that keeps one value, which each event updates."""
     check_function(f"fold '{uid}': function", function, ["value", "event"])
     if merge is not None:
         check_function(f"fold '{uid}': merge", merge, ["value", "value"])
     schema = schema_given(output, f"fold '{uid}': output")
     fields = schema.fields
     value_type = fields[0].type.ddl if len(fields) == 1 else schema.ddl
-    said = output if isinstance(output, str) else schema.ddl
-    check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {said!r}")
+    output_text = output if isinstance(output, str) else schema.ddl
+    check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output_text!r}")
     folding = Folding(value_type, _names(fields), create=partial(same, initial), add=function, merge=merge)
     return WindowFunction("fold", folding, fields)
 
 
 def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
-    """Keep one event, made of two at a time."""
+    """Return a function that keeps one event, and reduces it with each further event."""
     schema = _events(keyed, uid)
     check_function(f"reduce '{uid}': function", function, ["event", "event"])
     places = [at for at, field in enumerate(schema.fields) if field.name not in keyed.keys]
@@ -153,7 +153,7 @@ def aggregate(
     output: str | SparkType,
     uid: str,
 ) -> WindowFunction:
-    """Keep an accumulator, of which the result is made."""
+    """Return a function that keeps an accumulator, and computes the result from it."""
     where = f"aggregate '{uid}'"
     check_function(f"{where}: create", create, [])
     check_function(f"{where}: add", add, ["accumulator", "event"])
@@ -175,7 +175,7 @@ def aggregate(
 def process(
     keyed: Keyed, function: Callable[[Any, Any, list[Any]], Any], output: str | SparkType, uid: str
 ) -> WindowFunction:
-    """Keep all events."""
+    """Return a function that keeps all events."""
     schema = _events(keyed, uid)
     check_function(f"process '{uid}': function", function, ["key", "window", "events"])
     fields = schema_given(output, f"process '{uid}': output").fields
@@ -236,9 +236,9 @@ def output_with_key(
     bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)
-    taken = [name.lower() for name in (*keys, *bounds)]
+    reserved = [name.lower() for name in (*keys, *bounds)]
     for column in fields:
-        if column.name.lower() in taken:
+        if column.name.lower() in reserved:
             raise ConfigurationError(
                 f"operator '{uid}': the result's column '{column.name}' has a name of the key's"
                 + (" or the window's" if bounds else ""),
@@ -249,12 +249,12 @@ def output_with_key(
 
 
 def bounds_of(kind: WindowKind | None) -> tuple[str, ...]:
-    """Return the columns that say which window a result is of: there are none without windows, or of Global ones."""
+    """Return the columns of a result's window; there are none without windows and for Global ones."""
     return () if kind is None or isinstance(kind, Global) else (WINDOW_START, WINDOW_END)
 
 
 def check_window_keys(keys: Sequence[str], uid: str) -> None:
-    """Refuse keys with the names of the columns that say which window a result is of."""
+    """Refuse keys with the names of a window's columns."""
     for key in keys:
         if key.lower() in (WINDOW_START, WINDOW_END):
             raise ConfigurationError(

@@ -14,7 +14,7 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BackendName
-from strandline.plan.graph import MapNode, Node, OperatorNode, StepNode, above
+from strandline.plan.graph import MapNode, Node, OperatorNode, StepNode, with_ancestors
 from strandline.plan.operators import output_of
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Pipeline
@@ -47,7 +47,7 @@ class PipelineRun:
 
     def extend(self, end: Node) -> None:
         """Run up to this node from now on; operators that are new are opened."""
-        operators = [node for node in above(end) if isinstance(node, OperatorNode)]
+        operators = [node for node in with_ancestors(end) if isinstance(node, OperatorNode)]
         pipeline = Pipeline([end, *(side for node in operators for side in node.sides_before.values())])
         if any(isinstance(node, StepNode) for node in pipeline.nodes):
             raise ConfigurationError(

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from strandline.core.clock import Clock
 from strandline.core.settings import FollowExecutors, Settings
-from strandline.plan.following import Following
+from strandline.plan.autoscaler import Autoscaler
 from strandline.plan.parallelism import Parallelism, ParallelismOverride
 from strandline.spark.base.session import await_executors, core_setting, room_of
 
@@ -29,7 +29,7 @@ def parallelism_of(settings: Settings, spark: SparkSession, told: ParallelismOve
         job=told.job or settings.fixed_parallelism,
         is_room=told.is_room,
         most=settings.follows.max or 0 if settings.follows else 0,
-        told=told.operators,
+        overrides=told.operators,
     )
 
 
@@ -75,7 +75,7 @@ class Follower(threading.Thread):
         self._spark = spark
         self._clock = clock
         self._ended = ended
-        self._following = Following(follow)
+        self._autoscaler = Autoscaler(follow)
         self._failed = 0
         """How many changes in a row."""
 
@@ -89,15 +89,15 @@ class Follower(threading.Thread):
             now, most = followed
             if not most:
                 # While the job restarts: an executor that it lost has time to be replaced from then on.
-                self._following.begin_anew()
+                self._autoscaler.reset()
                 continue
             try:
                 room = room_of(self._spark)
             except Exception:
                 # The session is gone, or going: the job will tell.
-                self._following.begin_anew()
+                self._autoscaler.reset()
                 continue
-            wanted = self._following.look(room, int(self._clock.monotonic_ms()), now, most)
+            wanted = self._autoscaler.observe(room, int(self._clock.monotonic_ms()), now, most)
             if wanted is not None:
                 self._change(now, wanted)
 
@@ -114,4 +114,4 @@ class Follower(threading.Thread):
             # Its epochs wait while it tries.
             self._ended.wait(min(_LONGEST_PAUSE_S, self._follow.after_ms / 1000 * 2**self._failed))
             self._failed += 1
-        self._following.begin_anew()
+        self._autoscaler.reset()

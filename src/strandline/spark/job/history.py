@@ -17,7 +17,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.plan.columns import quoted
 from strandline.plan.graph import WatermarkNode, sources_of
-from strandline.plan.history import MOST_EPOCHS, Slice, event_time_of, in_slices, to_order
+from strandline.plan.history import MOST_EPOCHS, Slice, event_time_of, make_slices, to_order
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import ddl_of, first_line
@@ -226,7 +226,7 @@ class Spool:
                 f"the history would be more than {MOST_EPOCHS:,} epochs",
                 hint="give a longer time_per_epoch or more rows_per_epoch",
             )
-        return in_slices((row.file, row.rows, row.first, row.last) for row in found)
+        return make_slices((row.file, row.rows, row.first, row.last) for row in found)
 
     def read(self, session: SparkSession, part: Slice) -> DataFrame:
         """Return the rows of one epoch, with a session that is ours alone."""

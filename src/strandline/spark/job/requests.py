@@ -115,7 +115,7 @@ class Requests:
         check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
-            override = self._supervisor.desired.parallelism.and_then(parallelism)
+            override = self._supervisor.desired.parallelism.merge(parallelism)
             self._go_on_with(override, f"the rescale to {_number_text(parallelism)}", deadline)
 
     def rollback(self, checkpoint: int, timeout: float) -> None:
@@ -145,7 +145,7 @@ class Requests:
             return None
         attempt = supervisor.attempt
         operators = attempt.driver.operators if attempt is not None and supervisor.is_at_work() else ()
-        most = max((operator.max_parallelism for operator in operators if not operator.has_own), default=0)
+        most = max((operator.max_parallelism for operator in operators if not operator.is_explicit), default=0)
         return min(override.job, most), most
 
     def follow(self, room: int) -> bool:

@@ -46,7 +46,7 @@ def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
 def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
     """Return the fields of a Status that epochs change."""
     progress = driver.progress
-    common = [operator for operator in driver.operators if not operator.has_own]
+    common = [operator for operator in driver.operators if not operator.is_explicit]
     return {
         "parallelism": max((operator.parallelism for operator in common or driver.operators), default=0),
         "operators": [OperatorStatus(o.uid, o.node.name, o.parallelism, o.max_parallelism) for o in driver.operators],

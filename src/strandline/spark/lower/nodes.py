@@ -182,7 +182,7 @@ def _same(names: Iterable[str]) -> dict[str, str]:
 
 def _checked(part: AccumulatorColumn) -> str:
     """Return the SQL of many rows that fails where Spark, told to be lenient, makes another number or null of a sum."""
-    c, kind = part.added_up, part.type
+    c, kind = part.addend, part.type
     if not c:
         return part.many
     too_much = overflow(f"the sum of {c} is too large for {kind.ddl}")

@@ -19,8 +19,8 @@ from strandline.plan.graph import (
     OutputNode,
     PartialNode,
     SourceNode,
-    above,
     sources_of,
+    with_ancestors,
 )
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.runtime.task.rowfunction import Report
@@ -219,7 +219,7 @@ def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
 
 
 def _operators_above(node: Node) -> set[Node]:
-    return {found for found in above(node) if isinstance(found, OperatorNode)}
+    return {found for found in with_ancestors(node) if isinstance(found, OperatorNode)}
 
 
 def _has_python(node: Node) -> bool:

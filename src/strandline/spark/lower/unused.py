@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from strandline.plan.graph import OperatorNode, SourceNode, above
+from strandline.plan.graph import OperatorNode, SourceNode, with_ancestors
 from strandline.spark.streams.frames import sources_made
 from strandline.spark.streams.stream import Output
 
@@ -17,7 +17,7 @@ _in_jobs: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def in_job(outputs: Sequence[Output]) -> None:
     """A job has these outputs, and what leads to them."""
-    nodes = above(*(output.stream._node for output in outputs))
+    nodes = with_ancestors(*(output.stream._node for output in outputs))
     _in_jobs.update([*outputs, *(node for node in nodes if isinstance(node, OperatorNode | SourceNode))])
 
 
@@ -37,7 +37,7 @@ def _found(sources: Sequence[SourceNode]) -> list[str]:
         kind = type(output.sink).__name__.removesuffix("Sink").lower()
         where = f"'{output.sink.name}'" if output.sink.name else f"({kind})"
         found.append(f"what {output.line} sends into a sink {where} is in no job's sinks=[…]: it never gets there")
-        said |= {node for node in above(output.stream._node) if isinstance(node, OperatorNode)}
+        said |= {node for node in with_ancestors(output.stream._node) if isinstance(node, OperatorNode)}
     for operator in _of(sources, "operators"):
         if operator not in said and operator.uid not in uids:
             found.append(

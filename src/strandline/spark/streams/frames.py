@@ -16,7 +16,7 @@ from strandline.api.badrecords import OnError
 from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
 from strandline.core.times import FIRST_US, LAST_US
-from strandline.plan.columns import Columns, in_order, quoted
+from strandline.plan.columns import Columns, quoted, sort_hidden
 from strandline.plan.graph import FailedNode, LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
@@ -199,4 +199,4 @@ def _stream_of(spark: SparkSession, schema: StructType) -> DataFrame:
 
 def _columns(schema: StructType) -> Columns:
     shown = [column for column in schema.fields if column.name not in HIDDEN]
-    return Columns(tuple((column.name, ddl_of(column.dataType)) for column in shown), in_order(schema.names))
+    return Columns(tuple((column.name, ddl_of(column.dataType)) for column in shown), sort_hidden(schema.names))

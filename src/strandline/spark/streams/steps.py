@@ -12,7 +12,7 @@ from strandline.api.retries import Retry
 from strandline.core.errors import ConfigurationError
 from strandline.plan.asyncmaps import FAIL, map_async
 from strandline.plan.graph import MapNode, Node, sources_of
-from strandline.plan.maps import mapped
+from strandline.plan.maps import map_rows
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import spark_type
@@ -95,7 +95,7 @@ class Steps(Worded):
         `on_error` says what becomes of a row that the function fails for: "fail", "skip", "dead-letter", or an
         `sl.OnError`; see `dead_letters`.
         """
-        return self._mapped(mapped(self._node, "map", function, output, on_error))
+        return self._mapped(map_rows(self._node, "map", function, output, on_error))
 
     def flat_map(
         self,
@@ -108,7 +108,7 @@ class Steps(Worded):
 
         `on_error` is as in map(): of a row that the function fails for, none of the rows that it gave before is given.
         """
-        return self._mapped(mapped(self._node, "flat_map", function, output, on_error))
+        return self._mapped(map_rows(self._node, "flat_map", function, output, on_error))
 
     def _mapped(self, node: MapNode) -> Self:
         """Return the main output of a function of each row."""

@@ -21,7 +21,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
 from strandline.ends.target import Target
 from strandline.plan import joins, rolling, unions, windows
-from strandline.plan.aggregation import aggregate_on, named
+from strandline.plan.aggregation import aggregate_on, combine_aggregates
 from strandline.plan.graph import Keyed, MapNode, Node, OperatorNode, sources_of
 from strandline.plan.operators import keyed_by, output_of, process_on
 from strandline.runtime.operators.asof import AsOfHow
@@ -156,7 +156,7 @@ class Aggregates(Worded):
         """
         keyed, kind, rules = self._cut()
         numbers = parallelism, max_parallelism
-        given = named(results, more)
+        given = combine_aggregates(results, more)
         return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", *numbers, on_error))
 
     def count(self, *, uid: str, on_error: OnError | Then = "fail") -> Stream:

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.core.settings import FollowExecutors
-from strandline.plan.following import Following
+from strandline.plan.autoscaler import Autoscaler
 
 
 def changes(rooms: list[int], now: int, most: int = 128, **said: object) -> list[tuple[int, int]]:
     """Look each second; return when the job was changed, in seconds, and to what."""
-    following, found = Following(FollowExecutors(**{"after": "5s", **said})), []  # type: ignore[arg-type]
+    autoscaler, found = Autoscaler(FollowExecutors(**{"after": "5s", **said})), []  # type: ignore[arg-type]
     for second, room in enumerate(rooms):
-        wanted = following.look(room, second * 1000, now, most)
+        wanted = autoscaler.observe(room, second * 1000, now, most)
         if wanted is not None:
             found.append((second, wanted))
             now = wanted
-            following.begin_anew()
+            autoscaler.reset()
     return found
 
 
@@ -63,11 +63,11 @@ def test_as_if_all_looks_were_remembered(
     looks: list[tuple[int, int]], now: int, low: int, more: int, after_ms: int
 ) -> None:
     follow = FollowExecutors(min=low, max=low + more, after=after_ms / 1000)
-    following, at_ms = Following(follow), 0
+    autoscaler, at_ms = Autoscaler(follow), 0
     seen: list[tuple[int, int]] = []
     for passed_ms, room in looks:
         at_ms += passed_ms
-        wanted = following.look(room, at_ms, now, 12)
+        wanted = autoscaler.observe(room, at_ms, now, 12)
         if room == 0:
             assert wanted is None
             seen = []
@@ -82,7 +82,7 @@ def test_as_if_all_looks_were_remembered(
         assert wanted == expected
         if wanted is not None:
             now, seen = wanted, []
-            following.begin_anew()
+            autoscaler.reset()
 
 
 @pytest.mark.parametrize(
