@@ -124,7 +124,7 @@ def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir =
         raise NotFoundError(
             f"job '{job}' does not run here: {ended_text(record)}",
             hint=f"`strandline logs {quote(job)} --driver` has more; what it has left: "
-            f"`strandline checkpoints list {quote(record.directory)} --job {quote(job)}`",
+            f"`strandline snapshots list {quote(f'{record.directory}/{job}')}`",
         ) from error
     current = call(driver, STATUS, NoArguments(), timeout_s=STATUS_TIMEOUT_S)
     if json:

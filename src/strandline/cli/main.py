@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from strandline.cli import (
-    checkpoints,
     doctor,
     driver,
     jobs,
@@ -46,7 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
 app.command("new")(new.new)
-app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(state.app, name="state")
 app.command("jobs")(jobs.jobs)
