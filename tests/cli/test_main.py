@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
 import tomllib
 from pathlib import Path
 
+from typer.main import get_command
+
 from strandline.cli.doctor import SUPPORTED
+from strandline.cli.main import app
 from strandline.cli.output import duration_text, moment_text, size_text, time_text
 from tests.cli.conftest import ROOT, Command, environment
 from tests.cli.fabricate import FabricatedJob
@@ -41,6 +45,22 @@ def test_wrong_usage_is_exit_code_2(strandline: Command, process: Command) -> No
         assert (found.code, found.stdout) == (2, ""), args
         assert "Error: " in found.stderr
         assert "Traceback" not in found.stderr
+
+
+def test_help_names_each_command_in_a_sentence_that_fits(process: Command) -> None:
+    lines = {
+        args: process(*args, "--help", COLUMNS="80").stdout.splitlines() for args in ((), ("snapshots",), ("state",))
+    }
+    for args, shown in lines.items():
+        assert max(map(len, shown)) <= 80, args
+        begin = next(number for number, line in enumerate(shown) if line in ("Commands:", "Projects and programs:"))
+        of_commands = [line for line in shown[begin:] if line.startswith("  ")]
+        assert all(re.fullmatch(r"  [\w-]+ +[A-Z].*[a-z]\.", line) for line in of_commands), of_commands
+    titles = [line for line in lines[()] if line.endswith(":")]
+    assert titles == ["Options:", "Projects and programs:", "Running jobs:", "Snapshots and state:"]
+    commands = {line.split()[0] for line in lines[()] if line.startswith("  ") and not line.startswith("   ")}
+    assert commands >= {*get_command(app).commands}, "each is below a title"  # type: ignore[attr-defined]
+    assert lines[()][lines[()].index(titles[1]) + 1].split()[0] == "new"
 
 
 def test_only_run_imports_spark(alerts: FabricatedJob, tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ def rollback(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Have a job go on from an older checkpoint: one that runs here at once, else when it starts next.
+    """Have a job go on from an older checkpoint.
 
-    What it published later is void from now on, and its sinks take back what they have shown since. Of a job that does
-    not run here, --directory says where its checkpoints are; a driver of it elsewhere publishes nothing any more.
+    A job that runs here does it at once, any other one when it starts next. What it published later is void from now
+    on, and its sinks take back what they have shown since. Of a job that does not run here, --directory says where its
+    checkpoints are; a driver of it elsewhere publishes nothing any more.
     """
     number, timeout_s = _number(checkpoint), parse_duration_ms(timeout, "--timeout") / 1000
     try:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from strandline.snapshot.tools.copy import Copied
 
 app = typer.Typer(
-    help="Look at checkpoints and savepoints, verify, copy, compare and delete them.",
+    help="List, show, verify, copy, compare and delete snapshots.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -83,10 +83,10 @@ def list_(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints and savepoints at a place and below it, newest first.
+    """List the checkpoints and savepoints at a place and below it.
 
-    Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong size, or
-    a record cannot be read) or void (written by a driver that was replaced, and ignored).
+    The newest is the first. Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing
+    or has the wrong size, or a record cannot be read) or void (written by a driver that was replaced, and ignored).
     """
     from strandline.snapshot.opening.listing import list_snapshots
 
@@ -128,7 +128,7 @@ def _print_list(snapshots: list[SnapshotSummary], here: str) -> None:
 
 @app.command("show")
 def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = False) -> None:
-    """Show one snapshot: its operators, states, files, source progress and sinks."""
+    """Show the operators, states, sources and sinks of a snapshot."""
     options = parse_options(option)
     result = find_snapshot(snapshot_url(snapshot, options), options, fsync=False)
     from strandline.cli import describe
@@ -212,11 +212,11 @@ def copy(
     to_option: TargetOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Copy a snapshot to another folder or store, every file checked on its way.
+    """Copy a snapshot to another folder or store.
 
-    Files that are there are not sent again: one that broke off goes on where it was, and several checkpoints of a job
-    share files in one target. With --canonical or --native, a checkpoint becomes a savepoint that needs nothing beside
-    its folder; the target must be empty then.
+    Every file is checked on its way. Files that are there are not sent again: one that broke off goes on where it was,
+    and several checkpoints of a job share files in one target. With --canonical or --native, a checkpoint becomes a
+    savepoint that needs nothing beside its folder; the target must be empty then.
     """
     if canonical and native:
         raise typer.BadParameter("give --canonical or --native, not both")
@@ -253,10 +253,11 @@ def diff(
     to_option: TargetOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Compare the state in two snapshots: keys added, changed and removed, by operator and state.
+    """Compare the state in two snapshots, key by key.
 
-    Backend, form and parallelism do not matter, nor what had expired when they were taken. Of two canonical
-    savepoints, files with the same name are equal and not read. --to-option is for the storage of AFTER.
+    The result is the number of keys added, changed and removed, by operator and state. Backend, form and parallelism do
+    not matter, nor what had expired when they were taken. Of two canonical savepoints, files with the same name are
+    equal and not read. --to-option is for the storage of AFTER.
     """
     part = _part(sample)
     options = parse_options(option)
@@ -289,10 +290,10 @@ def delete(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Delete a savepoint. A job that has restored it must have a checkpoint of its own by now.
+    """Delete a savepoint, but no checkpoint.
 
-    A deletion that was broken off is ended by another one. Checkpoints are refused: their jobs delete them, and
-    `strandline snapshots gc` what none needs.
+    A job that has restored it must have a checkpoint of its own by now. A deletion that was broken off is ended by
+    another one. Checkpoints are refused: their jobs delete them, and `strandline snapshots gc` what none needs.
     """
     from strandline.snapshot.opening.deletion import delete_snapshot, find_deletable
 
