@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.checkpoint.check import summaries, verify
+from strandline.checkpoint.check import summaries, verify_manifest
 from strandline.checkpoint.gc import Garbage, execute, plan
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
-from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST, FileRef
 from strandline.storage.base import ObjectInfo
@@ -217,30 +217,22 @@ def test_refuses_while_a_manifest_cannot_be_read(
 
 
 def test_verify_reads_every_byte(run: Run) -> None:
-    checkpoint = CheckpointId(2)
-    report = verify(run.jobdir, checkpoint)
+    assert run.coordinator.confirmed is not None
+    report = verify_manifest(run.jobdir, run.coordinator.confirmed)
     assert report.ok
-    assert report.files == len(run.coordinator.confirmed.files())  # type: ignore[union-attr]
-    assert report.bytes == run.coordinator.confirmed.total_bytes  # type: ignore[union-attr]
-    needed = {f.path: f for f in run.coordinator.confirmed.files() if f.path and f.size > 1}  # type: ignore[union-attr]
+    assert report.files == len(run.coordinator.confirmed.files())
+    assert report.bytes == run.coordinator.confirmed.total_bytes
+    needed = {f.path: f for f in run.coordinator.confirmed.files() if f.path and f.size > 1}
     files = list(needed.values())
     run.jobdir.delete([files[0].path])
     run.jobdir.put(files[1].path, bytes([run.jobdir.get(files[1].path)[0] ^ 1]) + run.jobdir.get(files[1].path)[1:])
     run.jobdir.put(files[2].path, b"")
-    report = verify(run.jobdir, checkpoint)
+    report = verify_manifest(run.jobdir, run.coordinator.confirmed)
     found = {p.path: p.problem for p in report.problems}
     assert list(found) == [f.path for f in files[:3]]
     assert "missing" in found[files[0].path]
     assert "damaged" in found[files[1].path]
     assert f"0 bytes, expected {files[2].size}" in found[files[2].path]
-
-
-def test_verify_without_a_usable_manifest(run: Run) -> None:
-    with pytest.raises(NotFoundError, match="no checkpoint 17"):
-        verify(run.jobdir, CheckpointId(17))
-    run.jobdir.put(manifest_path(CheckpointId(2)), b"broken")
-    report = verify(run.jobdir, CheckpointId(2))
-    assert [p.path for p in report.problems] == ["chk-2/_metadata"]
 
 
 def test_summaries(run: Run, jobdir: JobDirectory) -> None:
@@ -252,7 +244,7 @@ def test_summaries(run: Run, jobdir: JobDirectory) -> None:
     assert "too few" in found[CheckpointId(6)].reason
     second = run.coordinator.history[-1]
     line = found[CheckpointId(2)]
-    assert (line.epoch, line.mode, line.total_bytes, line.uploaded_bytes, line.reason) == (
+    assert (line.epoch, line.form, line.total_bytes, line.uploaded_bytes, line.reason) == (
         2, "incremental", second.total_bytes, second.uploaded_bytes, "",
     )  # fmt: skip
     path = needed_file(run).path

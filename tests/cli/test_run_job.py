@@ -126,9 +126,9 @@ def check_what_it_left(strandline: Command, pid: int, root: Path, checkpoints: P
     assert "checkpoint 1 is complete" in logged
     assert "job 'visits' has ended after epoch" in logged.splitlines()[-1]
     assert "the job was stopped" in strandline("logs", "visits", "--local-dir", root, "-n", 1).stdout
-    (checkpoint, *_) = strandline("checkpoints", "list", checkpoints, "--json").json
+    (checkpoint, *_) = strandline("snapshots", "list", checkpoints, "--json").json
     assert (checkpoint["job"], checkpoint["state"]) == ("visits", "complete")
-    (shown,) = strandline("checkpoints", "show", checkpoints, "latest", "--json").json
+    (shown,) = strandline("snapshots", "show", checkpoints, "--json").json
     assert [state["name"] for state in shown["operators"][0]["states"]] == ["count", "pages"]
     assert shown["source"]["total_bytes"] > 0
-    assert strandline("checkpoints", "verify", checkpoints, "--all").code == 0
+    assert strandline("snapshots", "verify", checkpoints, "--all").code == 0

@@ -88,12 +88,13 @@ MISTAKES = [
         "/_claim",
         error=ConflictError,
     ),
-    command("checkpoints of nowhere", "checkpoints list {}/typo", "error: ", "typo", "next step:"),
-    command("checkpoints of another job", "checkpoints list {}/ck --job alert", "alert", "next step:", job=True),
-    command("a checkpoint that is no number", "checkpoints show {}/ck last", "expected a number", job=True),
-    command("a checkpoint that is not there", "checkpoints show {}/ck 77", "77", job=True),
+    command("snapshots of another job", "snapshots list {}/ck --job alert", "alert", "next step:", job=True),
+    command("garbage of another job", "snapshots gc {}/ck --job alert", "alert", "next step:", job=True),
+    command("a checkpoint that is no number", "rollback alerts last", "expected a number"),
+    command("a checkpoint that is not there", "snapshots show {}/ck/alerts/chk-77", "chk-77", "chk-1", job=True),
+    command("a folder without snapshots", "snapshots list {}", "no snapshot there", "next step:"),
     command("a url with one slash", "snapshots show s3:/b/sp", "'s3:/b/sp'", "write 's3://b/sp'"),
-    command("checkpoints with one slash", "checkpoints list gs:/b/ck", "'gs:/b/ck'", "write 'gs://b/ck'"),
+    command("checkpoints with one slash", "snapshots list gs:/b/ck", "'gs:/b/ck'", "write 'gs://b/ck'"),
     command(
         "snapshots of nowhere", "snapshots list {}/nowhere", "expected a directory, and it is not there", "next step:"
     ),

@@ -1,10 +1,10 @@
-"""Looking at checkpoints from outside: which there are, and whether every byte of one is as it was written."""
+"""Lists the checkpoints of a job, and reads every byte of a snapshot again to verify it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +13,12 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.checkpoint.restore import local_path
-from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.errors import NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.core.scratch import Scratch
-from strandline.format.manifest import MANIFEST, FileRef, Manifest, stored_once
+from strandline.format.manifest import FileRef, Manifest, stored_once
 
+Kind = Literal["checkpoint", "savepoint"]
 State = Literal["complete", "void", "damaged"]
 OnBytes = Callable[[int], object]
 
@@ -45,52 +46,37 @@ class VerifyReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSummary:
-    """One line of a list of checkpoints; of a manifest that cannot be read, only id, state and reason are known."""
+class SnapshotSummary:
+    """One line of a list; of a manifest that cannot be read, only the fields up to `created_ms` may be known."""
 
-    checkpoint: CheckpointId
+    url: str
+    kind: Kind
     state: State
     reason: str = ""
-    epoch: int = 0
-    mode: str = ""
+    job: str = ""
+    checkpoint: int = 0
     created_ms: int = 0
+    """When it was taken; of a manifest that cannot be read, when that was written."""
+    form: str = ""
+    """A savepoint's form, or a checkpoint's mode."""
+    generation: int = 0
+    epoch: int = 0
     total_bytes: int = 0
     uploaded_bytes: int = 0
     duration_ms: int = 0
-    generation: int = 0
 
 
-def _unheard(size_bytes: int) -> None:
-    pass
+def ignore_bytes(size_bytes: int) -> None:
+    """Do nothing: the progress of a verification is not wanted."""
 
 
-def verify(jobdir: JobDirectory, checkpoint: CheckpointId, on_bytes: OnBytes = _unheard) -> VerifyReport:
-    """Read every file of a checkpoint and name each that is missing or damaged; `on_bytes` hears of each file's size.
-
-    Raises NotFoundError if there is no such checkpoint.
-    """
-    path = manifest_path(checkpoint)
-    try:
-        manifest = jobdir.read(path, MANIFEST.decode)
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"{jobdir.url}: there is no checkpoint {checkpoint}", hint="`strandline checkpoints list` shows which are"
-        ) from error
-    except CorruptionError as error:
-        return VerifyReport(0, 0, [Problem(path, error.message)])
-    report = verify_manifest(jobdir, manifest, on_bytes)
-    # Its bytes may all be there, and yet nobody can say that a restore may take it.
-    unknown = read_catalog(jobdir).unknown.get(checkpoint)
-    return replace(report, problems=[*report.problems, Problem(path, unknown)]) if unknown else report
-
-
-def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = _unheard) -> VerifyReport:
+def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = ignore_bytes) -> VerifyReport:
     """Read every file of a snapshot, relative to `folder`, and name each that is missing or damaged."""
     files = _distinct(manifest.files())
     return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files, on_bytes))
 
 
-def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _unheard) -> list[Problem]:
+def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = ignore_bytes) -> list[Problem]:
     """Read files, each once, and name those that are missing or not as they were written."""
     with Scratch("verify") as scratch:
 
@@ -131,30 +117,40 @@ def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
     return None
 
 
-def summaries(jobdir: JobDirectory) -> list[CheckpointSummary]:
+def summaries(jobdir: JobDirectory) -> list[SnapshotSummary]:
     """List the checkpoints that have a manifest, newest first. Sizes are checked, contents are not."""
     catalog = read_catalog(jobdir)
-    found = [CheckpointSummary(i, "damaged", reason) for i, reason in catalog.damaged.items()]
-    found += [_summary(catalog, i, manifest) for i, manifest in catalog.manifests.items()]
+    found = [
+        SnapshotSummary(
+            f"{jobdir.url}/chk-{i}", "checkpoint", "damaged", reason, jobdir.job, i,
+            catalog.objects[manifest_path(i)].modified_ms,
+        )
+        for i, reason in catalog.damaged.items()
+    ]  # fmt: skip
+    found += [
+        summary_of(manifest, f"{jobdir.url}/chk-{i}", *_judge(catalog, i, manifest))
+        for i, manifest in catalog.manifests.items()
+    ]
     return sorted(found, key=lambda summary: summary.checkpoint, reverse=True)
 
 
-def _summary(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> CheckpointSummary:
-    state: State = "complete"
-    reason = ""
-    missing = catalog.missing(manifest)
-    if checkpoint in catalog.void:
-        state, reason = "void", catalog.void[checkpoint]
-    elif checkpoint in catalog.unknown:
-        state, reason = "damaged", catalog.unknown[checkpoint]
-    elif missing:
-        state = "damaged"
-        reason = "; ".join(f"{file.path}: {problem}" for file, problem in missing[:3])
-        reason += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    elif checkpoint == max(catalog.live):
-        # It can be restored in spite of them; they show nowhere else.
-        reason = "; ".join(catalog.chain.damaged.values())
-    return CheckpointSummary(
-        checkpoint, state, reason, manifest.epoch, manifest.mode, manifest.created_ms, manifest.total_bytes,
-        manifest.uploaded_bytes, manifest.duration_ms, manifest.generation,
+def summary_of(manifest: Manifest, url: str, state: State, reason: str) -> SnapshotSummary:
+    """Return the summary of a snapshot whose manifest can be read."""
+    return SnapshotSummary(
+        url, "savepoint" if manifest.savepoint else "checkpoint", state, reason, manifest.job, manifest.checkpoint,
+        manifest.created_ms, manifest.savepoint or manifest.mode, manifest.generation, manifest.epoch,
+        manifest.total_bytes, manifest.uploaded_bytes, manifest.duration_ms,
     )  # fmt: skip
+
+
+def _judge(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> tuple[State, str]:
+    """Return a checkpoint's state, and the reason if it is not just complete."""
+    if checkpoint in catalog.void:
+        return "void", catalog.void[checkpoint]
+    if checkpoint in catalog.unknown:
+        return "damaged", catalog.unknown[checkpoint]
+    if missing := catalog.missing(manifest):
+        reason = "; ".join(f"{file.path}: {problem}" for file, problem in missing[:3])
+        return "damaged", reason + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    # The newest one can be restored in spite of damaged records; they show nowhere else.
+    return "complete", "; ".join(catalog.chain.damaged.values()) if checkpoint == max(catalog.live) else ""

@@ -220,7 +220,7 @@ def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | Non
         target.unlink()
     raise CorruptionError(
         f"{where}: {size} bytes with sha256 {sha256[:12]}…, expected {file.size} with {file.sha256[:12]}…",
-        hint="`strandline checkpoints verify` names every damaged file",
+        hint="`strandline snapshots verify` names every damaged file",
         path=file.path,
     )
 

@@ -53,7 +53,10 @@ def doctor(
     local_dir: LocalDir = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a check.")] = False,
 ) -> None:
-    """Check that this machine can run jobs. Exit code 1 if something is in the way."""
+    """Check that this machine can run jobs.
+
+    Exit code 1 if something is in the way.
+    """
     checks = list(examine(root_of(local_dir)))
     if json:
         for check in checks:

@@ -74,9 +74,9 @@ def jobs(
     every: Annotated[bool, typer.Option("--all", help="Also those that were stopped or came to their end.")] = False,
     json: AsJson = False,
 ) -> None:
-    """List the jobs that run on this machine, and those that failed or were killed since.
+    """List the jobs on this machine, and those that have failed.
 
-    They are those of this user whose Settings.local_dir this is.
+    They are the jobs of this user with this Settings.local_dir: those that run, and those that failed or were killed.
     """
     root = root_of(local_dir)
     drivers = find_drivers(root)
@@ -109,9 +109,10 @@ def jobs(
 
 
 def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir = None, json: AsJson = False) -> None:
-    """Show what a running job is doing: state, rows, event time, checkpoints, what waits in its sources, keepers.
+    """Show what a running job does.
 
-    Of a job that runs no more, say what became of it; exit code 1.
+    That is its state, rows, event time and checkpoints, what waits in its sources, and its keepers. Of a job that runs
+    no more, say what became of it; exit code 1.
     """
     root = root_of(local_dir)
     try:
@@ -124,7 +125,7 @@ def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir =
         raise NotFoundError(
             f"job '{job}' does not run here: {ended_text(record)}",
             hint=f"`strandline logs {quote(job)} --driver` has more; what it has left: "
-            f"`strandline checkpoints list {quote(record.directory)} --job {quote(job)}`",
+            f"`strandline snapshots list {quote(f'{record.directory}/{job}')}`",
         ) from error
     current = call(driver, STATUS, NoArguments(), timeout_s=STATUS_TIMEOUT_S)
     if json:
@@ -142,7 +143,10 @@ def checkpoint(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Have a running job take a checkpoint now, and wait for it. Exit code 1 if it fails."""
+    """Have a running job take a checkpoint now, and wait for it.
+
+    Exit code 1 if it fails.
+    """
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
     stats = call_with_progress(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
@@ -172,7 +176,10 @@ def savepoint(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Have a running job take a savepoint: a snapshot that no job owns or deletes. Exit code 1 if it fails."""
+    """Have a running job take a savepoint, and wait for it.
+
+    A savepoint is a snapshot that no job owns or deletes. Exit code 1 if it fails.
+    """
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
     result = call_with_progress(driver, SAVEPOINT, TakeSavepoint(_absolute(url), _form(native), timeout_s))
@@ -209,7 +216,10 @@ def rescale(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Have a running job go on with another number of partitions, from a checkpoint that it takes for that."""
+    """Change the number of partitions of a running job.
+
+    The job goes on from a checkpoint that it takes for that.
+    """
     target = _parse_parallelism(parallelism)
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
@@ -255,8 +265,9 @@ def stop(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Stop a running job and end its keepers, as run.stop() in its program would; the program goes on.
+    """Stop a running job, and end its keepers.
 
+    That is what run.stop() in its program would do; the program goes on.
     Without --checkpoint, rows after the last checkpoint stay invisible, and are processed again by the next start. If
     the last checkpoint fails, the job goes on.
     """

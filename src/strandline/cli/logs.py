@@ -46,7 +46,10 @@ def logs(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of log.")] = False,
 ) -> None:
-    """Show the logs of a job's keepers on this machine, or of its drivers. They outlive the job."""
+    """Show the logs of a job's keepers or drivers on this machine.
+
+    The logs outlive the job.
+    """
     root = root_of(local_dir)
     if driver and (operator is not None or partition is not None):
         raise typer.BadParameter("--driver is of no operator and no partition")

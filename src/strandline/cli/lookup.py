@@ -24,9 +24,9 @@ def lookup(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a running job's state has of some keys, as of its last epoch. No epoch waits for that.
+    """Show what the state of a running job has of some keys.
 
-    With --json, a line for each key.
+    It is that of its last epoch, and no epoch waits for the look-up. With --json, a line for each key.
     """
     driver = find_driver(root_of(local_dir), job, directory)
     result = call(driver, LOOKUP, LookUp(table_, keys), timeout_s=STATUS_TIMEOUT_S)

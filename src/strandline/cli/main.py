@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from strandline.cli import (
-    checkpoints,
     doctor,
     driver,
     jobs,
@@ -25,9 +25,19 @@ from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 from strandline.core.version import VERSION
 
+_PROGRAMS, _JOBS, _SNAPSHOTS = "Projects and programs", "Running jobs", "Snapshots and state"
 
-class ErrorsAsMessages(TyperGroup):
-    """Prints our errors as message and next step, and ends with exit code 1."""
+
+class Commands(TyperGroup):
+    """All commands: help lists them below titles; an error is a message with a next step, and exit code 1."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands below the title that each was registered with, each with its whole first sentence."""
+        width = max(map(len, self.commands))
+        for title in (_PROGRAMS, _JOBS, _SNAPSHOTS):
+            of_title = [item for item in self.commands.items() if getattr(item[1], "rich_help_panel", None) == title]
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), command.get_short_help_str(200)) for name, command in of_title])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -39,29 +49,30 @@ class ErrorsAsMessages(TyperGroup):
 
 app = typer.Typer(
     name="strandline",
-    cls=ErrorsAsMessages,
-    help="Look after Strandline jobs, running or not: their snapshots, logs and machines; run their programs.",
+    cls=Commands,
+    help="Run programs with Strandline jobs, and look after the jobs, their snapshots and their machines.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # Its boxes would be in files and pipes, too.
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
-app.command("new")(new.new)
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(snapshots.app, name="snapshots")
-app.add_typer(state.app, name="state")
-app.command("jobs")(jobs.jobs)
-app.command("status")(jobs.status)
-app.command("checkpoint")(jobs.checkpoint)
-app.command("savepoint")(jobs.savepoint)
-app.command("rescale")(jobs.rescale)
-app.command("stop")(jobs.stop)
-app.command("rollback")(rollback.rollback)
-app.command("lookup")(lookup.lookup)
-app.command("logs")(logs.logs)
-app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
-app.command("check-upgrade")(upgrades.check_upgrade)
-app.command("doctor")(doctor.doctor)
-app.command("warm-up")(warming.warm_up)
+_add_program = partial(app.command, rich_help_panel=_PROGRAMS)
+_add_job = partial(app.command, rich_help_panel=_JOBS)
+_add_program("new")(new.new)
+_add_program("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
+_add_program("check-upgrade")(upgrades.check_upgrade)
+_add_program("doctor")(doctor.doctor)
+_add_program("warm-up")(warming.warm_up)
+_add_job("jobs")(jobs.jobs)
+_add_job("status")(jobs.status)
+_add_job("logs")(logs.logs)
+_add_job("lookup")(lookup.lookup)
+_add_job("checkpoint")(jobs.checkpoint)
+_add_job("savepoint")(jobs.savepoint)
+_add_job("rescale")(jobs.rescale)
+_add_job("rollback")(rollback.rollback)
+_add_job("stop")(jobs.stop)
+app.add_typer(snapshots.app, name="snapshots", rich_help_panel=_SNAPSHOTS)
+app.add_typer(state.app, name="state", rich_help_panel=_SNAPSHOTS)
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,9 +93,9 @@ def _options(
     pass
 
 
-@app.command("version")
+@_add_program("version")
 def version(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Print the versions of Strandline and of the packages that it builds on."""
+    """Print the versions of Strandline and of its packages."""
     versions = doctor.versions()
     if json:
         print_json(versions)

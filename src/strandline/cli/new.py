@@ -35,7 +35,7 @@ def new(
     ],
     json: AsJson = False,
 ) -> None:
-    """Make a project: a program that brings its own input, and a test of it.
+    """Make a project: a program, its input, and a test of it.
 
     It runs as it is: `strandline run app.py` in the directory shows results, `python -m pytest` tests.
     """

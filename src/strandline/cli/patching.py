@@ -62,10 +62,11 @@ def patch(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Make a savepoint of a snapshot with some of its state changed; what is at URL stays as it is.
+    """Make a savepoint of a snapshot with some of its state changed.
 
-    All else is taken over: the place in the sources, watermarks, what sinks have pending. Nothing is at OUT unless all
-    fits. What a name may be two things of is written with quotes: '"a.b"' is an operator, '"a"."b"' a state.
+    What is at URL stays as it is. All else is taken over: the place in the sources, watermarks, what sinks have
+    pending. Nothing is at OUT unless all fits. What a name may be two things of is written with quotes: '"a.b"' is an
+    operator, '"a"."b"' a state.
     """
     from strandline.snapshot.opening.snapshot import pinned_snapshot, savepoint_place
     from strandline.snapshot.tools.patch import Patch, make_patched

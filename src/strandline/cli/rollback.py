@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
-from strandline.cli.checkpoints import checkpoint_number
 from strandline.cli.jobs import OfDirectory, call_with_progress
 from strandline.cli.output import print_json
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory, root_of
 from strandline.control.client import find_driver
 from strandline.control.commands import ROLLBACK, Rollback
 from strandline.core.clock import SystemClock
-from strandline.core.errors import NotFoundError
+from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.ids import CheckpointId
 from strandline.core.settings import parse_duration_ms
 from strandline.snapshot.opening.origin import rollback as set_back
 
@@ -29,12 +30,13 @@ def rollback(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Have a job go on from an older checkpoint: one that runs here at once, else when it starts next.
+    """Have a job go on from an older checkpoint.
 
-    What it published later is void from now on, and its sinks take back what they have shown since. Of a job that does
-    not run here, --directory says where its checkpoints are; a driver of it elsewhere publishes nothing any more.
+    A job that runs here does it at once, any other one when it starts next. What it published later is void from now
+    on, and its sinks take back what they have shown since. Of a job that does not run here, --directory says where its
+    checkpoints are; a driver of it elsewhere publishes nothing any more.
     """
-    number, timeout_s = checkpoint_number(checkpoint), parse_duration_ms(timeout, "--timeout") / 1000
+    number, timeout_s = _number(checkpoint), parse_duration_ms(timeout, "--timeout") / 1000
     try:
         driver = find_driver(root_of(local_dir), job, directory)
     except NotFoundError as error:
@@ -50,3 +52,11 @@ def rollback(
         print_json(result)
     else:
         print(f"job '{job}' goes on from checkpoint {number}{'' if result['running'] else ' when it starts next'}")
+
+
+def _number(text: str) -> CheckpointId:
+    """Return a checkpoint's number from 17 or chk-17."""
+    match = re.fullmatch(r"(?:chk-)?(\d+)", text)
+    if not match:
+        raise ConfigurationError(f"checkpoint is {text!r}, expected a number")
+    return CheckpointId(int(match[1]))

@@ -9,17 +9,33 @@ from urllib.parse import unquote
 
 import typer
 
+from strandline.checkpoint import gc
+from strandline.checkpoint.check import Problem, SnapshotSummary, VerifyReport
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text, with_times
+from strandline.cli.output import (
+    add_row,
+    console,
+    duration_text,
+    print_json,
+    say,
+    size_text,
+    table,
+    time_text,
+    with_times,
+)
 from strandline.cli.progress import ByteCounter, progress_bar
-from strandline.cli.stores import AsJson, StorageOptions, parse_options
-from strandline.cli.verification import Reports
+from strandline.cli.stores import AsJson, StorageOptions, job_directory, no_job_error, parse_options, snapshot_url
 from strandline.control.wire import ProgressMessage
-from strandline.core.errors import ConfigurationError
+from strandline.core.clock import SystemClock
+from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.settings import parse_duration_ms
 from strandline.snapshot.opening.snapshot import (
     Snapshot,
     check_outside_jobs,
     find_snapshot,
+    job_paths,
+    nothing_error,
+    open_folder,
     pinned_snapshot,
     place_of,
     plain_url,
@@ -33,7 +49,7 @@ if TYPE_CHECKING:
     from strandline.snapshot.tools.copy import Copied
 
 app = typer.Typer(
-    help="Look at checkpoints and savepoints, check, copy, compare and delete them.",
+    help="List, show, verify, copy, compare and delete snapshots.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -44,7 +60,7 @@ SnapshotUrl = Annotated[
     str,
     typer.Argument(
         metavar="SNAPSHOT",
-        help="A savepoint, a checkpoint (…/JOB/chk-17) or a job's folder (its newest one): a path or a URL.",
+        help="A savepoint, a checkpoint (…/JOB/chk-17), or a job: its newest one. A path or a URL.",
         show_default=False,
     ),
 ]
@@ -57,47 +73,64 @@ TargetOptions = Annotated[
         help="A setting of the target's storage client; without any, those of --option. Never shown.",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")]
 
 
 @app.command("list")
 def list_(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where to look: a path or a URL; all below it is found.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="A checkpoint directory, or any folder: a path or a URL.")],
+    job: Annotated[str | None, typer.Option("--job", metavar="NAME", help="Only the snapshots of this job.")] = None,
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints and savepoints at a place and everywhere below it; newest first.
+    """List the checkpoints and savepoints at a place and below it.
 
-    Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong size, or
-    a record cannot be read) or void (written beside the history that its job went on with).
+    The newest is the first. Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing
+    or has the wrong size, or a record cannot be read) or void (written by a driver that was replaced, and ignored).
     """
     from strandline.snapshot.opening.listing import list_snapshots
 
-    snapshots = list_snapshots(url, parse_options(option))
+    options = parse_options(option)
+    summaries = list_snapshots(url, options)
+    snapshots = [summary for summary in summaries if job in (None, summary.job)]
+    if not snapshots:
+        folder = open_folder(url, options, fsync=False)
+        paths = job_paths(folder)
+        if not paths and not summaries:
+            raise nothing_error(folder)
+        if job is not None and job not in {path.rpartition("/")[2] for path in paths}:
+            raise no_job_error(folder, job, {*paths, *(summary.job for summary in summaries)})
+        say("no checkpoint is complete yet")
     if json:
         for summary in snapshots:
             print_json(with_times(asdict(summary)))
-        return
+    elif snapshots:
+        _print_list(snapshots, f"{plain_url(url)}/")
+
+
+def _print_list(snapshots: list[SnapshotSummary], here: str) -> None:
     from rich.text import Text
 
-    here = f"{plain_url(url)}/"
-    output = table("snapshot", "state", "form", "job", "taken", "epoch", "size", "reason", right=("epoch", "size"))
+    numbers = ("epoch", "size", "increment", "duration")
+    output = table("snapshot", "state", "form", "job", "taken", *numbers, "reason", right=numbers)
     for summary in snapshots:
-        columns: tuple[object, ...] = ("-",) * 5
+        figures: tuple[object, ...] = ("-",) * len(numbers)
         if summary.form:
-            taken_at, size = time_text(summary.created_ms), size_text(summary.total_bytes)
-            columns = (summary.form, summary.job, taken_at, summary.epoch, size)
-        state = Text(summary.state, style=_STYLES[summary.state])
-        add_row(output, unquote(summary.url.removeprefix(here)), state, *columns, summary.reason)
-    if snapshots:
-        console().print(output)
-    else:
-        say("there is no snapshot")
+            figures = (
+                summary.epoch, size_text(summary.total_bytes), size_text(summary.uploaded_bytes),
+                duration_text(summary.duration_ms),
+            )  # fmt: skip
+        name, state = unquote(summary.url.removeprefix(here)), Text(summary.state, style=_STYLES[summary.state])
+        about = (summary.form or "-", summary.job or "-", time_text(summary.created_ms))
+        add_row(output, name, state, *about, *figures, summary.reason)
+    console().print(output)
 
 
 @app.command("show")
 def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = False) -> None:
-    """Show one snapshot: operators, states with their types, partitions or tables, source progress, pending sinks."""
-    result = find_snapshot(snapshot, parse_options(option), fsync=False)
+    """Show the operators, states, sources and sinks of a snapshot."""
+    options = parse_options(option)
+    result = find_snapshot(snapshot_url(snapshot, options), options, fsync=False)
     from strandline.cli import describe
 
     if json:
@@ -111,22 +144,58 @@ def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = Fa
 
 @app.command("verify")
 def verify(
-    snapshots: Annotated[
-        list[str], typer.Argument(metavar="SNAPSHOT...", help="As of `show`; several may be given.", show_default=False)
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SNAPSHOT...",
+            help="Snapshots, or folders: of each job in one the newest checkpoint is read, and each savepoint.",
+            show_default=False,
+        ),
     ],
+    every: Annotated[bool, typer.Option("--all", help="Also the older checkpoints that are not void.")] = False,
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Read every byte of snapshots again; name what is missing or damaged. Exit code 1 if anything is."""
-    from strandline.snapshot.opening.listing import verify_snapshot
+    """Read every byte of snapshots again, and name damaged files.
+
+    Exit code 1 if any file is missing or damaged.
+    """
+    from strandline.snapshot.opening.listing import current, list_snapshots, verify_snapshot
 
     options = parse_options(option)
-    reports = Reports("snapshot", json=json)
+    targets: list[SnapshotSummary] = []
+    for place in places:
+        summaries = list_snapshots(place, options)
+        chosen = [summary for summary in summaries if summary.state != "void"] if every else current(summaries)
+        if not summaries:
+            # This raises the error that says what is there instead.
+            find_snapshot(snapshot_url(place, options), options, fsync=False)
+        # One that is void is read if it is all there is: it was named.
+        targets += chosen or summaries
+    summary_table = table("snapshot", "files", "size", "result", right=("files", "size"))
+    problem_table = table("snapshot", "path", "problem")
     with progress_bar() as report:
-        for number, url in enumerate(snapshots):
-            report(ProgressMessage(f"reading {url}", number, len(snapshots), "snapshots"))
-            reports.add({"url": url}, verify_snapshot(url, options))
-    reports.end("bring these files back from a copy, or use another snapshot that is intact")
+        counter = ByteCounter(report, sum(target.total_bytes for target in targets))
+        for target in targets:
+            counter.step = f"reading {unquote('/'.join(target.url.split('/')[-2:]))}"
+            try:
+                result = verify_snapshot(target.url, options, counter.add)
+            except NotFoundError as error:
+                result = VerifyReport(0, 0, [Problem("_metadata", target.reason or error.message)])
+            if json:
+                about = {"url": target.url, "job": target.job, "checkpoint": target.checkpoint}
+                print_json({**about, "ok": result.ok, **asdict(result)})
+            outcome = "intact" if result.ok else f"problems: {len(result.problems)}"
+            add_row(summary_table, target.url, result.files, size_text(result.bytes), outcome)
+            for problem in result.problems:
+                add_row(problem_table, target.url, problem.path, problem.problem)
+    if not json:
+        console().print(summary_table)
+        if problem_table.row_count:
+            console().print(problem_table)
+    if problem_table.row_count:
+        say("next step: bring these files back from a copy, or use another snapshot that is intact")
+        raise typer.Exit(1)
 
 
 @app.command("copy")
@@ -143,17 +212,17 @@ def copy(
     to_option: TargetOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Copy a snapshot to another folder or store, every file checked on its way.
+    """Copy a snapshot to another folder or store.
 
-    Files that are there are not sent again: one that broke off goes on where it was, and several checkpoints of a job
-    share files in one target. With --canonical or --native, a checkpoint becomes a savepoint that needs nothing beside
-    its folder; the target must be empty then.
+    Every file is checked on its way. Files that are there are not sent again: one that broke off goes on where it was,
+    and several checkpoints of a job share files in one target. With --canonical or --native, a checkpoint becomes a
+    savepoint that needs nothing beside its folder; the target must be empty then.
     """
     if canonical and native:
         raise typer.BadParameter("give --canonical or --native, not both")
     options = parse_options(option)
     to_options = parse_options(to_option) if to_option else options
-    with pinned_snapshot(snapshot, options) as source:
+    with pinned_snapshot(snapshot_url(snapshot, options), options) as source:
         form = _form(source, "canonical" if canonical else "native" if native else None)
         check_outside_jobs(target, to_options)
         place = place_of(target, to_options)
@@ -184,10 +253,11 @@ def diff(
     to_option: TargetOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Compare the state in two snapshots: keys added, changed and removed, by operator and state.
+    """Compare the state in two snapshots, key by key.
 
-    Backend, form and parallelism do not matter, nor what had expired when they were taken. Of two canonical
-    savepoints, files with the same name are equal and not read. --to-option is for the storage of AFTER.
+    The result is the number of keys added, changed and removed, by operator and state. Backend, form and parallelism do
+    not matter, nor what had expired when they were taken. Of two canonical savepoints, files with the same name are
+    equal and not read. --to-option is for the storage of AFTER.
     """
     part = _part(sample)
     options = parse_options(option)
@@ -196,8 +266,10 @@ def diff(
     from strandline.snapshot.tools.diff import diff_snapshots
 
     with (
-        pinned_snapshot(before, options) as old, pinned_snapshot(after, to_options) as new, progress_bar() as report
-    ):  # fmt: skip
+        pinned_snapshot(snapshot_url(before, options), options) as old,
+        pinned_snapshot(snapshot_url(after, to_options), to_options) as new,
+        progress_bar() as report,
+    ):
 
         def report_groups(done: int, total: int) -> None:
             report(ProgressMessage("comparing", done, total, "key groups"))
@@ -214,14 +286,14 @@ def diff(
 @app.command("delete")
 def delete(
     snapshot: SnapshotUrl,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: DryRun = False,
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Delete a savepoint. A job that has restored it must have a checkpoint of its own by now.
+    """Delete a savepoint, but no checkpoint.
 
-    A deletion that was broken off is ended by another one. Checkpoints are refused: their jobs delete them, and
-    `strandline checkpoints gc` what no one needs.
+    A job that has restored it must have a checkpoint of its own by now. A deletion that was broken off is ended by
+    another one. Checkpoints are refused: their jobs delete them, and `strandline snapshots gc` what none needs.
     """
     from strandline.snapshot.opening.deletion import delete_snapshot, find_deletable
 
@@ -234,6 +306,51 @@ def delete(
     else:
         done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
         print(f"{target.url}: {done} {len(files)} files, {size_text(size_bytes)}")
+
+
+@app.command("gc")
+def gc_(
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="What the job gave to Checkpoints(…).")],
+    job: Annotated[str, typer.Option("--job", metavar="NAME", help="The job whose garbage is collected.")],
+    dry_run: DryRun = False,
+    grace: Annotated[
+        str, typer.Option(help="Younger files stay, and those younger than the newest checkpoint.")
+    ] = "1h",
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Delete what failed checkpoints and killed drivers of a job left.
+
+    Prints the plan, then executes it. Refuses to delete anything while a live checkpoint misses a file, or while a
+    damaged record leaves unclear which checkpoints are live.
+    """
+    grace_ms = parse_duration_ms(grace, "--grace")
+    plan = gc.plan(job_directory(directory, job, option), SystemClock(), grace_ms)
+    if not json:
+        output = table("delete", "size", "because", right=("size",))
+        for item in plan.garbage:
+            add_row(output, item.path, size_text(item.size_bytes), item.reason)
+        if plan.garbage:
+            console().print(output)
+        print(
+            f"{len(plan.garbage)} objects, {size_text(plan.total_bytes)} to delete; {plan.too_young} stay, younger "
+            f"than {grace} or than the newest checkpoint; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"
+        )
+    deleted = 0 if dry_run else gc.execute(plan)
+    if json:
+        print_json(
+            {
+                "job": job,
+                "garbage": [asdict(item) for item in plan.garbage],
+                "total_bytes": plan.total_bytes,
+                "too_young": plan.too_young,
+                "live": plan.live,
+                "dry_run": dry_run,
+                "deleted": deleted,
+            }
+        )
+    else:
+        print("nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted")
 
 
 def _part(sample: str | None) -> float:

@@ -12,11 +12,10 @@ from strandline.cli.output import add_row, console, print_json, size_text, table
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 
 app = typer.Typer(
-    help="Look at the state in checkpoints and savepoints: its tables, the rows of a key, SQL; and change it.",
+    help="Show, query and change the state in snapshots.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("patch")(patching.patch)
 
 Url = Annotated[
     str,
@@ -33,7 +32,10 @@ ToParquet = Annotated[
 
 @app.command("tables")
 def tables_(url: Url, option: StorageOptions = None, json: AsJson = False) -> None:
-    """List the tables of a snapshot: each state of each operator, with its columns."""
+    """List the tables of a snapshot, and their columns.
+
+    Each state of each operator is a table.
+    """
     from dataclasses import asdict
 
     from strandline.snapshot.opening.snapshot import pinned_snapshot
@@ -72,7 +74,10 @@ def show(
     csv: AsCsv = False,
     parquet: ToParquet = None,
 ) -> None:
-    """Show the rows of a table, or of one key: then only the files are read that may hold it."""
+    """Show the rows of a table, or those of one key.
+
+    Of one key, only the files are read that may hold it.
+    """
     from strandline.cli.rows import print_rows
     from strandline.keeper.lean import defer_pandas
     from strandline.snapshot.opening.snapshot import pinned_snapshot
@@ -111,11 +116,11 @@ def query_(
     csv: AsCsv = False,
     parquet: ToParquet = None,
 ) -> None:
-    """Run SQL over the tables of a snapshot; only those that it names are read, and no more at a time than fits.
+    """Run SQL over the tables of a snapshot.
 
-    FROM uid.state, or state where one operator has it: FROM detect.seen. Names that are not plain stand in double
-    quotes: FROM "my op"."timers.event". Metadata: FROM metadata.operators, and .snapshot, .states, .partitions, .files,
-    .history.
+    Only the tables that it names are read, and no more at a time than fits. FROM uid.state, or state where one operator
+    has it: FROM detect.seen. Names that are not plain stand in double quotes: FROM "my op"."timers.event". Metadata:
+    FROM metadata.operators, and .snapshot, .states, .partitions, .files, .history.
     """
     from strandline.cli.rows import print_rows
     from strandline.keeper.lean import defer_pandas
@@ -126,3 +131,6 @@ def query_(
     options = parse_options(option)
     with pinned_snapshot(url, options) as snapshot, query(snapshot, sql, options) as result:
         print_rows(result.schema, result, json=json, csv=csv, parquet=parquet, limit=limit)
+
+
+app.command("patch")(patching.patch)

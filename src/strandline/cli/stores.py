@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote
 
 import typer
 
-from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.settings import default_local_dir
-from strandline.core.urls import check_url
-from strandline.storage.base import ObjectStore
+from strandline.snapshot.opening.snapshot import job_paths, open_folder
 
-Directory = Annotated[
-    str, typer.Argument(metavar="DIRECTORY", help="The checkpoint directory: a path or a URL, as given to Checkpoints.")
-]
-JobName = Annotated[str | None, typer.Option("--job", metavar="NAME", help="The job; needed where there are several.")]
 StorageOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -35,28 +31,10 @@ LocalDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only: one object a line.")]
 
-_IN_A_JOB = re.compile(r"([^/]+)/(generations|chk-\d+)/.+")
-_IS_A_JOB = re.compile(r"(generations|chk-\d+)/[^/]+")
-
 
 def root_of(local_dir: Path | None) -> Path:
     """Return the directory of drivers and keepers: `local_dir`, or the default."""
     return (local_dir or default_local_dir()).absolute()
-
-
-def open_directory(directory: str, options: Sequence[str] | None) -> ObjectStore:
-    """Open the storage of a checkpoint directory. A local directory must exist: none is created."""
-    from strandline.storage.remote import open_store
-    from strandline.storage.retrying import RetryingStore
-
-    parts = urlsplit(check_url(directory))
-    if "://" not in directory or parts.scheme == "file":
-        path = Path(unquote(parts.path) if parts.scheme == "file" else directory).expanduser()
-        if not path.is_dir():
-            raise NotFoundError(
-                f"{path.absolute()}: no such directory", hint="give the directory that the job's Checkpoints(…) names"
-            )
-    return RetryingStore(open_store(directory, parse_options(options)))
 
 
 def parse_options(options: Sequence[str] | None) -> dict[str, str]:
@@ -72,47 +50,33 @@ def parse_options(options: Sequence[str] | None) -> dict[str, str]:
     return parsed
 
 
-def job_names(store: ObjectStore) -> list[str]:
-    """Return the jobs: folders of the first level that hold a generation or a checkpoint. Lists the whole store."""
-    names = set()
-    for info in store.list(""):
-        if _IS_A_JOB.fullmatch(info.path):
-            raise ConfigurationError(
-                f"{store.url} is one job's own folder, not a checkpoint directory",
-                hint=f"give the directory above it, and --job {store.url.rpartition('/')[2]}",
-            )
-        match = _IN_A_JOB.fullmatch(info.path)
-        if match:
-            names.add(match[1])
-    return sorted(names)
+def job_directory(directory: str, job: str, options: Sequence[str] | None) -> JobDirectory:
+    """Return a job's directory in a checkpoint directory. A local directory must exist: none is created."""
+    folder = open_folder(directory, parse_options(options))
+    jobdir = JobDirectory(folder.store, job)
+    if next(jobdir.list(), None) is None:
+        raise no_job_error(folder, job, job_paths(folder))
+    return jobdir
 
 
-def job_directories(directory: str, job: str | None, options: Sequence[str] | None) -> list[JobDirectory]:
-    """Return the job's directory, or those of all jobs when none is named."""
-    store = open_directory(directory, options)
-    if job is not None:
-        jobdir = JobDirectory(store, job)
-        if next(jobdir.list(), None) is None:
-            raise _not_found_error(store, f"no job '{job}'", job_names(store))
-        return [jobdir]
-    names = job_names(store)
-    if not names:
-        raise _not_found_error(store, "no job", names)
-    return [JobDirectory(store, name) for name in names]
-
-
-def job_directory(directory: str, job: str | None, options: Sequence[str] | None) -> JobDirectory:
-    """Return one job's directory; without a name, the directory must hold exactly one job."""
-    directories = job_directories(directory, job, options)
-    if len(directories) > 1:
-        raise ConfigurationError(
-            f"{directories[0].store.url} holds {len(directories)} jobs: {', '.join(each.job for each in directories)}",
-            hint="say which one with --job NAME",
+def no_job_error(folder: Folder, job: str, names: Collection[str]) -> StrandlineError:
+    """Return the error of a folder without this job, but with those of these names; "" is the folder itself."""
+    if "" in names:
+        return ConfigurationError(
+            f"{folder.url} is one job's own folder, not a checkpoint directory",
+            hint=f"give the directory above it, and --job {folder.url.rpartition('/')[2]}",
         )
-    return directories[0]
+    return NotFoundError(
+        f"{folder.url}: no job '{job}' there",
+        hint=f"the jobs there are: {', '.join(sorted(names))}"
+        if names
+        else "give the directory that the job's Checkpoints(…) names; a job is there from its first start on",
+    )
 
 
-def _not_found_error(store: ObjectStore, what: str, names: Sequence[str]) -> NotFoundError:
-    others = f"the jobs there are: {', '.join(names)}"
-    none = "give the directory that the job's Checkpoints(…) names; a job is there from its first start on"
-    return NotFoundError(f"{store.url}: {what} there", hint=others if names else none)
+def snapshot_url(place: str, options: Mapping[str, str]) -> str:
+    """Return the url of the snapshot at a place: of a directory with one job, that job's folder."""
+    folder = open_folder(place, options, fsync=False)
+    is_job = next(folder.list(GENERATIONS), None) is not None
+    jobs = [] if is_job else job_paths(folder)
+    return f"{folder.url}/{quote(jobs[0])}" if len(jobs) == 1 and jobs[0] else place

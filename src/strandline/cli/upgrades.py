@@ -37,8 +37,9 @@ def check_upgrade(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Say of each operator, state and aggregate in a snapshot what a program would make of it, and why not.
+    """Check that a program can go on from a snapshot.
 
+    The result says of each operator, state and aggregate in the snapshot what becomes of it, and why not.
     The program is run up to where it uses a job that it has started: no job starts, and nothing is written, but what
     the program itself does before is done. Each state would be kept, migrated (its values are read as they were
     written), renamed, new, dropped or refused. Sources and sinks are asked what a start asks them before it touches

@@ -29,10 +29,10 @@ _OOM_SCORE = "1000"
 
 
 def warm_up() -> None:
-    """Make what drivers of this machine start from in half the processor time: an archive of Spark's classes.
+    """Make an archive of Spark's classes, which shortens starts.
 
-    Once for each Java and each Spark, and user; in an image, as a step of its making. Elsewhere, the first driver has
-    it made when it has ended.
+    Drivers of this machine then start in half the processor time. Once for each Java and each Spark, and user; in an
+    image, as a step of its making. Elsewhere, the first driver has it made when it has ended.
     """
     from strandline.spark.base.class_archive import archive_of, failure_of
     from strandline.spark.base.session import check_java

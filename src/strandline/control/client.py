@@ -137,7 +137,7 @@ def call(
             raise _timeout_error(driver, timeout_s)
     raise UnavailableError(
         f"the driver of job '{driver.job}' (process {driver.pid}) ended before it answered to '{command.name}'",
-        hint="`strandline jobs` shows what runs, `strandline checkpoints list` what it has left",
+        hint="`strandline jobs` shows what runs, `strandline snapshots list` what it has left",
     )
 
 

@@ -57,7 +57,7 @@ def find_deletable(url: str, options: Mapping[str, str] | None = None) -> Snapsh
         raise ConfigurationError(
             f"{snapshot.url}: this is a checkpoint of job '{snapshot.manifest.job}', and not deleted by hand: later "
             "ones may share its files, and a restart may need it",
-            hint="its job deletes it by `Checkpoints(retain=…)`; `strandline checkpoints gc` deletes what none needs",
+            hint="its job deletes it by `Checkpoints(retain=…)`; `strandline snapshots gc` deletes what none needs",
         )
     return snapshot
 

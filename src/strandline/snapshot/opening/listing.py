@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from strandline.checkpoint.check import Problem, State, VerifyReport, summaries, verify_manifest
+from strandline.checkpoint.check import (
+    Kind,
+    OnBytes,
+    Problem,
+    SnapshotSummary,
+    State,
+    VerifyReport,
+    ignore_bytes,
+    summaries,
+    summary_of,
+    verify_manifest,
+)
 from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.jobdir import manifest_id
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.format.manifest import MANIFEST
 from strandline.snapshot.opening.deletion import DELETING
 from strandline.snapshot.opening.snapshot import (
     METADATA,
-    Kind,
     as_job,
     check_form,
     find_snapshot,
@@ -22,23 +32,6 @@ from strandline.snapshot.opening.snapshot import (
 
 _JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotSummary:
-    """One line of a list; of a manifest that cannot be read, only url, kind, state and reason are known."""
-
-    url: str
-    kind: Kind
-    state: State
-    reason: str = ""
-    form: str = ""
-    """A savepoint's form, or a checkpoint's mode."""
-    job: str = ""
-    checkpoint: int = 0
-    epoch: int = 0
-    created_ms: int = 0
-    total_bytes: int = 0
 
 
 def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[SnapshotSummary]:
@@ -64,16 +57,30 @@ def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[S
     return sorted(found, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
 
 
-def verify_snapshot(url: str, options: Mapping[str, str] | None = None) -> VerifyReport:
+def current(snapshots: Sequence[SnapshotSummary]) -> list[SnapshotSummary]:
+    """Return of each job's folder the newest checkpoint that is not void, damaged or not, and every savepoint."""
+    newest: dict[str, SnapshotSummary] = {}
+    for one in snapshots:
+        place = one.url if one.kind == "savepoint" else one.url.rpartition("/")[0]
+        before = newest.get(place)
+        if one.state != "void" and (before is None or before.checkpoint < one.checkpoint):
+            newest[place] = one
+    return list(newest.values())
+
+
+def verify_snapshot(
+    url: str, options: Mapping[str, str] | None = None, on_bytes: OnBytes = ignore_bytes
+) -> VerifyReport:
     """Read every byte of a snapshot, and name each file that is missing or damaged.
 
-    One that is void where it lies has a problem, too. Raises NotFoundError as `open_snapshot` does.
+    `on_bytes` is called with each file's size. A snapshot that is void where it lies has a problem, too. Raises
+    NotFoundError as `open_snapshot` does.
     """
     try:
         snapshot = find_snapshot(url, options, fsync=False)
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(METADATA, error.message)])
-    report = verify_manifest(snapshot.folder, snapshot.manifest)
+    report = verify_manifest(snapshot.folder, snapshot.manifest, on_bytes)
     refused = [Problem(METADATA, snapshot.refused)] if snapshot.refused else []
     if snapshot.kind == "savepoint":
         try:
@@ -87,22 +94,16 @@ def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
     try:
         jobdir = as_job(folder)
     except NotFoundError:
-        # No manifest, or none that can be read: then nobody knows the job's name, and nothing can be judged.
-        names = [info.path for info in folder.list() if re.fullmatch(rf"chk-\d+/{METADATA}", info.path)]
-        reason = "its manifest cannot be read"
+        # No manifest, or none that can be read: the job's name is unknown, and nothing can be judged.
         return [
-            SnapshotSummary(f"{folder.url}/{name.removesuffix(f'/{METADATA}')}", "checkpoint", "damaged", reason)
-            for name in names
-        ]
-    if jobdir is None:
-        return []
-    return [
-        SnapshotSummary(
-            f"{folder.url}/chk-{one.checkpoint}", "checkpoint", one.state, one.reason, one.mode, jobdir.job,
-            one.checkpoint, one.epoch, one.created_ms, one.total_bytes,
-        )
-        for one in summaries(jobdir)
-    ]  # fmt: skip
+            SnapshotSummary(
+                f"{folder.url}/chk-{number}", "checkpoint", "damaged", "its manifest cannot be read", "", number,
+                info.modified_ms,
+            )
+            for info in folder.list()
+            if (number := manifest_id(info.path)) is not None
+        ]  # fmt: skip
+    return [] if jobdir is None else summaries(jobdir)
 
 
 def _half_deleted(folder: Folder) -> SnapshotSummary:
@@ -118,11 +119,7 @@ def _savepoint(folder: Folder, sizes: Mapping[str, int]) -> SnapshotSummary:
     missing = [f.path for f in manifest.stored() if sizes.get(f"{folder.path}/{f.path}") != f.size]
     state: State = "damaged" if missing else "complete"
     reason = f"{len(missing)} files are missing or have another size, as {missing[0]}" if missing else ""
-    kind: Kind = "savepoint" if manifest.savepoint else "checkpoint"
-    return SnapshotSummary(
-        folder.url, kind, state, reason, manifest.savepoint or manifest.mode, manifest.job, manifest.checkpoint,
-        manifest.epoch, manifest.created_ms, manifest.total_bytes,
-    )  # fmt: skip
+    return summary_of(manifest, folder.url, state, reason)
 
 
 def _single(here: Folder, url: str, options: Mapping[str, str] | None) -> SnapshotSummary:
@@ -131,10 +128,6 @@ def _single(here: Folder, url: str, options: Mapping[str, str] | None) -> Snapsh
     except CorruptionError as error:
         kind: Kind = "checkpoint" if re.search(r"/chk-\d+$", here.url) else "savepoint"
         return SnapshotSummary(here.url, kind, "damaged", error.message)
-    manifest = snapshot.manifest
     reason = snapshot.refused or "; ".join(snapshot.missing()[:3])
     state: State = "void" if snapshot.refused.startswith("void") else "damaged" if reason else "complete"
-    return SnapshotSummary(
-        snapshot.url, snapshot.kind, state, reason, manifest.savepoint or manifest.mode, manifest.job,
-        manifest.checkpoint, manifest.epoch, manifest.created_ms, manifest.total_bytes,
-    )  # fmt: skip
+    return summary_of(snapshot.manifest, snapshot.url, state, reason)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET
 
 from strandline.checkpoint.catalog import look_at, read_catalog
 from strandline.checkpoint.chain import Restored
+from strandline.checkpoint.check import Kind
 from strandline.checkpoint.folder import Folder, delete_quietly
 from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_ours, manifest_id, manifest_path
 from strandline.checkpoint.parallel import in_parallel
@@ -33,7 +33,6 @@ from strandline.storage.retrying import RetryingStore
 log = logging.getLogger(__name__)
 
 METADATA = "_metadata"
-Kind = Literal["checkpoint", "savepoint"]
 
 _IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
 _SHOWN = 10
@@ -332,7 +331,7 @@ def _why_void(jobdir: JobDirectory, checkpoint: CheckpointId) -> str:
 def _newest_of_job(here: Folder, asked: str, again: bool = False) -> Snapshot:
     jobdir = as_job(here)
     if jobdir is None:
-        raise _nothing(here)
+        raise nothing_error(here)
     choice = choose(jobdir)
     for skipped in choice.skipped:
         if skipped.lost:
@@ -375,14 +374,20 @@ def as_job(here: Folder) -> JobDirectory | None:
     return None
 
 
-def _nothing(here: Folder) -> NotFoundError:
+def job_paths(here: Folder) -> list[str]:
+    """Return the paths of the jobs' folders in a folder, "" for the folder itself. Lists all that is in it."""
+    return sorted({match[1] or "" for info in here.list() if (match := _IN_A_JOB.fullmatch(info.path))})
+
+
+def nothing_error(here: Folder) -> NotFoundError:
+    """Return the error of a folder in which no snapshot is: it names what is there instead."""
     paths = [info.path for info in here.list()]
-    jobs = sorted({match[1] for path in paths if (match := _IN_A_JOB.fullmatch(path)) and match[1]})
+    jobs = [path for path in job_paths(here) if path]
     savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
     savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+|pins/[0-9a-f]{32})$", path)]
     if jobs or savepoints:
         found = [f"jobs: {_some(jobs)}"] * bool(jobs) + [f"savepoints: {_some(savepoints)}"] * bool(savepoints)
-        hint = f"there are below it {'; '.join(found)}: give the path of one"
+        hint = f"there are below it {'; '.join(found)}: give the path of one, as {here.url}/{(jobs + savepoints)[0]}"
     else:
         names = sorted({path.partition("/")[0] for path in paths})
         hint = f"there is below it: {_some(names)}" if names else "nothing is there at all: is the path right?"
