@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -589,6 +590,35 @@ def test_a_table_that_was_replaced_in_place(delta: Place) -> None:
         sink.commit(staged)
     with pytest.raises(CorruptionError, match="it has none on record, and had epoch 1"):
         delta.start(staged, 2)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_the_log_of_a_table_is_in_order_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Any
+) -> None:
+    """Iceberg's Java library loads no table whose log goes back by more than a minute."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start(key=key)
+    first = stage(sink, 1, [(1, "a")])
+    sink.commit(first)
+    now, wider = time.time(), StructType([*NAMES.fields, StructField("w", ByteType())])
+
+    class Earlier(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls.fromtimestamp(time.time(), tz)
+
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    monkeypatch.setattr("pyiceberg.table.update.datetime", Earlier)
+    sink.commit(second := stage(sink, 2, [(1, "b"), (2, "b")]))
+    sink = place.start([*first, *second], 2, key=key, new_columns="add")
+    sink.commit(stage(sink, 3, [(3, "c", 3)], schema=wider))
+    metadata = place.table().metadata
+    for log in (metadata.snapshot_log, [*metadata.metadata_log, *metadata.snapshot_log[-1:]], metadata.snapshots):
+        times = [each.timestamp_ms for each in log]
+        assert times == sorted(times)
+    assert metadata.last_updated_ms >= now * 1000 - 1000
+    assert place.pairs() == [*([] if key else [(1, "a")]), (1, "b"), (2, "b"), (3, "c")]
 
 
 def test_snapshots_that_expire_take_no_record_along(tmp_path: Path) -> None:

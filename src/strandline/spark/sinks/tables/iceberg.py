@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -193,8 +194,14 @@ class IcebergSink(TableSink):
                 )
 
     def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
-        with table.update_schema() as update:
+        transaction = table.transaction()
+        with transaction.update_schema() as update:
             update.union_by_name(pa.schema(columns))
+        if time.time() * 1000 <= table.metadata.last_updated_ms:
+            # The library dates this change by the clock, but a snapshot as _in_order() says.
+            with transaction.update_snapshot().fast_append():
+                pass
+        self._end(transaction)
 
     def place_of(self, table: Any) -> Place | None:
         if table is None:
@@ -346,6 +353,7 @@ class IcebergSink(TableSink):
         producers = list(transaction._snapshot_producers)
         for producer in producers:
             producer._clean_all_uncommitted = _leave
+        transaction._updates = _in_order(transaction._updates, transaction._table.metadata.last_updated_ms + 1)
         try:
             transaction.commit_transaction()
         except Exception as error:
@@ -410,6 +418,21 @@ class IcebergSink(TableSink):
 
 def _said(summary: Any) -> CommitRecord:
     return CommitRecord(int(summary[_GENERATION]), int(summary[_EPOCH]))
+
+
+def _in_order(updates: Sequence[Any], since_ms: int) -> tuple[Any, ...]:
+    """Return the updates of a transaction, with no snapshot before a time: that after the last change of the table.
+
+    The clock may be behind that of the last writer. Where a table's log goes back by more than a minute, engines that
+    use Iceberg's Java library refuse the commit, or cannot load the table any more. pyiceberg checks nothing, and
+    replaces a time that is equal to the last one by the clock's.
+    """
+    return tuple(
+        update.model_copy(update={"snapshot": snapshot.model_copy(update={"timestamp_ms": since_ms})})
+        if (snapshot := getattr(update, "snapshot", None)) is not None and snapshot.timestamp_ms < since_ms
+        else update
+        for update in updates
+    )
 
 
 def _leave() -> None:
