@@ -62,7 +62,7 @@ class P(sl.KeyedCoProcess):
         reveal_type(self.words.get())  # list[str]
         reveal_type(self.by_word)  # typing.MutableMapping[str, int]
         reveal_type(self.anything)  # typing.MutableMapping[Any, Any]
-        reveal_type(self.top.value)  # int | Any
+        reveal_type(self.top.value)  # int
         self.n.value += 1
         self.n.value = None
         self.last.value = ctx.timestamp + timedelta(seconds=5)

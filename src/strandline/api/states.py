@@ -125,7 +125,13 @@ MapState = MutableMapping[K, T]
 class ReducingState(Protocol[T]):
     """One value for each key: the reduction of all added elements."""
 
-    value: T | Any
+    @property
+    def value(self) -> T:
+        """The value; None for a key without one."""
+        ...
+
+    @value.setter
+    def value(self, value: T | None) -> None: ...
 
     def add(self, element: T) -> None:
         """Reduce the element into the value."""
