@@ -65,7 +65,7 @@ def build(spark: Any, home: Path, **given: Any) -> sl.Job:
         .where("msg like '%CRITICAL%'")
         .key_by("msg")
         .window(sl.Tumbling("10s"))
-        .sum("count", uid="totals")
+        .agg(count=sl.agg.sum("count"), uid="totals")
     )
     given = {"trigger": "available-now", "checkpoints": sl.Checkpoints(home / "checkpoints", every="10s"), **given}
     return sl.Job("critical-alerts", sinks=[totals.to(sl.sinks.files(str(home / "out"), format="json"))], **given)

@@ -29,7 +29,7 @@ together is in [guide.md](guide.md).
 """
 GROUPS: dict[str, tuple[str, ...]] = {
     "Streams": ("session", "spark_settings", "stream", "files_source", "Stream", "KeyedStream",
-                "WindowedStream", "uid"),
+                "WindowedStream", "OperatorOptions", "uid"),
     "Jobs": ("Job", "Run", "Status"),
     "Functions": (
         "KeyedProcess", "KeyedBatchProcess", "KeyedCoProcess", "KeyedBroadcastProcess", "Context", "BatchContext",

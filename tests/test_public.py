@@ -12,7 +12,7 @@ import strandline
 PUBLIC = [
     "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "Early", "FollowExecutors", "Global", "Job",
     "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "OnError",
-    "Reducing", "Restart", "Retry", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value",
+    "OperatorOptions", "Reducing", "Restart", "Retry", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value",
     "Window", "WindowedStream", "agg", "errors", "files_source", "kafka", "session", "sinks", "spark_settings", "state", "stream",
     "uid",
 ]  # fmt: skip

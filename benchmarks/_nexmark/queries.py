@@ -206,7 +206,7 @@ def new_users(df: DataFrame) -> sl.Stream:
     """Query 8: sellers are counted first, so that each is there once."""
     persons, auctions = streams(df, person="id name", auction="seller")
     window = sl.Tumbling("10s")
-    sellers = auctions.key_by("seller").window(window).count(uid="sellers").select("seller")
+    sellers = auctions.key_by("seller").window(window).agg(count=sl.agg.count(), uid="sellers").select("seller")
     return (
         persons.select("id", "name")
         .key_by("id")

@@ -12,6 +12,7 @@ from strandline.api import aggregates as agg
 from strandline.api.badrecords import OnError
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.options import OperatorOptions
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.retries import Retry
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
@@ -52,6 +53,7 @@ __all__ = [  # noqa: RUF022
     "List",
     "Map",
     "OnError",
+    "OperatorOptions",
     "Reducing",
     "Restart",
     "Retry",

@@ -118,7 +118,7 @@ MISTAKES = [
         "a uid twice",
         "the uid 'count' is used by 2 operators (Count, Count)",
         "a uid of its own",
-        sinks=lambda: [COUNTED.key_by("n").process(Count(), "n bigint", "count").to(sl.sinks.memory())],
+        sinks=lambda: [COUNTED.key_by("n").process(Count(), "n bigint", uid="count").to(sl.sinks.memory())],
     ),
     job(
         "late events without results",
@@ -127,7 +127,7 @@ MISTAKES = [
             PLAIN.watermark("ts")
             .key_by("user")
             .window(sl.Tumbling("1s"), late="late")
-            .count(uid="totals")
+            .agg(count=sl.agg.count(), uid="totals")
             .side("late")
             .to(sl.sinks.memory())
         ],
@@ -137,7 +137,7 @@ MISTAKES = [
         "the job reads 2 sources, and 2 of them have no name",
         'name="payments"',
         sinks=lambda: [
-            KEYED.connect(events("user string").key_by("user")).process(Both(), "n int", "u").to(sl.sinks.memory())
+            KEYED.connect(events("user string").key_by("user")).process(Both(), "n int", uid="u").to(sl.sinks.memory())
         ],
     ),
     # -- checkpoints, restarts, settings

@@ -78,13 +78,17 @@ MISTAKES = [
     # -- names that are not there
     asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
     asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
+    asked("show", lambda: PLAIN.show(), "write .to(sl.sinks.console())"),
+    asked("collect", lambda: KEYED.collect(), "write .to(sl.sinks.memory())"),
+    asked("count", lambda: PLAIN.count(), "write .key_by(…).agg(result=sl.agg.count(), uid=…)"),
+    asked("sum", lambda: KEYED.sum("v", uid="u"), "write .agg(result=sl.agg.sum(…), uid=…)"),
     asked("writeStream", lambda: PLAIN.writeStream, "write .to(sl.sinks.files(…))"),
     asked("dropDuplicates", lambda: PLAIN.dropDuplicates(["user"]), "with a Value that remembers what was seen"),
     asked(
         "withColumnRenamed", lambda: PLAIN.withColumnRenamed("a", "b"), ".transform(lambda df: df.withColumnRenamed(…))"
     ),
     asked("a misspelt step", lambda: PLAIN.flatmap(len, "n int"), "did you mean 'flat_map'?"),
-    asked("process without keys", lambda: PLAIN.process(Each(), "n int", "u"), "write .key_by(…).process(…)"),
+    asked("process without keys", lambda: PLAIN.process(Each(), "n int", uid="u"), "write .key_by(…).process(…)"),
     asked(
         "a step behind key_by",
         lambda: KEYED.where("v > 1"),
@@ -257,29 +261,29 @@ MISTAKES = [
     written("time on one side", lambda: TIMED_KEYED.connect(KEYED), "connect: only the left stream has event time"),
     written(
         "a process of one for two",
-        lambda: KEYED.connect(KEYED).process(Each(), "a int", "u"),
+        lambda: KEYED.connect(KEYED).process(Each(), "a int", uid="u"),
         "was given Each, expected a KeyedCoProcess",
     ),  # type: ignore[arg-type]
     written(
         "a process of two for one",
-        lambda: KEYED.process(Match(), "a int", "u"),
+        lambda: KEYED.process(Match(), "a int", uid="u"),
         "after key_by(), process() was given Match",
         "connect(b.key_by(…))",
     ),
     written(
         "half a process of two",
-        lambda: KEYED.connect(KEYED).process(Half(), "a int", "u"),
+        lambda: KEYED.connect(KEYED).process(Half(), "a int", uid="u"),
         "Half does not define on_right",
         "write def on_right(self, event, ctx)",
     ),
     written(
         "on_event of two",
-        lambda: KEYED.connect(KEYED).process(Overridden(), "a int", "u"),
+        lambda: KEYED.connect(KEYED).process(Overridden(), "a int", uid="u"),
         "defines on_event, which a KeyedCoProcess must not",
     ),
     written(
         "rules without on_broadcast",
-        lambda: KEYED.broadcast(PLAIN).process(Ruled(), "a int", "u"),
+        lambda: KEYED.broadcast(PLAIN).process(Ruled(), "a int", uid="u"),
         "Ruled does not define on_broadcast",
     ),
     written(
@@ -295,29 +299,29 @@ MISTAKES = [
     ),
     written(
         "a join that ends before it begins",
-        lambda: TIMED_KEYED.join(TIMED_KEYED, ("1s", "0s"), "u"),
+        lambda: TIMED_KEYED.join(TIMED_KEYED, ("1s", "0s"), uid="u"),
         "its first bound is the later one",
     ),
     written(
         "a join within one bound",
-        lambda: TIMED_KEYED.join(TIMED_KEYED, "1s", "u"),
+        lambda: TIMED_KEYED.join(TIMED_KEYED, "1s", uid="u"),
         "join: within is '1s', expected a pair of durations",
     ),  # type: ignore[arg-type]
     written(
         "a join with columns twice",
-        lambda: TIMED_KEYED.join(TIMED_KEYED, JOIN, "u"),
+        lambda: TIMED_KEYED.join(TIMED_KEYED, JOIN, uid="u"),
         "the column at, m, ts, v, vs twice",
         "prefixes=('', 'right_')",
     ),
     written(
         "an outer join",
-        lambda: NARROW.join(NARROW, JOIN, "u", how="outer", prefixes=("", "r_")),
+        lambda: NARROW.join(NARROW, JOIN, uid="u", how="outer", prefixes=("", "r_")),
         "how='outer', expected one of inner, left",
     ),  # type: ignore[arg-type]
-    written("a join without uid", lambda: NARROW.join(NARROW, JOIN, "", prefixes=("", "r_")), "has no uid"),
+    written("a join without uid", lambda: NARROW.join(NARROW, JOIN, uid="", prefixes=("", "r_")), "has no uid"),
     written(
         "a join without event time",
-        lambda: KEYED.join(KEYED, JOIN, "u"),
+        lambda: KEYED.join(KEYED, JOIN, uid="u"),
         "join: the streams have no event time",
         'call watermark("column")',
     ),
@@ -355,7 +359,7 @@ MISTAKES = [
     written("a function as a column", lambda: sl.agg.sum(len), "sum() was given", 'write sl.agg.sum("amount")'),  # type: ignore[arg-type]
     written(
         "dead letters of aggregates by event",
-        lambda: TUMBLING_EARLY.count(uid="n", on_error="dead-letter"),
+        lambda: TUMBLING_EARLY.agg(count=sl.agg.count(), uid="n", on_error="dead-letter"),
         "on_error is not for agg() of windows that look at each event",
         "or use fold() of the window",
     ),
@@ -373,7 +377,7 @@ MISTAKES = [
     ),
     written(
         "versions that a number ends",
-        lambda: TIMED_KEYED.as_of_join(NARROW, "j", deleted="w"),
+        lambda: TIMED_KEYED.as_of_join(NARROW, uid="j", deleted="w"),
         "deleted='w' is int, expected a boolean",
         "give the name of a boolean column",
     ),

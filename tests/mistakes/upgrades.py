@@ -137,7 +137,7 @@ MISTAKES = [
     upgraded(
         "another key",
         of(Count()),
-        lambda: PLAIN.key_by("v").process(Count(), "n bigint", "count"),
+        lambda: PLAIN.key_by("v").process(Count(), "n bigint", uid="count"),
         "its key is `v` bigint, was `user` string",
     ),
     upgraded(
@@ -189,8 +189,13 @@ MISTAKES = [
     ),
     upgraded(
         "windows that are to wait longer",
-        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s")).count(uid="count"),
-        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s"), lateness="1 min").count(uid="count"),
+        lambda: PLAIN.watermark("ts").key_by("user").window(sl.Tumbling("1s")).agg(count=sl.agg.count(), uid="count"),
+        lambda: (
+            PLAIN.watermark("ts")
+            .key_by("user")
+            .window(sl.Tumbling("1s"), lateness="1 min")
+            .agg(count=sl.agg.count(), uid="count")
+        ),
         "the lateness of the windows of state 'panes' is 60000 ms, was 0 ms",
         "a shorter one is possible",
     ),

@@ -116,9 +116,9 @@ def pipelines() -> list[sl.Stream]:
     timed = events(SCHEMA).watermark("at", "7s")
     left, right = (timed.flat_map(of(kind), "k bigint, v bigint, at timestamp").key_by("k") for kind in "ab")
     return [
-        timed.key_by("k").process(Sums(), "k bigint, at timestamp, total bigint", "sums"),
+        timed.key_by("k").process(Sums(), "k bigint, at timestamp, total bigint", uid="sums"),
         timed.key_by("k").window(sl.Session("6s")).agg({"n": sl.agg.count(), "v": sl.agg.sum("v")}, uid="sessions"),
-        left.join(right, ("-4s", "9s"), "joined", how="full", prefixes=("", "b_")),
+        left.join(right, ("-4s", "9s"), uid="joined", how="full", prefixes=("", "b_")),
     ]
 
 

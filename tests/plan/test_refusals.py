@@ -60,7 +60,7 @@ def test_event_time() -> None:
     refused(lambda: PLAIN.watermark("ts", delay="soon"), "delay is 'soon', expected a duration")
     refused(lambda: TIMED.side("late"), "no side output 'late'", "call side() on what process")
     refused(
-        lambda: KEYED.process(Recent(), "n bigint", "count"),
+        lambda: KEYED.process(Recent(), "n bigint", uid="count"),
         "operator 'count': state 'seen' of Recent expires by event",
     )
 
@@ -78,9 +78,11 @@ def test_functions() -> None:
     refused(lambda: KEYED.process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]
     refused(lambda: KEYED.process(count, output="n bigint", uid="a"), "class Count, expected an instance")  # type: ignore[arg-type]
     refused(lambda: KEYED.process(count(), output="n bigtin", uid="a"), "bigtin")
-    refused(lambda: KEYED.process(Match(), "a int", "u"), "after key_by(), process() was given Match, expected a Keyed")
-    refused(lambda: KEYED.connect(NO_TIME).process(count(), "a int", "u"), "expected a KeyedCoProcess")  # type: ignore[arg-type]
-    done = KEYED.process(count(), "n bigint", "u", sides={"a": "n int"})
+    refused(
+        lambda: KEYED.process(Match(), "a int", uid="u"), "after key_by(), process() was given Match, expected a Keyed"
+    )
+    refused(lambda: KEYED.connect(NO_TIME).process(count(), "a int", uid="u"), "expected a KeyedCoProcess")  # type: ignore[arg-type]
+    done = KEYED.process(count(), "n bigint", uid="u", sides={"a": "n int"})
     refused(lambda: done.side("b"), "operator 'u' has no side output 'b', known: a")
 
 
@@ -96,6 +98,13 @@ def test_windows() -> None:
     refused(lambda: tumbling.fold("user int", 0, max, uid="x"), "'user' has a name")
     alone = events("ts timestamp").watermark("ts").key_by("ts").window(sl.Tumbling("1s"))
     refused(lambda: alone.reduce(max, uid="x"), "no columns beside")
+    for make in (KEYED.reduce, TIMED_KEYED.window(sl.Tumbling("1s")).reduce):
+        with pytest.raises(
+            TypeError, match=r"process\(\) got an unexpected keyword argument 'paralelism'; all operators"
+        ):
+            make(max, uid="x", paralelism=3)
+    with pytest.raises(TypeError, match=r"join\(\) got an unexpected keyword argument 'sides'"):
+        TIMED_KEYED.join(NARROW, JOIN, uid="x", sides={})  # type: ignore[call-arg]
 
 
 def test_joins() -> None:
@@ -108,14 +117,16 @@ def test_joins() -> None:
     ordered = TIMED.key_by("user", order_by="ts")
     refused(lambda: TIMED_KEYED.connect(ordered), "the order_by of the streams differ: nothing")
     join = TIMED_KEYED.join
-    refused(lambda: join(TIMED_KEYED, ("1s", "0s"), "u"), "its first bound is the later one")
-    refused(lambda: join(TIMED_KEYED, "1s", "u"), "join: within is '1s', expected a pair of durations")  # type: ignore[arg-type]
-    refused(lambda: join(TIMED_KEYED, JOIN, "u"), "the result would have the column m, ts, v, vs twice")
-    refused(lambda: join(TIMED_KEYED, JOIN, "u", how="outer"), "how='outer', expected one of inner, left")  # type: ignore[arg-type]
-    refused(lambda: join(NARROW, JOIN, "", prefixes=("", "r_")), "has no uid")
-    refused(lambda: join(NARROW, JOIN, "u", prefixes=("", None)), "prefixes=('', None), expected a pair of")  # type: ignore[arg-type]
-    refused(lambda: TIMED_KEYED.window_join(NARROW, sl.Global(5), "u"), "expected Tumbling, Sliding or Session ones")
-    refused(lambda: KEYED.join(KEYED, JOIN, "u"), "join: the streams have no event time")
+    refused(lambda: join(TIMED_KEYED, ("1s", "0s"), uid="u"), "its first bound is the later one")
+    refused(lambda: join(TIMED_KEYED, "1s", uid="u"), "join: within is '1s', expected a pair of durations")  # type: ignore[arg-type]
+    refused(lambda: join(TIMED_KEYED, JOIN, uid="u"), "the result would have the column m, ts, v, vs twice")
+    refused(lambda: join(TIMED_KEYED, JOIN, uid="u", how="outer"), "how='outer', expected one of inner, left")  # type: ignore[arg-type]
+    refused(lambda: join(NARROW, JOIN, uid="", prefixes=("", "r_")), "has no uid")
+    refused(lambda: join(NARROW, JOIN, uid="u", prefixes=("", None)), "prefixes=('', None), expected a pair of")  # type: ignore[arg-type]
+    refused(
+        lambda: TIMED_KEYED.window_join(NARROW, sl.Global(5), uid="u"), "expected Tumbling, Sliding or Session ones"
+    )
+    refused(lambda: KEYED.join(KEYED, JOIN, uid="u"), "join: the streams have no event time")
 
 
 class Column:
@@ -175,11 +186,11 @@ def test_errors_that_are_to_be_borne(tmp_path: Path) -> None:
 def test_aggregates() -> None:
     agg, tumbling, n = KEYED.agg, TIMED_KEYED.window(sl.Tumbling("1s")), sl.agg.count()
     refused(
-        lambda: TIMED_KEYED.window(sl.Session("1s"), late="late").count(uid="n"),
+        lambda: TIMED_KEYED.window(sl.Session("1s"), late="late").agg(count=sl.agg.count(), uid="n"),
         "agg() of sessions has no late events to give",
     )
     refused(
-        lambda: KEYED.window(sl.Global(when=lambda e: True)).count(uid="n"),  # type: ignore[arg-type, misc]
+        lambda: KEYED.window(sl.Global(when=lambda e: True)).agg(count=sl.agg.count(), uid="n"),  # type: ignore[arg-type, misc]
         "when= of Global windows is called with",
     )
     refused(lambda: agg(user=n, uid="n"), "'user' has the name of another column")
@@ -200,15 +211,17 @@ def test_aggregates() -> None:
     )
     twice = events("user string, v int").map(lambda row: row, "user string, v int, V int").key_by("user")
     refused(
-        lambda: twice.sum("v", uid="n"), "the aggregate 'v' has no one column: the column v, V is there more than once"
+        lambda: twice.agg(v=sl.agg.sum("v"), uid="n"),
+        "the aggregate 'v' has no one column: the column v, V is there more than once",
     )
-    again = tumbling.count(uid="n").key_by("window_start")
+    again = tumbling.agg(count=sl.agg.count(), uid="n").key_by("window_start")
     refused(
-        lambda: again.window(sl.Tumbling("1s")).count(uid="m"), "the key 'window_start' has the name of a column that"
+        lambda: again.window(sl.Tumbling("1s")).agg(count=sl.agg.count(), uid="m"),
+        "the key 'window_start' has the name of a column that",
     )
-    assert KEYED.sum("v", uid="n").columns == ["user", "v"]
-    assert tumbling.count(uid="n").columns == ["user", "window_start", "window_end", "count"]
-    assert KEYED.window(sl.Global(count=3)).count(uid="n").columns == ["user", "count"]
+    assert KEYED.agg(v=sl.agg.sum("v"), uid="n").columns == ["user", "v"]
+    assert tumbling.agg(count=sl.agg.count(), uid="n").columns == ["user", "window_start", "window_end", "count"]
+    assert KEYED.window(sl.Global(count=3)).agg(count=sl.agg.count(), uid="n").columns == ["user", "count"]
 
 
 def test_jobs(tmp_path: Path) -> None:
@@ -218,5 +231,5 @@ def test_jobs(tmp_path: Path) -> None:
     sink = sl.sinks.memory()
     refused(lambda: sl.Job("j", sinks=[twice.to(sink)], checkpoints=ck), "the uid 'count' is used by 2 operators")
     refused(lambda: sl.Job("j", sinks=[], checkpoints=ck), "no sinks")
-    late = TIMED_KEYED.window(sl.Tumbling("1s"), late="late").count(uid="totals").side("late")
+    late = TIMED_KEYED.window(sl.Tumbling("1s"), late="late").agg(count=sl.agg.count(), uid="totals").side("late")
     refused(lambda: sl.Job("j", sinks=[late.to(sink)], checkpoints=ck), "late events of the operator 'totals' go to a")

@@ -15,7 +15,7 @@ from tests.spark.functions import Count
 
 def build(spark: Any, root: Path, local_dir: Path) -> sl.Job:
     """Return the job, checkpointed often."""
-    counts = sl.stream(small.source(spark, root / "in")).key_by("user").process(Count(), small.OUTPUT, "count")
+    counts = sl.stream(small.source(spark, root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
     return sl.Job(
         "tabled",
         sinks=[

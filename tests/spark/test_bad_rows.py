@@ -42,7 +42,7 @@ def streams(spark: Any, case: Case, at_most: int | None = None) -> list[sl.Strea
     paid = read.watermark("ts").map(cents, "user string, cents bigint, ts timestamp", on_error=bears)
     keyed = paid.key_by("user")
     total = keyed.agg(total=sl.agg.sum("cents"), uid="total", on_error="dead-letter")
-    joined = keyed.join(total.key_by("user"), ("0s", "0s"), "joined", on_error="dead-letter")
+    joined = keyed.join(total.key_by("user"), ("0s", "0s"), uid="joined", on_error="dead-letter")
     return [joined, *(each.dead_letters for each in (read, paid, total, joined))]
 
 

@@ -93,9 +93,11 @@ class World:
         )
         by_card = payments.where("amount > 5").key_by("card")
         streams = {
-            "minutes": by_card.process(paying.PerMinute(), "card string, minute timestamp, total bigint", "minutes"),
+            "minutes": by_card.process(
+                paying.PerMinute(), "card string, minute timestamp, total bigint", uid="minutes"
+            ),
             "refunded": payments.key_by("id").join(
-                refunds.key_by("id"), ("0s", "10 min"), "refunded", how="left", prefixes=("", "refund_")
+                refunds.key_by("id"), ("0s", "10 min"), uid="refunded", how="left", prefixes=("", "refund_")
             ),
         }
         streams = {name: stream for name, stream in streams.items() if name == (only or name)}

@@ -36,9 +36,9 @@ def pipeline(rows: sl.Stream) -> dict[str, sl.Stream]:
     """A join by time of a branch with itself, a function of its own behind, and windows of windows, with what is late."""
     timed = rows.watermark("at", "3s", per="what")
     orders = timed.flat_map(branch("o"), "order_id bigint, at timestamp, v string").key_by("order_id", order_by="v")
-    joined = orders.join(orders, ("1s", "5s"), "joined", how="left", prefixes=("", "next_"), parallelism=3)
+    joined = orders.join(orders, ("1s", "5s"), uid="joined", how="left", prefixes=("", "next_"), parallelism=3)
     seen = joined.key_by("order_id", order_by=("v", "next_v")).process(
-        Seen(), "order_id bigint, v string, next_v string, seen bigint", "seen"
+        Seen(), "order_id bigint, v string, next_v string, seen bigint", uid="seen"
     )
     windows = timed.key_by("what").window(sl.Sliding("10s", every="5s"), lateness="2s", late="late")
     counts = windows.agg(
@@ -47,7 +47,12 @@ def pipeline(rows: sl.Stream) -> dict[str, sl.Stream]:
         parallelism=1,
     )
     grand = counts.map(lambda row: ("all", row.n), "a string, n bigint").key_by("a").window(sl.Tumbling("10s"))
-    return {"seen": seen, "counts": counts, "late": counts.side("late"), "grand": grand.sum("n", uid="grand")}
+    return {
+        "seen": seen,
+        "counts": counts,
+        "late": counts.side("late"),
+        "grand": grand.agg(n=sl.agg.sum("n"), uid="grand"),
+    }
 
 
 def epochs(seed: int) -> list[list[Event]]:
@@ -94,7 +99,7 @@ def combining(rows: sl.Stream) -> dict[str, sl.Stream]:
     by_order, by_ship = (some.key_by("order_id", order_by="v") for some in (orders, ships))
     rated = by_order.as_of_join(
         by_ship,
-        "rated",
+        uid="rated",
         how="left",
         max_age="20s",
         prefixes=("", "ship_"),

@@ -82,7 +82,7 @@ def test_output_rows_that_do_not_fit(spark: Any, case: Case, row: Any, said: lis
 def test_an_expression_that_rows_do_not_fit(spark: Any, case: Case, capfd: Any) -> None:
     stream = sl.stream(small.source(spark, case.root / "in"))
     small.write_rows(case.root / "in", 0, [("ann", "a", (1 << 63) - 1), ("ann", "b", 1)])
-    total = stream.key_by("user").sum("v", uid="total")
+    total = stream.key_by("user").agg(v=sl.agg.sum("v"), uid="total")
     # More restarts would be allowed: the same rows would only come again.
     job = case.job_of("small", total.to(sl.sinks.memory()), restart=sl.Restart(attempts=5, delay="10ms"))
     run = job.start(spark)
@@ -106,12 +106,12 @@ def test_sums_are_exact_or_refused_whatever_the_session_says_of_overflow(spark: 
             given = values.select_expr(
                 "user", f"cast('{most}' as {kind}) `it's v`", f"cast('{most // 20}' as {kind}) v"
             )
-            large = given.key_by("user").sum("it's v", uid="large")
+            large = given.key_by("user").agg({"it's v": sl.agg.sum("it's v")}, uid="large")
             run = case.job_of(kind[:3], large.to(sl.sinks.memory())).start(spark)
             said = r"\[ARITHMETIC_OVERFLOW\] the sum of `it's v` is too large"
             with pytest.raises(sl.errors.UserCodeError, match=said):
                 run.await_termination(60)
-            halves[most // 20 * 20] = given.key_by("user").sum("v", uid=kind[:3])
+            halves[most // 20 * 20] = given.key_by("user").agg(v=sl.agg.sum("v"), uid=kind[:3])
         shown = {half: sl.sinks.memory(name=f"of-{half}") for half in halves}
         with case.job_of("half", *(halves[half].to(shown[half]) for half in halves)).start(spark) as run:
             settle(run)
@@ -369,7 +369,7 @@ def test_what_leads_to_no_sink_is_said_at_the_start(
     assert started(shown) == []
     # A pipeline on a source of its own, forgotten as a whole.
     other = sl.stream(small.source(spark, tmp_path / "other"), name="payments")
-    forgotten = other.key_by("user").sum("v", uid="forgotten")
+    forgotten = other.key_by("user").agg(v=sl.agg.sum("v"), uid="forgotten")
     (said,) = started(shown)
     assert f"the operator 'forgotten' (sum, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
     # Nobody can see it any more, as what a cell of a notebook made that ran again.

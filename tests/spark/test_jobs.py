@@ -61,7 +61,9 @@ def test_no_partition_is_used_before_it_has_its_place(spark: Any, ask: str) -> N
 def test_a_variable_as_state_is_warned_of_once(spark: Any, case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """By both partitions, in each of the first epochs."""
     case.add(1)
-    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    out = (
+        sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, uid="count")
+    )
     with case.job_of("aside", out.to(sl.sinks.noop())).start(spark) as run:
         settle(run)
         case.add(1)
@@ -79,7 +81,9 @@ def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
     """
     case.add(1)
     shutil.rmtree(spark.sparkContext._temp_dir)
-    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    out = (
+        sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, uid="count")
+    )
     with case.job_of("secret", out.to(sl.sinks.noop())).start(spark) as run:
         settle(run)
         files = [path for path in Path(spark.sparkContext._temp_dir).rglob("*") if path.is_file()]

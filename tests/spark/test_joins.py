@@ -86,11 +86,11 @@ def test_two_branches_of_one_source(spark: Any, case: Case) -> None:
             Match(), output="id bigint, v string, status string, seen bigint", uid="match",
             sides={"changes": "id bigint, status string"},
         )  # fmt: skip
-        joined = by_order.join(by_id, ("-5s", "10s"), "join", how="full", prefixes=("", "ship_"))
+        joined = by_order.join(by_id, ("-5s", "10s"), uid="join", how="full", prefixes=("", "ship_"))
         windows = matched.key_by("id").window_join(
             ships.select_expr("id", "v as ship").key_by("id"),
             Tumbling("20s"),
-            "windows",
+            uid="windows",
             how="left",
         )
         return case.job_of(
@@ -151,8 +151,8 @@ def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None
         orders = events.where("what = 'order'").watermark("at").key_by("order_id", order_by="at")
         both, output = orders.broadcast(labels, order_by="at"), "id bigint, what string, seen bigint, label string"
         # Another operator hears the same rules, in more partitions.
-        labelled = both.process(Label(), output, "label", parallelism=parallelism)
-        more = both.process(Label(), output, "wide", parallelism=3)
+        labelled = both.process(Label(), output, uid="label", parallelism=parallelism)
+        more = both.process(Label(), output, uid="wide", parallelism=3)
         return case.job_of("joins", labelled.to(sink), more.to(wide)).start(spark)
 
     many = range(20)

@@ -73,7 +73,7 @@ def test_dead_letters_come_once_though_keepers_die(spark: Any, case: Case) -> No
     inputs.mkdir()
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(inputs))
     strict = sl.stream(source).watermark("ts").key_by("user", order_by="ts")
-    counted = strict.process(Strict(), "user string, n bigint, total bigint", "strict", on_error="dead-letter")
+    counted = strict.process(Strict(), "user string, n bigint, total bigint", uid="strict", on_error="dead-letter")
     good, dead = sl.sinks.memory(name="good"), sl.sinks.memory(name="dead")
     outputs = counted.to(good), counted.dead_letters.where("operator = 'strict'").to(dead)
     directory = case.root / "fired"

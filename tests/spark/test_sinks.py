@@ -115,7 +115,7 @@ def test_what_a_program_reads_anew_each_epoch_may_be_away_for_a_moment(spark: An
         rows = df if where == "step" else joined(df)
         seen.update(map(tuple, rows.select("user", "n", "price").collect()))
 
-    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, "count")
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
     if where == "step":
         # It is tried as it is written, and once more by the start.
         moments = ["is there"] * 100
@@ -545,7 +545,7 @@ def test_a_job_goes_on_while_its_table_is_away_and_goes_back_with_it(
         return Counter((row["user"], row["n"]) for row in rows)
 
     sink = sl.sinks.delta(case.root / "out", name="out")
-    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, "count")
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
     case.add(1)
     with case.job_of("small", counts.to(sink)).start(spark) as run:
         sink.patience_s = sink.start_patience_s = 0.1

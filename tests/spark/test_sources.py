@@ -79,7 +79,7 @@ def test_two_sources_are_one_consistent_prefix(spark: Any, case: Case) -> None:
     def start(*, backwards: bool = False) -> sl.Run:
         bought, paid = orders.stream(spark).watermark("at"), payments.stream(spark).watermark("paid", "1s")
         pays = paid.select_expr("cast(id as bigint) as order_id", "paid", "method").key_by("order_id")
-        joined = bought.key_by("order_id").join(pays, ("-5s", "20s"), "joined", how="left", prefixes=("", "paid_"))
+        joined = bought.key_by("order_id").join(pays, ("-5s", "20s"), uid="joined", how="left", prefixes=("", "paid_"))
         counted = bought.key_by("user").process(Count(), output="user string, n bigint", uid="counted")
         outputs = [joined.to(sinks["joined"]), counted.to(sinks["counted"])]
         outputs.append(paid.where("id % 2 = 0").select("id", "method").to(sinks["passed"]))
@@ -156,7 +156,11 @@ def test_a_source_that_is_behind_holds_windows_back_until_it_is_idle(spark: Any,
     def start(idle: str | None) -> sl.Run:
         bought = orders.stream(spark).watermark("at").key_by("user")
         paid = payments.stream(spark).watermark("paid", idle=idle).key_by("method")
-        windows = bought.window(sl.Tumbling("10s")).count(uid="windows").select("user", "window_end", "count")
+        windows = (
+            bought.window(sl.Tumbling("10s"))
+            .agg(count=sl.agg.count(), uid="windows")
+            .select("user", "window_end", "count")
+        )
         silent = paid.process(Nothing(), output="x int", uid="silent")
         return job(case, windows.to(sink), silent.to(sl.sinks.noop())).start(spark)
 

@@ -127,7 +127,7 @@ def test_a_function_that_gives_another_number_each_time_gives_all_readers_the_sa
     small.write_rows(case.root / "in", 0, [(f"u{n}", "a", n) for n in range(20)])
     source = sl.stream(small.source(spark, case.root / "in"))
     numbered = source.map(lambda row: (row.user, uuid4().hex), "user string, id string")
-    counted = numbered.key_by("id").count(uid="ids")
+    counted = numbered.key_by("id").agg(count=sl.agg.count(), uid="ids")
     one, other, ids = sl.sinks.memory(), sl.sinks.memory(), sl.sinks.memory()
     outputs = numbered.to(one), numbered.where("user is not null").to(other), counted.to(ids)
     with case.job_of("numbered", *outputs).start(spark) as run:

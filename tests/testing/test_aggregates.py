@@ -144,7 +144,7 @@ def test_sessions_merge() -> None:
 
 
 def test_late_events_change_the_result_or_are_counted() -> None:
-    with Harness(timed("0s").window(sl.Tumbling("10s"), lateness="5s").sum("v", uid="sums")) as h:
+    with Harness(timed("0s").window(sl.Tumbling("10s"), lateness="5s").agg(v=sl.agg.sum("v"), uid="sums")) as h:
         h.push(event("a", 3, 1), event("a", 12, 2))
         assert seconds(h.tick()) == [("a", 0, 10, 1)]
         assert seconds(h.push(event("a", 4, 4))) == [("a", 0, 10, 5)]
@@ -158,7 +158,7 @@ def test_windows_by_count_and_by_the_clock() -> None:
     with Harness(KEYED.window(sl.Global(count=2)).agg(TOTALS, uid="totals")) as h:
         assert h.push(event("a", None, 1), event("a", None, 2), event("a", None, 4)) == [("a", 2, 3)]
         assert h.push(event("b", None, 8), event("a", None, 16)) == [("a", 2, 20)]
-    with Harness(KEYED.window(sl.Tumbling("10s"), time="processing").count(uid="n")) as h:
+    with Harness(KEYED.window(sl.Tumbling("10s"), time="processing").agg(count=sl.agg.count(), uid="n")) as h:
         assert h.push(event("a", 100), event("b", 1), event("a", None)) == []
         assert seconds(h.advance_clock("10s")) == [("a", 0, 10, 2), ("b", 0, 10, 1)]
 
@@ -180,8 +180,8 @@ class Loud(sl.KeyedProcess):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_a_later_operator(kind: Any) -> None:
-    loud = timed("0s").process(Loud(), "s string, v bigint", "loud").key_by("s")
-    with Harness(loud.window(sl.Tumbling("10s")).sum("v", uid="sums"), backend=kind, parallelism=2) as h:
+    loud = timed("0s").process(Loud(), "s string, v bigint", uid="loud").key_by("s")
+    with Harness(loud.window(sl.Tumbling("10s")).agg(v=sl.agg.sum("v"), uid="sums"), backend=kind, parallelism=2) as h:
         h.push(event("a", 3, 5), event("b", 4, 5), event("a", 5, 1), event("a", 11, 7))
         assert seconds(h.tick()) == [("S005", 0, 10, 10)]
 
@@ -199,7 +199,7 @@ def test_as_a_later_operator(kind: Any) -> None:
             "operator 'operator': sum of 'ts' is over timestamp, expected a number",
         ),
         (
-            lambda: KEYED.window(sl.Tumbling("10s")).count(uid="n"),
+            lambda: KEYED.window(sl.Tumbling("10s")).agg(count=sl.agg.count(), uid="n"),
             "window: Tumbling windows need the events' times, and the stream has no watermark",
         ),
         (
@@ -215,7 +215,7 @@ def test_what_cannot_be(make: Any, message: str) -> None:
 
 
 def test_a_null_key_is_shown_without_what_nobody_wrote() -> None:
-    counted = events(SCHEMA).key_by("k", "s").count(uid="n")
+    counted = events(SCHEMA).key_by("k", "s").agg(count=sl.agg.count(), uid="n")
     with Harness(counted) as h, pytest.raises(NullKeyError) as caught:
         h.push({"k": "a", "v": 1})
     assert "is null in the event Record(k='a', s=None)" in caught.value.message

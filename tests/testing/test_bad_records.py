@@ -153,9 +153,11 @@ def test_dead_letters_of_a_chain_are_together_and_survive_a_crash() -> None:
             yield ctx.key, self.n.value
 
     first = (
-        events("k string, v bigint").key_by("k").process(Odd(), "k string, v bigint", "first", on_error="dead-letter")
+        events("k string, v bigint")
+        .key_by("k")
+        .process(Odd(), "k string, v bigint", uid="first", on_error="dead-letter")
     )
-    second = first.key_by("k").process(Odd(), "k string, v bigint", "second", on_error="dead-letter")
+    second = first.key_by("k").process(Odd(), "k string, v bigint", uid="second", on_error="dead-letter")
     with Harness(second) as h:
         h.push(("a", 1), ("a", 2))
         h.snapshot()

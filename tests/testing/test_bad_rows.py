@@ -52,7 +52,7 @@ def test_rows_behind_a_map_keep_their_times_and_so_do_dead_letters() -> None:
     """What the steps give is read by an operator, whose own dead letters have the same columns."""
     stream = events("k string, v int, ts timestamp").watermark("ts")
     mapped = stream.map(halved, "k string, v int, ts timestamp", on_error="dead-letter")
-    counts = mapped.key_by("k").window(sl.Tumbling("10s")).count(uid="n")
+    counts = mapped.key_by("k").window(sl.Tumbling("10s")).agg(count=sl.agg.count(), uid="n")
     letters = mapped.dead_letters.union(
         mapped.key_by("k")
         .fold("n int", 0, lambda n, e: n + 10 // (e.v - 5), uid="f", on_error="dead-letter")
@@ -109,10 +109,10 @@ def start(second: int) -> dt.datetime:
 
 
 JOINS: dict[str, Any] = {
-    "join": lambda a, b, **more: a.join(b, ("-5s", "5s"), "j", prefixes=("", "b_"), **more),
-    "window_join": lambda a, b, **more: a.window_join(b, sl.Tumbling("10s"), "j", prefixes=("", "b_"), **more),
-    "sessions": lambda a, b, **more: a.window_join(b, sl.Session("2s"), "j", prefixes=("", "b_"), **more),
-    "as_of_join": lambda a, b, **more: a.as_of_join(b, "j", prefixes=("", "b_"), **more),
+    "join": lambda a, b, **more: a.join(b, ("-5s", "5s"), uid="j", prefixes=("", "b_"), **more),
+    "window_join": lambda a, b, **more: a.window_join(b, sl.Tumbling("10s"), uid="j", prefixes=("", "b_"), **more),
+    "sessions": lambda a, b, **more: a.window_join(b, sl.Session("2s"), uid="j", prefixes=("", "b_"), **more),
+    "as_of_join": lambda a, b, **more: a.as_of_join(b, uid="j", prefixes=("", "b_"), **more),
 }
 
 
@@ -189,7 +189,7 @@ def test_rows_without_a_key_do_not_end_an_aggregation(cut: str, epochs: list[lis
 
 def test_too_many_rows_without_a_key_are_an_outage() -> None:
     keyed = events("k string, v int").key_by("k")
-    with Harness(keyed.sum("v", uid="total", on_error=sl.OnError("dead-letter", at_most=2))) as h:
+    with Harness(keyed.agg(v=sl.agg.sum("v"), uid="total", on_error=sl.OnError("dead-letter", at_most=2))) as h:
         h.push((None, 1), (None, 2), ("a", 3))
         with pytest.raises(sl.errors.NullKeyError, match="'total', partition 0: 3 events failed within 1 min, and at"):
             h.push((None, 4))

@@ -33,7 +33,7 @@ def seconds(rows: Any, *names: str) -> list[Any]:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_orders_in_the_currency_of_their_time(parallelism: int) -> None:
-    joined = ORDERS.as_of_join(RATES, "rated", how="left", prefixes=PREFIXES, late=LATE)
+    joined = ORDERS.as_of_join(RATES, uid="rated", how="left", prefixes=PREFIXES, late=LATE)
     assert joined.columns == ["currency", "amount", "at", "rate_rate", "rate_at"]
     with Harness(joined, parallelism=parallelism) as h:
         rates = [("EUR", 1.1, at(0)), ("EUR", 1.3, at(90)), ("EUR", 1.2, at(60)), ("USD", 1.0, at(101))]
@@ -54,7 +54,7 @@ def test_orders_in_the_currency_of_their_time(parallelism: int) -> None:
 
 
 def test_rows_come_with_their_time_and_are_late_for_nothing() -> None:
-    joined = ORDERS.as_of_join(RATES, "rated", prefixes=PREFIXES, max_age="1 min")
+    joined = ORDERS.as_of_join(RATES, uid="rated", prefixes=PREFIXES, max_age="1 min")
     sums = joined.key_by("currency").window(sl.Tumbling("10s"), late="late")
     with Harness(sums.fold("amount int", 0, lambda n, row: n + row.amount, uid="sums")) as h:
         h.push(rates=[("EUR", 1.1, at(0))], orders=[("EUR", n, at(n)) for n in (1, 5, 9, 11, 60, 61)])
@@ -68,18 +68,18 @@ def test_rows_come_with_their_time_and_are_late_for_nothing() -> None:
 def test_late_rows_of_other_joins() -> None:
     session = sl.Session("10s")
     for joined, order, rate in (
-        (ORDERS.join(RATES, ("0s", "5s"), "j", prefixes=PREFIXES, late=LATE), 99, 98),
-        (ORDERS.window_join(RATES, sl.Tumbling("10s"), "j", prefixes=PREFIXES, late=LATE), 89, 81),
-        (ORDERS.window_join(RATES, sl.Sliding("5s", every="10s"), "j", prefixes=PREFIXES, late=LATE), 94, 93),
-        (ORDERS.window_join(RATES, session, "j", prefixes=PREFIXES, late=LATE), 89, 85),
-        (ORDERS.as_of_join(RATES, "j", prefixes=PREFIXES, late=LATE), 99, 98),
+        (ORDERS.join(RATES, ("0s", "5s"), uid="j", prefixes=PREFIXES, late=LATE), 99, 98),
+        (ORDERS.window_join(RATES, sl.Tumbling("10s"), uid="j", prefixes=PREFIXES, late=LATE), 89, 81),
+        (ORDERS.window_join(RATES, sl.Sliding("5s", every="10s"), uid="j", prefixes=PREFIXES, late=LATE), 94, 93),
+        (ORDERS.window_join(RATES, session, uid="j", prefixes=PREFIXES, late=LATE), 89, 85),
+        (ORDERS.as_of_join(RATES, uid="j", prefixes=PREFIXES, late=LATE), 99, 98),
     ):
         with Harness(joined) as h:
             h.advance_watermark(at(100))
             h.push(orders=[("EUR", 1, at(order)), ("EUR", 2, at(101))], rates=[("EUR", 1.0, at(rate))])
             assert h.side("late_orders") == [("EUR", 1, at(order))]
             assert h.side("late_rates") == [("EUR", 1.0, at(rate))]
-    one = ORDERS.join(RATES, ("0s", "5s"), "j", prefixes=PREFIXES, late=(None, "late_rates"))
+    one = ORDERS.join(RATES, ("0s", "5s"), uid="j", prefixes=PREFIXES, late=(None, "late_rates"))
     with Harness(one) as h:
         h.advance_watermark(at(100))
         h.push(orders=[("EUR", 1, at(99))], rates=[("EUR", 1.0, at(99)), ("EUR", 2.0, at(100))])
@@ -90,14 +90,14 @@ def test_late_rows_of_other_joins() -> None:
 
 def test_bounds_that_are_excluded() -> None:
     for bounds, matched in (("[]", [-5, 0, 5]), ("[)", [-5, 0]), ("(]", [0, 5]), ("()", [0])):
-        joined = ORDERS.join(RATES, ("-5s", "5s"), "j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
+        joined = ORDERS.join(RATES, ("-5s", "5s"), uid="j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
         with Harness(joined) as h:
             h.push(orders=[("EUR", 1, at(50))], rates=[("EUR", 1.0, at(50 + n)) for n in (-5, 0, 5)])
             assert sorted(seconds(h.output, "rate_at")) == [(50 + n,) for n in matched]
 
 
 def test_sessions_of_both_streams_together() -> None:
-    joined = ORDERS.window_join(RATES, sl.Session("10s"), "j", how="full", prefixes=PREFIXES)
+    joined = ORDERS.window_join(RATES, sl.Session("10s"), uid="j", how="full", prefixes=PREFIXES)
     with Harness(joined, parallelism=2) as h:
         h.push(orders=[("EUR", 1, at(0)), ("EUR", 2, at(18)), ("USD", 3, at(5))])
         # It joins what would be two sessions.
@@ -113,18 +113,27 @@ def test_mistakes() -> None:
     join, as_of = ORDERS.join, ORDERS.as_of_join
     within = ("0s", "5s")
     for make, said in (
-        (lambda: join(RATES, within, "j", bounds="both"), "join: bounds is 'both', expected one of [], [), (], ()"),
-        (lambda: join(RATES, ("1s", "1s"), "j", bounds="[)"), "no two rows are that near"),
-        (lambda: join(RATES, within, "j", prefixes=PREFIXES, late="late"), "join: late='late', expected the names of"),
-        (lambda: join(RATES, within, "j", prefixes=PREFIXES, late=("a", "a")), "join: late=('a', 'a'), expected the"),
-        (lambda: as_of(RATES, "", prefixes=PREFIXES), "as_of_join() has no uid"),
-        (lambda: as_of(RATES, "j"), "as_of_join: the result would have the column at twice"),
+        (lambda: join(RATES, within, uid="j", bounds="both"), "join: bounds is 'both', expected one of [], [), (], ()"),
+        (lambda: join(RATES, ("1s", "1s"), uid="j", bounds="[)"), "no two rows are that near"),
         (
-            lambda: as_of(RATES, "j", how="full", prefixes=PREFIXES),
+            lambda: join(RATES, within, uid="j", prefixes=PREFIXES, late="late"),
+            "join: late='late', expected the names of",
+        ),
+        (
+            lambda: join(RATES, within, uid="j", prefixes=PREFIXES, late=("a", "a")),
+            "join: late=('a', 'a'), expected the",
+        ),
+        (lambda: as_of(RATES, uid="", prefixes=PREFIXES), "as_of_join() has no uid"),
+        (lambda: as_of(RATES, uid="j"), "as_of_join: the result would have the column at twice"),
+        (
+            lambda: as_of(RATES, uid="j", how="full", prefixes=PREFIXES),
             "as_of_join: how='full', expected one of inner, left",
         ),
-        (lambda: as_of(RATES, "j", max_age="old", prefixes=PREFIXES), "as_of_join: max_age is 'old', expected a dura"),
-        (lambda: as_of(events("a int"), "j"), "as_of_join: the other stream is a Stream, expected a keyed stream"),
+        (
+            lambda: as_of(RATES, uid="j", max_age="old", prefixes=PREFIXES),
+            "as_of_join: max_age is 'old', expected a dura",
+        ),
+        (lambda: as_of(events("a int"), uid="j"), "as_of_join: the other stream is a Stream, expected a keyed stream"),
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
             make()  # type: ignore[no-untyped-call]
@@ -133,8 +142,8 @@ def test_mistakes() -> None:
 
 def test_a_row_without_time_is_named() -> None:
     for joined in (
-        ORDERS.as_of_join(RATES, "j", prefixes=PREFIXES),
-        ORDERS.window_join(RATES, sl.Session("1s"), "j", prefixes=PREFIXES),
+        ORDERS.as_of_join(RATES, uid="j", prefixes=PREFIXES),
+        ORDERS.window_join(RATES, sl.Session("1s"), uid="j", prefixes=PREFIXES),
     ):
         with Harness(joined) as h, pytest.raises(sl.errors.UserCodeError, match="has no time, and a join is by time"):
             h.push(orders=[("EUR", 1, None)])
@@ -153,7 +162,7 @@ VERSION = st.tuples(st.integers(0, 20), st.booleans() | st.none())
 def test_a_version_may_end_without_another(epochs: list[tuple[list[Any], list[int]]]) -> None:
     """None is late: each row finds the newest version of its time, or none if that is a deletion."""
     orders = LATE_ORDERS.key_by("currency")
-    joined = orders.as_of_join(VERSIONS, "rated", how="left", prefixes=PREFIXES, deleted="gone")
+    joined = orders.as_of_join(VERSIONS, uid="rated", how="left", prefixes=PREFIXES, deleted="gone")
     assert joined.columns == ["currency", "amount", "at", "rate_rate", "rate_at"]
     known: list[tuple[int, int, bool]] = []
     asked: list[int] = []
@@ -176,7 +185,7 @@ def test_sessions_of_two_streams_may_have_a_gap_by_row() -> None:
     orders = events("k string, wait int, at timestamp", "orders").watermark("at").key_by("k")
     clicks = events("k string, page string, wait int, at timestamp", "clicks").watermark("at").key_by("k")
     gap = sl.Session(lambda row: f"{row.wait}s")
-    joined = orders.window_join(clicks, gap, "j", prefixes=("", "click_"), on_error="dead-letter")
+    joined = orders.window_join(clicks, gap, uid="j", prefixes=("", "click_"), on_error="dead-letter")
     with Harness(joined) as h:
         h.push(
             orders=[("a", 2, at(0)), ("a", 1, at(9)), ("a", None, at(1))],
@@ -200,4 +209,4 @@ def test_what_cannot_end_a_version_is_refused() -> None:
         ("currency", "deleted='currency' is a column of the key"),
     ):
         with pytest.raises(sl.errors.ConfigurationError, match=f"as_of_join: {said}"):
-            ORDERS.as_of_join(VERSIONS, "rated", prefixes=PREFIXES, deleted=deleted)  # type: ignore[arg-type]
+            ORDERS.as_of_join(VERSIONS, uid="rated", prefixes=PREFIXES, deleted=deleted)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def sales(name: str | None = None, delay: str = "0s", **given: Any) -> sl.Stream
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_late_events_of_built_in_aggregates_come_out_of_the_side(parallelism: int) -> None:
     tens = sales().key_by("user").window(sl.Tumbling("10s"), lateness="2s", late="late")
-    with Harness(tens.sum("n", uid="totals"), parallelism=parallelism) as h:
+    with Harness(tens.agg(n=sl.agg.sum("n"), uid="totals"), parallelism=parallelism) as h:
         h.push(("a", 1, at(3)), ("b", 2, at(11)))
         assert plain(h.tick()) == [("a", 0, 10, 1)]
         assert plain(h.push(("a", 4, at(9)), ("a", 8, None))) == [("a", 0, 10, 5)]
@@ -54,7 +54,7 @@ def test_late_events_of_built_in_aggregates_come_out_of_the_side(parallelism: in
 def test_joins_by_time(how: Any, expected: list[Any]) -> None:
     orders = events("id int, amount int, ts timestamp", "orders").watermark("ts").key_by("id")
     payments = events("id int, method string, ts timestamp", "payments").watermark("ts").key_by("id")
-    joined = orders.join(payments, ("-5s", "5s"), "paid", how=how, prefixes=("", "paid_"))
+    joined = orders.join(payments, ("-5s", "5s"), uid="paid", how=how, prefixes=("", "paid_"))
     with Harness(joined, parallelism=2) as h:
         h.push(orders=[(1, 5, at(1)), (2, 6, at(30))], payments=[(1, "card", at(4)), (3, "cash", at(31))])
         assert h.watermark == at(30)
@@ -69,7 +69,7 @@ def plain_of(rows: Any) -> list[Any]:
 def test_window_joins() -> None:
     left = sales("left_sales").key_by("user")
     right = events("user string, page string, ts timestamp", "visits").watermark("ts").key_by("user")
-    joined = left.window_join(right, sl.Tumbling("10s"), "joined", prefixes=("", "r_"))
+    joined = left.window_join(right, sl.Tumbling("10s"), uid="joined", prefixes=("", "r_"))
     with Harness(joined) as h:
         h.push(left_sales=[("a", 1, at(1)), ("a", 2, at(12))], visits=[("a", "x", at(2)), ("a", "y", at(3))])
         h.advance_watermark(at(10))
@@ -87,10 +87,10 @@ def test_chains_of_any_operators() -> None:
             yield event.all, event.grand, self.seen.value
 
     doubled = sales().flat_map(lambda e: [(e.user, e.n, e.ts)] * 2, SALES)
-    totals = doubled.key_by("user").window(sl.Tumbling("10s")).sum("n", uid="totals")
+    totals = doubled.key_by("user").window(sl.Tumbling("10s")).agg(n=sl.agg.sum("n"), uid="totals")
     everyone = totals.map(lambda row: ("all", row.n), "all string, n bigint").key_by("all")
     grand = everyone.window(sl.Tumbling("10s")).agg(grand=sl.agg.sum("n"), uid="grand", parallelism=1)
-    counted = grand.key_by("all").process(Count(), "all string, grand bigint, seen bigint", "count", parallelism=3)
+    counted = grand.key_by("all").process(Count(), "all string, grand bigint, seen bigint", uid="count", parallelism=3)
     with Harness(counted, parallelism=2) as h:
         h.push(("a", 1, at(1)), ("b", 2, at(2)), ("a", 4, at(11)))
         h.snapshot()
@@ -107,17 +107,19 @@ def test_every_operator_can_have_a_parallelism_of_its_own() -> None:
     windows = keyed.window(sl.Tumbling("10s"))
     other, merge = events("user string, u int, ts timestamp", "other").watermark("ts").key_by("user"), {"merge": max}
     makers: dict[str, Any] = {
-        "process": lambda **said: keyed.process(Keeps(), "n int", "op", **said),
+        "process": lambda **said: keyed.process(Keeps(), "n int", uid="op", **said),
         "agg": lambda **said: keyed.agg(n=sl.agg.count(), uid="op", **said),
         "window.agg": lambda **said: windows.agg(n=sl.agg.count(), uid="op", **said),
-        "fold": lambda **said: windows.fold("n int", 0, max, "op", **merge, **said),
-        "reduce": lambda **said: windows.reduce(max, "op", **said),
+        "fold": lambda **said: windows.fold("n int", 0, max, uid="op", **merge, **said),
+        "reduce": lambda **said: windows.reduce(max, uid="op", **said),
         "aggregate": lambda **said: windows.aggregate(
             "int", create=int, add=max, output="n int", uid="op", **merge, **said
         ),
-        "window.process": lambda **said: windows.process(lambda *_: [], "n int", "op", **said),
-        "join": lambda **said: keyed.join(other, ("-1s", "1s"), "op", prefixes=("", "r_"), **said),
-        "window_join": lambda **said: keyed.window_join(other, sl.Tumbling("1s"), "op", prefixes=("", "r_"), **said),
+        "window.process": lambda **said: windows.process(lambda *_: [], "n int", uid="op", **said),
+        "join": lambda **said: keyed.join(other, ("-1s", "1s"), uid="op", prefixes=("", "r_"), **said),
+        "window_join": lambda **said: keyed.window_join(
+            other, sl.Tumbling("1s"), uid="op", prefixes=("", "r_"), **said
+        ),
     }
     for what, make in makers.items():
         with Harness(make(parallelism=3), parallelism=2) as h:
@@ -153,14 +155,14 @@ def test_one_stream_may_come_of_several_branches() -> None:
         def on_right(self, event: Any, ctx: Any) -> Any:
             yield "large", event.n
 
-    with Harness(small.connect(large).process(Match(), "what string, n bigint", "both")) as h:
+    with Harness(small.connect(large).process(Match(), "what string, n bigint", uid="both")) as h:
         rows = h.push(("a", 1, at(1)), ("a", 20, at(2)), ("a", 3, at(3)))
         assert rows == [("small", 1), ("large", 20), ("small", 3)]
         assert h.watermark == at(3)
 
 
 def test_watermarks_per_device_and_idle_ones() -> None:
-    seen = sales(per="user", idle="1 min").key_by("user").window(sl.Tumbling("10s")).count(uid="n")
+    seen = sales(per="user", idle="1 min").key_by("user").window(sl.Tumbling("10s")).agg(count=sl.agg.count(), uid="n")
     with Harness(seen) as h:
         h.push(("a", 1, at(30)), ("b", 1, at(5)))
         assert h.watermark == at(5)
@@ -180,8 +182,8 @@ def test_what_windows_hold_is_shown() -> None:
     ]
     for kind, expected in kinds:
         keyed = sales().key_by("user").window(kind)
-        folded = keyed.fold("n bigint", 0, lambda n, e: n + e.n, "sum", merge=lambda a, b: a + b)
-        for stream in (folded, keyed.sum("n", uid="sum")):
+        folded = keyed.fold("n bigint", 0, lambda n, e: n + e.n, uid="sum", merge=lambda a, b: a + b)
+        for stream in (folded, keyed.agg(n=sl.agg.sum("n"), uid="sum")):
             with Harness(stream, parallelism=2) as h:
                 h.push(("a", 1, at(1)), ("b", 8, at(1)), ("a", 2, at(2)), ("a", 4, at(11)))
                 assert plain(h.state("a")["results"]) == expected, (kind, stream)
@@ -253,7 +255,7 @@ def test_a_job_is_not_made_of_events() -> None:
 
 def test_mistakes() -> None:
     two = sales("one").key_by("user").connect(sales("two").key_by("user"))
-    stream = two.process(Never(), "n int", "never")
+    stream = two.process(Never(), "n int", uid="never")
     with Harness(stream) as h:
         for push in (lambda: h.push((1,)), lambda: h.push(three=[])):
             with pytest.raises(ConfigurationError, match=r"push\(\) was given events of .*the sources are one, two"):

@@ -146,7 +146,7 @@ def test_a_gap_that_each_event_says() -> None:
 
 def test_aggregates_keep_other_state_where_they_look_at_each_event() -> None:
     def counted(*windows: Any, **said: Any) -> Operator:
-        node = TIMED.window(*windows, **said).count(uid="n")._node
+        node = TIMED.window(*windows, **said).agg(count=sl.agg.count(), uid="n")._node
         return Pipeline([node]).settle(Parallelism(default=1))[0]
 
     for kind in (MINUTE, sl.Session("10s"), sl.Global(count=5)):
@@ -237,7 +237,7 @@ def test_mistakes() -> None:
             "and windows follow the clock",
         ),
         (
-            lambda: TIMED.window(MINUTE, early=sl.Early(events=5)).count(uid="n", on_error="skip"),
+            lambda: TIMED.window(MINUTE, early=sl.Early(events=5)).agg(count=sl.agg.count(), uid="n", on_error="skip"),
             "on_error is not for agg() of windows that look at each event",
         ),
         (
@@ -245,10 +245,10 @@ def test_mistakes() -> None:
             "the aggregate 'n' is renamed, and windows that look at each event",
         ),
         (
-            lambda: TIMED.window(sl.Session(lambda: "1s")).count(uid="n"),  # type: ignore[misc, arg-type]
+            lambda: TIMED.window(sl.Session(lambda: "1s")).agg(count=sl.agg.count(), uid="n"),  # type: ignore[misc, arg-type]
             "the function of a session's gap is called with (event)",
         ),
-        (lambda: TIMED.window_join(TIMED, sl.Session(lambda: "1s"), "j"), "the sessions' gap is called with"),  # type: ignore[misc, arg-type]
+        (lambda: TIMED.window_join(TIMED, sl.Session(lambda: "1s"), uid="j"), "the sessions' gap is called with"),  # type: ignore[misc, arg-type]
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
             make()  # type: ignore[no-untyped-call]

@@ -118,7 +118,7 @@ def test_an_idle_input_is_not_waited_for() -> None:
 
 def test_inputs_of_a_join_can_be_unions() -> None:
     a, b, c = (events(SCHEMA, name).watermark("ts") for name in "abc")
-    joined = a.union(b).key_by("k").join(c.key_by("k"), ("0s", "0s"), "j", prefixes=("", "c_"))
+    joined = a.union(b).key_by("k").join(c.key_by("k"), ("0s", "0s"), uid="j", prefixes=("", "c_"))
     with Harness(joined) as h:
         h.push(a=[(1, 1, "x", at(5))], b=[(1, 2, "x", at(7))], c=[(1, 3, "x", at(6))])
         assert h.watermark == at(5)

@@ -49,7 +49,7 @@ def timed(delay: str = "1h") -> KeyedStream:
 
 
 def summed(windows: WindowedStream, uid: str = "operator") -> Stream:
-    return windows.fold("total bigint", 0, lambda total, e: total + e.n, uid, merge=lambda a, b: a + b)
+    return windows.fold("total bigint", 0, lambda total, e: total + e.n, uid=uid, merge=lambda a, b: a + b)
 
 
 def listed(key: Any, bounds: Any, events: list[Any]) -> Any:
@@ -102,11 +102,11 @@ def test_functions_of_windows() -> None:
         )  # fmt: skip
 
     functions = [
-        (tens.reduce(lambda a, b: a if a.n >= b.n else b, "top"), (2, 4)),
+        (tens.reduce(lambda a, b: a if a.n >= b.n else b, uid="top"), (2, 4)),
         (mean(output="mean double", result=lambda acc: acc.total / acc.n), (1.5,)),
         (mean(output="n bigint, total bigint"), (2, 3)),
-        (tens.process(listed, "ns string", "listed"), ("1,2",)),
-        (tens.fold("n int, text string", (0, ""), lambda v, e: (v.n + 1, f"{v.text}{e.n}"), "texts"), (2, "12")),
+        (tens.process(listed, "ns string", uid="listed"), ("1,2",)),
+        (tens.fold("n int, text string", (0, ""), lambda v, e: (v.n + 1, f"{v.text}{e.n}"), uid="texts"), (2, "12")),
     ]
     for function, result in functions:
         with Harness(function) as h:
@@ -144,7 +144,7 @@ def test_windows_that_follow_the_clock() -> None:
 
 
 def test_global_windows_and_keys_of_several_columns() -> None:
-    by_count = events(SCHEMA).key_by("user", "ts").window(Global(count=2)).process(listed, "ns string", "listed")
+    by_count = events(SCHEMA).key_by("user", "ts").window(Global(count=2)).process(listed, "ns string", uid="listed")
     with Harness(by_count, parallelism=2) as h:
         assert plain(h.push(event("a", 1, 7), event("b", 1), event("a", 2), event("a", 1, 8))) == [("a", 1, "7,8")]
     with Harness(summed(SALES.window(Global(when=lambda e, n: e.n == 0)))) as h:
@@ -161,11 +161,11 @@ class Double(KeyedProcess):
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_windows_in_a_chain(parallelism: int) -> None:
-    doubled = timed("0s").process(Double(), "user string, n bigint", "operator").key_by("user")
+    doubled = timed("0s").process(Double(), "user string, n bigint", uid="operator").key_by("user")
     sums = summed(doubled.window(Tumbling("10s"), late="late"), "sums").key_by("user")
-    again = sums.process(Double(), "user string, n bigint", "double").key_by("n")
+    again = sums.process(Double(), "user string, n bigint", uid="double").key_by("n")
     # A window of the same size takes in what the one before it gives.
-    chain = again.window(Tumbling("10s")).process(listed, "ns string", "listed")
+    chain = again.window(Tumbling("10s")).process(listed, "ns string", uid="listed")
     with Harness(chain, parallelism=parallelism) as h:
         h.push(*EVENTS[:3])
         h.push(*EVENTS[3:])
@@ -184,12 +184,12 @@ def test_a_function_that_fails_does_not_apply_the_epoch() -> None:
         return total + 12 // (3 - event.n)
 
     tens = timed().window(Tumbling("10s"))
-    with Harness(tens.fold("total bigint", 0, no_threes, "operator")) as h:
+    with Harness(tens.fold("total bigint", 0, no_threes, uid="operator")) as h:
         h.push(event("a", 1, 1))
         with pytest.raises(UserCodeError, match=r"key 'a', in the event Record\(user='a', n=3.*ZeroDivisionError"):
             h.push(event("a", 1, 2), event("a", 1, 3))
         assert plain(h.advance_watermark(at(10))) == [("a", 0, 10, 6)]
-    with Harness(tens.process(lambda key, bounds, events: [(1, 2)], "n int", "operator")) as h:
+    with Harness(tens.process(lambda key, bounds, events: [(1, 2)], "n int", uid="operator")) as h:
         h.push(event("a", 1))
         with pytest.raises(OutputError, match=r"a result row is \(1, 2\), expected a dict or a tuple of n"):
             h.advance_watermark(at(10))
@@ -200,7 +200,7 @@ def test_a_function_that_gives_what_does_not_fit_is_told_of_nothing_else() -> No
     cases: list[Any] = [("n int", "x", "int: expected int, got"), ("a int, b int", (1, "x"), "expected int at .b, got")]
     for made in windows:
         for output, gives, said in cases:
-            folded = made.fold(output, None, lambda value, event, gives=gives: gives, "operator", merge=max)
+            folded = made.fold(output, None, lambda value, event, gives=gives: gives, uid="operator", merge=max)
             with Harness(folded) as h, pytest.raises(StateTypeError) as caught:
                 h.push(event("a", 1))
             message = caught.value.message
@@ -232,13 +232,13 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
         (lambda: Harness(summed(SECONDS), right="user string"), "only backend and parallelism can be said of a stream"),
         (lambda: events(SCHEMA).key_by("name"), "there is no column 'name'"),
         (lambda: DOUBLE(right="user string"), "is a function of one stream"),
-        (lambda: timed().window(Session("1s")).fold("n int", 0, max, "x"), "fold 'x': session windows can become one"),
-        (lambda: SECONDS.fold("n int", "0", max, "x"), "fold 'x': the initial value does not fit"),
-        (lambda: SECONDS.fold("user int", 0, max, "x"), "the result's column 'user' has a name of the key"),
-        (lambda: SECONDS.fold("User int", 0, max, "x"), "the result's column 'User' has a name of the key"),
-        (lambda: SECONDS.fold("n int", 0, None, "x"), "fold 'x': function is None, expected a"),  # type: ignore[arg-type]
-        (lambda: SECONDS.reduce("max", "x"), "reduce 'x': function is 'max', expected a"),  # type: ignore[arg-type]
-        (lambda: SECONDS.process(None, "n int", "x"), "process 'x': function is None, expected a function"),  # type: ignore[arg-type]
+        (lambda: timed().window(Session("1s")).fold("n int", 0, max, uid="x"), "fold 'x': session windows can become one"),
+        (lambda: SECONDS.fold("n int", "0", max, uid="x"), "fold 'x': the initial value does not fit"),
+        (lambda: SECONDS.fold("user int", 0, max, uid="x"), "the result's column 'user' has a name of the key"),
+        (lambda: SECONDS.fold("User int", 0, max, uid="x"), "the result's column 'User' has a name of the key"),
+        (lambda: SECONDS.fold("n int", 0, None, uid="x"), "fold 'x': function is None, expected a"),  # type: ignore[arg-type]
+        (lambda: SECONDS.reduce("max", uid="x"), "reduce 'x': function is 'max', expected a"),  # type: ignore[arg-type]
+        (lambda: SECONDS.process(None, "n int", uid="x"), "process 'x': function is None, expected a function"),  # type: ignore[arg-type]
         (lambda: AGGREGATE(create=0, add=max), ": create is 0, expected a function"),
         (lambda: AGGREGATE(create=int, add=max, merge=1), ": merge is 1, expected a function"),
         (lambda: timed().window(Tumbling("1s"), late=""), "late is '', expected a name"),
@@ -247,7 +247,7 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
             "the key 'window_end' has the name of a column that the window's results have",
         ),
         (
-            lambda: events("ts timestamp").watermark("ts").key_by("ts").window(Tumbling("1s")).reduce(max, "x"),
+            lambda: events("ts timestamp").watermark("ts").key_by("ts").window(Tumbling("1s")).reduce(max, uid="x"),
             "no columns beside",
         ),
         (lambda: DOUBLE(output=None), "it is not said which columns its rows have"),
@@ -278,14 +278,16 @@ TO_SESSIONS = {
     "fold": lambda sales, others: summed(sales.window(Session("10s")), "sessions"),
     "process": lambda sales, others: sales.window(Session("10s")).process(listed, output="ns string", uid="sessions"),
     "window_join": lambda sales, others: sales.window_join(
-        others, Session("10s"), "sessions", how="left", prefixes=("", "other_")
+        others, Session("10s"), uid="sessions", how="left", prefixes=("", "other_")
     ),
 }
 FURTHER = {
     "window_join": lambda sessions, others: sessions.window_join(
-        others, Tumbling("1 min"), "further", how="left", prefixes=("", "o_")
+        others, Tumbling("1 min"), uid="further", how="left", prefixes=("", "o_")
     ),
-    "join": lambda sessions, others: sessions.join(others, ("0s", "1s"), "further", how="left", prefixes=("", "o_")),
+    "join": lambda sessions, others: sessions.join(
+        others, ("0s", "1s"), uid="further", how="left", prefixes=("", "o_")
+    ),
 }
 
 

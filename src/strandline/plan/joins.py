@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strandline.api.badrecords import OnError
+from strandline.api.options import OperatorOptions, check_options
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
@@ -62,9 +62,7 @@ class JoinOptions:
     how: Any
     prefixes: Any
     late: Any
-    parallelism: int | None
-    max_parallelism: int | None
-    on_error: OnError | str = "fail"
+    operator: OperatorOptions
 
 
 def interval_join(
@@ -144,19 +142,19 @@ def _check_deleted(versions: Keyed, column: Any) -> None:
 def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, options: JoinOptions) -> OperatorNode:
     late = zip(options.late, (layout.left.ddl, layout.right.ddl), strict=True)
     sides = {name: parse_schema(ddl).ddl for name, ddl in late if name is not None}
-    policy = check_on_error(join, options.uid, options.on_error, sides)
+    policy = check_on_error(join, options.uid, options.operator.get("on_error", "fail"), sides)
     return make_operator(
         pairs.node,
         options.uid,
         parse_schema(output).ddl,
         process=join,
-        name=options.what,
+        name=options.operator.get("name") or options.what,
         keys=pairs.keys,
         order_by=pairs.order_by,
         sides=with_dead_letters(sides, policy),
         on_error=policy,
-        parallelism=options.parallelism,
-        max_parallelism=options.max_parallelism,
+        parallelism=options.operator.get("parallelism"),
+        max_parallelism=options.operator.get("max_parallelism"),
     )
 
 
@@ -219,6 +217,7 @@ def _join(
     """Return the pairs, the layout and the DDL of the result; `bounds` are a window's columns."""
     what, prefixes = options.what, options.prefixes
     check_uid(f"{what}()", options.uid)
+    check_options(what, options.operator)
     pairs = connect(left, right, what)
     if options.how not in hows:
         raise ConfigurationError(f"{what}: how={options.how!r}, expected one of {', '.join(hows)}")

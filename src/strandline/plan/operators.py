@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
+from strandline.api.options import OperatorOptions, check_options
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
@@ -104,16 +105,14 @@ def process_on(
     uid: str,
     *,
     sides: Mapping[str, str | SparkType] | None = None,
-    name: str | None = None,
-    parallelism: int | None = None,
-    max_parallelism: int | None = None,
-    on_error: OnError | str = "fail",
+    **options: Unpack[OperatorOptions],
 ) -> OperatorNode:
     """Check the arguments of process() and return its node."""
+    check_options("process", options)
     check_uid(f"process() of {type(process).__name__}", uid)
     check_process(process, uid)
     check_sides(uid, sides or {})
-    policy = check_on_error(process, uid, on_error, sides or {})
+    policy = check_on_error(process, uid, options.get("on_error", "fail"), sides or {})
     check_inputs(process, uid, keyed.method)
     state_infos(process)
     schema = schema_given(output, f"operator '{uid}': output").ddl
@@ -131,13 +130,13 @@ def process_on(
         uid,
         schema,
         process=process,
-        name=name or type(process).__name__,
+        name=options.get("name") or type(process).__name__,
         keys=keyed.keys,
         order_by=keyed.order_by,
         sides=with_dead_letters(raw_sides, policy),
         on_error=policy,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
+        parallelism=options.get("parallelism"),
+        max_parallelism=options.get("max_parallelism"),
     )
 
 

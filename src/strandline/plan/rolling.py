@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from strandline.api.badrecords import OnError
+from strandline.api.options import OperatorOptions, with_name
 from strandline.api.states import TTL
 from strandline.core.errors import ConfigurationError
 from strandline.plan import windows
@@ -20,7 +20,7 @@ from strandline.types.spark_schema import SparkType
 
 
 def reduce_on(
-    keyed: Keyed, function: Callable[[Any, Any], Any], uid: str, ttl: TTL | None, name: str | None, *more: Any
+    keyed: Keyed, function: Callable[[Any, Any], Any], uid: str, ttl: TTL | None, options: OperatorOptions
 ) -> OperatorNode:
     """Return the node of reduce(), which keeps one event for each key."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
@@ -31,7 +31,7 @@ def reduce_on(
     key_at = [schema.names.index(key) for key in keys]
     _check(keyed, "reduce", uid, ttl)
     rolling = Rolling(reducing, ttl, "reduce", several_keys=len(keys) > 1, key_at=key_at)
-    return _rolling_operator(keyed, rolling, schema.ddl, uid, name or "reduce", *more)
+    return process_on(keyed, rolling, schema.ddl, uid, **with_name(options, "reduce"))
 
 
 def fold_on(
@@ -41,8 +41,7 @@ def fold_on(
     function: Callable[[Any, Any], Any],
     uid: str,
     ttl: TTL | None,
-    name: str | None,
-    *more: Any,
+    options: OperatorOptions,
 ) -> OperatorNode:
     """Return the node of fold(), which keeps one value for each key."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
@@ -51,7 +50,7 @@ def fold_on(
     assert isinstance(folded.contents, Folding)
     _check(keyed, "fold", uid, ttl)
     rolling = Rolling(folded.contents, ttl, "fold", several_keys=len(keys) > 1, key_at=None)
-    return _rolling_operator(keyed, rolling, output_ddl, uid, name or "fold", *more)
+    return process_on(keyed, rolling, output_ddl, uid, **with_name(options, "fold"))
 
 
 def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
@@ -63,22 +62,6 @@ def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
             f"{what} '{uid}': what it keeps is to expire by event time, and the stream has none",
             hint='call watermark("column") before key_by, or give a TTL with time="processing"',
         )
-
-
-def _rolling_operator(
-    keyed: Keyed,
-    rolling: Rolling,
-    output: str | SparkType,
-    uid: str,
-    name: str,
-    parallelism: int | None,
-    max_parallelism: int | None,
-    on_error: OnError | str,
-) -> OperatorNode:
-    return process_on(
-        keyed, rolling, output, uid,
-        name=name, parallelism=parallelism, max_parallelism=max_parallelism, on_error=on_error,
-    )  # fmt: skip
 
 
 def _nothing() -> None:

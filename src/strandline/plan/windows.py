@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
-from strandline.api.badrecords import OnError
+from strandline.api.options import OperatorOptions, with_name
 from strandline.api.windows import WINDOW_END, WINDOW_START, Early, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
@@ -195,10 +195,7 @@ def windows_on(
     rules: Rules,
     function: WindowFunction,
     uid: str,
-    name: str | None,
-    parallelism: int | None,
-    max_parallelism: int | None,
-    on_error: OnError | str,
+    options: OperatorOptions,
 ) -> OperatorNode:
     """Return the node of a function of each window's events."""
     contents, schema, keys = function.contents, _events(keyed, uid), keyed.keys
@@ -213,10 +210,7 @@ def windows_on(
         output_with_key(kind, function.fields, schema, keys, uid),
         uid,
         sides={} if rules.late is None else {rules.late: schema.ddl},
-        name=name or f"{type(kind).__name__}.{function.what}",
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
-        on_error=on_error,
+        **with_name(options, f"{type(kind).__name__}.{function.what}"),
     )
 
 

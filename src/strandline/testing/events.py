@@ -30,7 +30,7 @@ def events(schema: str | SparkType, name: str | None = None) -> Stream:
     >>> import strandline as sl
     >>> from strandline.testing import Harness, events
     >>> sales = events("user string, amount int, ts timestamp").watermark("ts").key_by("user")
-    >>> with Harness(sales.window(sl.Tumbling("10s")).sum("amount", uid="sums")) as h:
+    >>> with Harness(sales.window(sl.Tumbling("10s")).agg(amount=sl.agg.sum("amount"), uid="sums")) as h:
     ...     at = h.now
     ...     before = h.push(("ann", 5, at), ("bob", 6, at), ("ann", 7, at))
     ...     rows = h.advance_watermark(at.replace(second=10))

@@ -132,7 +132,7 @@ class Harness:
                     hint='give output="user string, n bigint"',
                 )
             self._end = keyed.process(
-                process, output, uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error
+                process, output, uid=uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error
             )
         self._epoch = Epoch(0)
         self._output: Output = {}
@@ -172,7 +172,7 @@ class Harness:
         before = self._end if side is None else self._end.side(side)
         check_function(process)
         keyed = before.key_by(*listed(key))
-        end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error)
+        end = keyed.process(process, output, uid=uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error)
         self._run.extend(end._node)
         self._end = end
         return self

@@ -31,7 +31,7 @@ def check_function(process: Any) -> None:
         raise ConfigurationError(
             f"Harness: it was given a {type(process).__name__}, expected a process function or a stream",
             hint="windows and aggregates are methods of a stream, which begins with testing.events(schema): "
-            'events("user string, n int").key_by("user").sum("n", uid="sums")',
+            'events("user string, n int").key_by("user").agg(n=sl.agg.sum("n"), uid="sums")',
         )
 
 

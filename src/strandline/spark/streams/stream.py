@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from pyspark.sql import Column, DataFrame
 
 from strandline.api.aggregates import Aggregate
 from strandline.api.badrecords import DEAD_LETTERS, OnError, Then
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.options import OperatorOptions
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL
 from strandline.api.windows import Early, WindowKind
@@ -159,26 +160,6 @@ class Aggregates(Worded):
         given = combine_aggregates(results, more)
         return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", *numbers, on_error))
 
-    def count(self, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
-        """Count events into the column `count`."""
-        return self.agg({"count": Aggregate("count")}, uid=uid, name="count", on_error=on_error)
-
-    def sum(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
-        """Add up a column; the sum has its name."""
-        return self.agg({column: Aggregate("sum", column)}, uid=uid, name="sum", on_error=on_error)
-
-    def avg(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
-        """Compute a column's mean, which has its name."""
-        return self.agg({column: Aggregate("avg", column)}, uid=uid, name="avg", on_error=on_error)
-
-    def min(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
-        """Find a column's least value, which has its name."""
-        return self.agg({column: Aggregate("min", column)}, uid=uid, name="min", on_error=on_error)
-
-    def max(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
-        """Find a column's greatest value, which has its name."""
-        return self.agg({column: Aggregate("max", column)}, uid=uid, name="max", on_error=on_error)
-
 
 _Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
 
@@ -195,13 +176,10 @@ class Processed(Worded, Generic[_Process]):
         self,
         process: _Process,
         output: str | SparkType,
-        uid: str,
         *,
+        uid: str,
         sides: Mapping[str, str | SparkType] | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
@@ -212,11 +190,7 @@ class Processed(Worded, Generic[_Process]):
         (`sl.state.patch`). `on_error` says what becomes of an event that the function fails for: "fail", "skip",
         "dead-letter", or an `sl.OnError`; see `dead_letters`.
         """
-        operator = process_on(
-            self._keyed, process, output, uid,
-            sides=sides, name=name, parallelism=parallelism, max_parallelism=max_parallelism, on_error=on_error,
-        )  # fmt: skip
-        return _main_output(operator)
+        return _main_output(process_on(self._keyed, process, output, uid, sides=sides, **options))
 
 
 class ConnectedStreams(Processed[KeyedCoProcess]):
@@ -269,13 +243,10 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
-        uid: str,
         *,
+        uid: str,
         ttl: TTL | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Reduce each key's events to one, and give it after each event.
 
@@ -285,21 +256,17 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
 
         >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
         """
-        more = parallelism, max_parallelism, on_error
-        return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, name, *more))
+        return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, options))
 
     def fold(
         self,
         output: str | SparkType,
         initial: Any,
         function: Callable[[Any, Any], Any],
-        uid: str,
         *,
+        uid: str,
         ttl: TTL | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Fold each key's events into one value, and give it after each event: `function(value, event)` gives the next.
 
@@ -308,8 +275,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
 
         >>> totals = sales.key_by("user").fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        more = parallelism, max_parallelism, on_error
-        return _main_output(rolling.fold_on(self._keyed, output, initial, function, uid, ttl, name, *more))
+        return _main_output(rolling.fold_on(self._keyed, output, initial, function, uid, ttl, options))
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""
@@ -331,15 +297,13 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         self,
         other: KeyedStream,
         within: tuple[str, str],
-        uid: str,
         *,
+        uid: str,
         how: How = "inner",
         bounds: Bounds = "[]",
         prefixes: tuple[str, str] = ("", ""),
         late: joins.Late = (None, None),
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
 
@@ -352,21 +316,19 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         or a time are bad: `on_error` says what becomes of them. It, `uid`, `parallelism` and `max_parallelism` are as
         in process().
         """
-        said = joins.JoinOptions("join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        said = joins.JoinOptions("join", uid, how, prefixes, late, options)
         return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, said))
 
     def window_join(
         self,
         other: KeyedStream,
         kind: WindowKind,
-        uid: str,
         *,
+        uid: str,
         how: How = "inner",
         prefixes: tuple[str, str] = ("", ""),
         late: joins.Late = (None, None),
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
@@ -376,22 +338,20 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
         side outputs as in join().
         """
-        said = joins.JoinOptions("window_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        said = joins.JoinOptions("window_join", uid, how, prefixes, late, options)
         return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, said))
 
     def as_of_join(
         self,
         versions: KeyedStream,
-        uid: str,
         *,
+        uid: str,
         how: AsOfHow = "inner",
         max_age: str | None = None,
         deleted: str | None = None,
         prefixes: tuple[str, str] = ("", ""),
         late: joins.Late = (None, None),
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Pair each row with the version of its key that was valid at its event time: prices, rates, addresses.
 
@@ -403,7 +363,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         versions older than it count from now on, and do not change what was given. With late=("a", "b"), both kinds are
         side outputs. Columns, `uid` and the others are as in join().
         """
-        said = joins.JoinOptions("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        said = joins.JoinOptions("as_of_join", uid, how, prefixes, late, options)
         return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, deleted, said))
 
 
@@ -431,13 +391,10 @@ class WindowedStream(Aggregates):
         output: str | SparkType,
         initial: Any,
         function: Callable[[Any, Any], Any],
-        uid: str,
         *,
+        uid: str,
         merge: Callable[[Any, Any], Any] | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Fold each window's events into one value: `function(value, event)` gives the next value.
 
@@ -447,25 +404,20 @@ class WindowedStream(Aggregates):
         >>> hours = sales.window(Tumbling("1h"))
         >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        return self._run(
-            windows.fold(output, initial, function, merge, uid), uid, name, parallelism, max_parallelism, on_error
-        )
+        return self._run(windows.fold(output, initial, function, merge, uid), uid, options)
 
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
-        uid: str,
         *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        uid: str,
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Reduce each window's events to one: `function(event, event)` gives a row of the same columns.
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        return self._run(windows.reduce(self.keyed, function, uid), uid, name, parallelism, max_parallelism, on_error)
+        return self._run(windows.reduce(self.keyed, function, uid), uid, options)
 
     def aggregate(
         self,
@@ -477,10 +429,7 @@ class WindowedStream(Aggregates):
         merge: Callable[[Any, Any], Any] | None = None,
         output: str | SparkType,
         uid: str,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Aggregate each window's events: `create()`, `add(acc, event) -> acc`, `result(acc)`, as sl.Aggregating does.
 
@@ -494,18 +443,15 @@ class WindowedStream(Aggregates):
         ...     output="mean double", uid="mean")
         """
         aggregated = windows.aggregate(type, create, add, result, merge, output, uid)
-        return self._run(aggregated, uid, name, parallelism, max_parallelism, on_error)
+        return self._run(aggregated, uid, options)
 
     def process(
         self,
         function: Callable[[Any, Any, list[Any]], Iterable[Any] | None],
         output: str | SparkType,
-        uid: str,
         *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        on_error: OnError | Then = "fail",
+        uid: str,
+        **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Keep each window's events and call `function(key, window, events)` with all of them.
 
@@ -518,12 +464,10 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        return self._run(
-            windows.process(self.keyed, function, output, uid), uid, name, parallelism, max_parallelism, on_error
-        )
+        return self._run(windows.process(self.keyed, function, output, uid), uid, options)
 
-    def _run(self, function: windows.WindowFunction, uid: str, *numbered: Any) -> Stream:
-        return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, *numbered))
+    def _run(self, function: windows.WindowFunction, uid: str, options: OperatorOptions) -> Stream:
+        return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, options))
 
 
 def listed(names: Any) -> tuple[Any, ...]:

@@ -6,10 +6,10 @@ import difflib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 _KEYED = (
-    "agg", "as_of_join", "avg", "broadcast", "connect", "count", "fold", "join", "max", "min", "process", "reduce",
-    "sum", "window", "window_join",
+    "agg", "as_of_join", "broadcast", "connect", "fold", "join", "process", "reduce", "window", "window_join",
 )  # fmt: skip
 """What keyed streams have and others do not."""
+_AGGREGATES = ("avg", "count", "max", "min", "sum")
 _SAID = {
     "groupBy": "key_by(…)", "groupby": "key_by(…)", "keyBy": "key_by(…)", "withColumn": "with_column(…)",
     "selectExpr": "select_expr(…)", "flatMap": "flat_map(…)", "withWatermark": 'watermark("column", delay="10s")',
@@ -17,6 +17,8 @@ _SAID = {
     "get_side_output": "side(…)", "writeStream": "to(sl.sinks.files(…))", "addSink": "to(sl.sinks.…)",
     "sinkTo": "to(sl.sinks.…)", "sink_to": "to(sl.sinks.…)", "aggregate": "window(…).aggregate(…)",
     "dropDuplicates": "key_by(…).process(…) with a Value that remembers what was seen",
+    "show": "to(sl.sinks.console())", "collect": "to(sl.sinks.memory()), and read the rows of that sink",
+    "toPandas": "to(sl.sinks.memory()), and read the rows of that sink",
     "distinct": "key_by(…).process(…) with a Value that remembers what was seen",
 }  # fmt: skip
 
@@ -52,6 +54,9 @@ def _meant(thing: Any, name: str) -> str:
     if name.startswith("_"):
         return ""
     known = [each for each in dir(thing) if not each.startswith("_")]
+    if name in _AGGREGATES:
+        aggregate = f"sl.agg.{name}({'' if name == 'count' else '…'})"
+        return f": write .{'' if thing._is_before_key_by else 'key_by(…).'}agg(result={aggregate}, uid=…)"
     if thing._is_before_key_by:
         if name in _STEPS:
             return f": write .{name}(…) before .key_by(…), or behind what .process(…) gives"
