@@ -24,6 +24,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/control",
     "src/strandline/core",
     "src/strandline/format",
+    "src/strandline/keeper",
     "src/strandline/plan",
     "src/strandline/runtime",
     "src/strandline/storage",

@@ -186,7 +186,7 @@ class Process:
     def poll(self) -> int | None:
         """Return how it ended, as `subprocess` has it; None if it is alive."""
         if self._code is None:
-            self._code = NURSERY.ended(self.pid)
+            self._code = NURSERY.exit_code(self.pid)
         return self._code
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
@@ -270,9 +270,9 @@ class Keeper:
         encoded = [codec.encode(key_group([key], types, MAX_PARALLELISM), key) for key in keys]
         asked = LookupRequest(state=state, keys=encoded, now_us=now_us)
         with self.connect() as talk:
-            talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, asked=asked))
-            _, payload = talk.connection.expect(p.FOUND)
-        return msgspec.msgpack.decode(payload, type=LookupAnswer).answered
+            talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, request=asked))
+            _, payload = talk.connection.expect(p.LOOKUP_ANSWER)
+        return msgspec.msgpack.decode(payload, type=LookupAnswer).entries
 
     def seen(self, *keys: str) -> tuple[int, list[int | None]]:
         """Look up how often keys were counted; return the epoch that this is of, too."""

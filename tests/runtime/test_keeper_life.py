@@ -25,7 +25,7 @@ from strandline.core.errors import KeeperError, UnavailableError, VersionMismatc
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper import replay
-from strandline.keeper.forks import Unshared
+from strandline.keeper.forks import CloseOnFork
 from strandline.keeper.process import Keeper as KeeperProcess
 from strandline.keeper.protocol import Connection
 from strandline.keeper.watchdog import process_start
@@ -249,7 +249,7 @@ def test_a_connection_that_was_just_accepted_is_not_shared_either(tmp_path: Path
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(bound))
         listener.listen()
-        kept = Unshared(bound)
+        kept = CloseOnFork(bound)
         client.connect(str(bound))
         accepted, _ = listener.accept()
         fork = os.fork()
@@ -271,7 +271,7 @@ def test_a_connection_that_was_just_accepted_is_not_shared_either(tmp_path: Path
 
 def test_what_a_fork_does_with_files_of_its_own_is_left_alone(tmp_path: Path) -> None:
     """A copy of a pipe's end that it cannot close would keep it from ever reading to the end."""
-    kept, sockets = Unshared(tmp_path / "s"), socket.socketpair()
+    kept, sockets = CloseOnFork(tmp_path / "s"), socket.socketpair()
     read, write = os.pipe()
     try:
         # As a function does for its own: what is found must not become non-blocking, here either.
@@ -315,7 +315,7 @@ def test_a_keeper_that_is_out_of_threads_accepts_again_later(tmp_path: Path, mon
     with pytest.raises(IndexError):
         keeper._accept(listener)
     # As the thread would have done that it takes for started.
-    keeper._hurry.end()
+    keeper._switch_interval.restore()
     assert not tries
     assert first[0].recv(1) == b""
     for sock in (first[0], *second):
@@ -409,7 +409,7 @@ def test_output_that_cannot_be_kept_is_said_to_be_so(tmp_path: Path, monkeypatch
     """A broken connection would be all that the driver hears, at every restart."""
     monkeypatch.setattr(replay, "_IN_MEMORY_BYTES", 1)
     output = replay.KeptOutput(tmp_path / "gone")
-    with pytest.raises(UnavailableError, match="cannot be kept for a task that comes again"):
+    with pytest.raises(UnavailableError, match="cannot be kept for a task that runs again"):
         output.add(pa.py_buffer(b"more than one byte"))
     output.close()
 

@@ -22,7 +22,7 @@ from strandline.api.windows import Sliding
 from strandline.core.errors import ConfigurationError, KeeperError, NotFoundError, StateTypeError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.keeper import protocol as p
-from strandline.keeper.gil_interval import Hurry
+from strandline.keeper.gil_interval import SwitchInterval
 from strandline.keeper.lookups import MOST_KEYS, table_of
 from strandline.keeper.protocol import Lookup
 from strandline.runtime.program import EVENT_TIMERS
@@ -368,7 +368,7 @@ def test_a_look_up_that_cannot_be_answered_says_why_and_leaves_nothing(nursery: 
     keeper = nursery.start()
     keeper.counts("a")
     before = keeper.opened()
-    lookup = Lookup(generation=Generation(2), asked=LookupRequest(state="seen", keys=[], now_us=0))
+    lookup = Lookup(generation=Generation(2), request=LookupRequest(state="seen", keys=[], now_us=0))
     for asked, error, said in [
         (lookup, UnavailableError, "generation 2"),
         (b"nonsense", KeeperError, "look-up failed"),
@@ -376,16 +376,16 @@ def test_a_look_up_that_cannot_be_answered_says_why_and_leaves_nothing(nursery: 
         with keeper.connect() as talk:
             talk.connection.send(p.LOOKUP, asked)
             with pytest.raises(error, match=said):
-                talk.connection.expect(p.FOUND)
+                talk.connection.expect(p.LOOKUP_ANSWER)
     eventually(lambda: keeper.opened() <= before, "its files and threads are as before")
     assert keeper.seen("a") == (1, [1])
 
 
 def test_turns_are_short_while_anybody_waits_and_only_then() -> None:
-    hurry, usual = Hurry(), sys.getswitchinterval()
-    hurry.begin()
-    hurry.begin()
-    hurry.end()
+    interval, usual = SwitchInterval(), sys.getswitchinterval()
+    interval.shorten()
+    interval.shorten()
+    interval.restore()
     assert sys.getswitchinterval() < usual
-    hurry.end()
+    interval.restore()
     assert sys.getswitchinterval() == usual

@@ -133,17 +133,17 @@ def test_it_is_there_for_the_keepers_of_a_restart(births: Births) -> None:
 def test_how_a_keeper_ended_is_known(births: Births) -> None:
     first, second = births.one(0), births.one(1)
     births.ping(0), births.ping(1)
-    assert births.nursery.ended(first) is None
+    assert births.nursery.exit_code(first) is None
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: births.nursery.ended(first) == -signal.SIGKILL, "the signal is known")
-    assert births.nursery.ended(second) is None
+    eventually(lambda: births.nursery.exit_code(first) == -signal.SIGKILL, "the signal is known")
+    assert births.nursery.exit_code(second) is None
     os.kill(second, signal.SIGSEGV)
-    eventually(lambda: births.nursery.ended(second) == -signal.SIGSEGV, "so is the other")
+    eventually(lambda: births.nursery.exit_code(second) == -signal.SIGSEGV, "so is the other")
     # What crashes in native code leaves where Python was.
     assert "Segmentation fault" in births.log(1).read_text()
-    assert births.nursery.ended(os.getpid()) is None
+    assert births.nursery.exit_code(os.getpid()) is None
     births.nursery.close()
-    assert births.nursery.ended(first) is None
+    assert births.nursery.exit_code(first) is None
 
 
 def test_no_file_of_the_nursery_is_a_keepers(births: Births) -> None:
@@ -249,16 +249,16 @@ BECOMING = """
     import os, sys
     from pathlib import Path
     from strandline.keeper import nursery
-    from strandline.keeper.spawning import Birth
+    from strandline.keeper.spawning import KeeperStart
 
     def serve(arguments):
         os.write(out, f"{sys.path[0]} {oct(os.umask(0))}".encode())
 
     out = os.dup(1)
     nursery.process.serve = serve
-    nursery._be_called = lambda arguments: None
+    nursery._set_arguments = lambda arguments: None
     told, tells = os.pipe()
-    nursery._become(Birth([], {}, os.fsencode(sys.argv[1]), os.fsencode(sys.argv[1]) + b"/log", 0o027), tells)
+    nursery._run_keeper(KeeperStart([], {}, os.fsencode(sys.argv[1]), os.fsencode(sys.argv[1]) + b"/log", 0o027), tells)
 """
 
 

@@ -172,7 +172,7 @@ def test_logs_outlive_the_job(tmp_path: Path) -> None:
     made = places(tmp_path)
     used(tmp_path)
     made.log("op", Partition(0)).touch()
-    with made.hold() as held:
+    with made.lock_shared() as held:
         made.remove(held)
         made.remove(held)
     assert not made.root.exists()
@@ -184,32 +184,32 @@ def test_what_a_newer_driver_works_with_is_not_removed(tmp_path: Path) -> None:
     made = places(tmp_path)
     root = used(tmp_path)
     before = sorted(root.rglob("*"))
-    with made.hold() as older, made.hold():
+    with made.lock_shared() as older, made.lock_shared():
         made.remove(older)
         assert sorted(root.rglob("*")) == sorted({*before, root / "driver.lock"})
 
 
 def test_of_two_who_hold_it_alone_one_is_told_that_somebody_does(tmp_path: Path) -> None:
     made = places(tmp_path)
-    held = made.hold_alone()
+    held = made.lock_exclusive()
     assert held is not None
-    assert made.hold_alone() is None
+    assert made.lock_exclusive() is None
     made.remove(held)
     held.close()
     assert not made.root.exists()
-    with made.hold():
-        assert made.hold_alone() is None
-    again = made.hold_alone()
+    with made.lock_shared():
+        assert made.lock_exclusive() is None
+    again = made.lock_exclusive()
     assert again is not None
     again.close()
 
 
 def test_who_comes_while_the_directories_are_removed_holds_new_ones(tmp_path: Path) -> None:
     made = places(tmp_path)
-    with ThreadPoolExecutor(1) as pool, made.hold() as ending:
+    with ThreadPoolExecutor(1) as pool, made.lock_shared() as ending:
         copy = os.dup(ending.fileno())  # As a process has it that the program forked.
         fcntl.flock(ending, fcntl.LOCK_EX)
-        coming = pool.submit(made.hold)
+        coming = pool.submit(made.lock_shared)
         with pytest.raises(TimeoutError):
             coming.result(0.2)
         made.remove(ending)
@@ -223,7 +223,7 @@ def test_who_comes_while_old_directories_are_swept_holds_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, removing, forked = places(tmp_path), shutil.rmtree, threading.Event()
-    made.hold().close()
+    made.lock_shared().close()
     for path in (made.root, *made.root.iterdir()):
         os.utime(path, (1, 1))
     copies: list[int] = []
@@ -231,7 +231,7 @@ def test_who_comes_while_old_directories_are_swept_holds_new_ones(
 
         def rmtree(path: Path, **given: Any) -> None:
             # A driver of this job comes, and another thread forks: the lock of whoever sweeps is open in two processes.
-            coming.append(pool.submit(made.hold))
+            coming.append(pool.submit(made.lock_shared))
             with pytest.raises(TimeoutError):
                 coming[0].result(0.2)
             copies.extend(os.dup(fd) for fd in open_files() if _is(fd, made.root / "driver.lock"))
@@ -270,7 +270,7 @@ def test_the_lock_of_what_is_removed_goes_last(tmp_path: Path, monkeypatch: pyte
             seen.append(sorted(path.name for path in left.iterdir() if path.is_dir()))
         real(path, **given)
 
-    with made.hold() as held:
+    with made.lock_shared() as held:
         monkeypatch.setattr(os, "unlink", unlink)
         if not swept:
             made.remove(held)
@@ -321,7 +321,7 @@ def test_a_job_whose_driver_lives_is_not_swept(tmp_path: Path) -> None:
     made = places(tmp_path)
     made.make()
     (made.root / "spark-1" / "offsets").mkdir(parents=True)
-    with made.hold(), made.hold():
+    with made.lock_shared(), made.lock_shared():
         age(made.root, 2 * DAY_S)
         sweep(tmp_path)
         assert made.root.exists()

@@ -211,7 +211,7 @@ def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, at_once: bool) -
 
 def test_a_keeper_that_was_replaced_and_lives_on_is_not_believed(fleet: Fleet) -> None:
     answered = LookupEntries(epoch=Epoch(2), entries=[])
-    replies = {part: msgspec.msgpack.encode(LookupAnswer(keeper=f"k{part}", answered=answered)) for part in (0, 1, 2)}
+    replies = {part: msgspec.msgpack.encode(LookupAnswer(keeper=f"k{part}", entries=answered)) for part in (0, 1, 2)}
     for partition, keeper in ((0, "k0"), (1, "another")):
         fleet.last["op", Partition(partition)] = Ack(
             uid="op", partition=partition, epoch=2, pid=1, host="h", keeper=keeper

@@ -1,1 +1,1 @@
-"""The process that owns one operator partition: conversation, snapshots and uploads, its end."""
+"""The process that owns one operator partition: protocol, epochs, snapshots and uploads."""

@@ -1,7 +1,7 @@
-"""What a keeper does not share with processes that the user's function forks.
+"""Closes a keeper's files and sockets in processes that the user's function forks.
 
-A fork has every open file of its keeper, and may outlive it. A lock is held, and a connection or a socket that listens
-is open, until the last process has closed it: nobody would notice that the keeper died, nor could another take over.
+A fork inherits every open file of its keeper, and may outlive it. A lock, a connection and a listening socket end only
+when the last process closes them: Spark tasks would not notice that the keeper died, and no other could take over.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from pathlib import Path
 from typing import IO
 
 
-class Unshared:
-    """Files and sockets that are closed in forks of this process; there, closing takes nothing from this one.
+class CloseOnFork:
+    """Files and sockets that forks of this process close. This process keeps them open.
 
-    Those of `bound`, the name of a socket that listens, are so without being added: one may just have been accepted.
+    Forks also close connections of the listening socket `bound`, since one may be accepted but not added yet.
     """
 
     def __init__(self, bound: Path) -> None:
         self._bound = str(bound)
-        self._held: weakref.WeakSet[IO[str] | socket.socket] = weakref.WeakSet()
-        os.register_at_fork(after_in_child=self._let_go)
+        self._files: weakref.WeakSet[IO[str] | socket.socket] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self._close_all)
 
-    def add(self, held: IO[str] | socket.socket) -> None:
-        """Keep this one from forks, as long as it is in use."""
-        self._held.add(held)
+    def add(self, file: IO[str] | socket.socket) -> None:
+        """Close this one in forks, too, as long as it is open here."""
+        self._files.add(file)
 
-    def _let_go(self) -> None:
-        for held in list(self._held):
+    def _close_all(self) -> None:
+        for file in list(self._files):
             with contextlib.suppress(OSError):
-                held.close()
-        # A time-out for new sockets would make each one found non-blocking, for this process's parent, too.
+                file.close()
+        # With a default time-out, socket() below would make each socket non-blocking, in the parent process too.
         before = socket.getdefaulttimeout()
         socket.setdefaulttimeout(None)
         try:
             for entry in list(Path("/proc/self/fd").iterdir()):
                 with contextlib.suppress(OSError):
-                    self._let_go_if_ours(int(entry.name))
+                    self._close_if_bound(int(entry.name))
         finally:
             socket.setdefaulttimeout(before)
 
-    def _let_go_if_ours(self, descriptor: int) -> None:
-        # Not a copy of it: that would be the fork's, who could not close it.
-        found = socket.socket(fileno=descriptor)
+    def _close_if_bound(self, descriptor: int) -> None:
+        # Wrap the descriptor itself: a duplicate would be another open file.
+        sock = socket.socket(fileno=descriptor)
         try:
-            is_ours = found.getsockname() == self._bound
+            is_bound = sock.getsockname() == self._bound
         finally:
-            found.detach()
-        if is_ours:
+            sock.detach()
+        if is_bound:
             os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Answers in the middle of an epoch come fast: while somebody waits for one, threads take turns often.
+"""The GIL's switch interval, shorter while a client waits, so that a keeper answers fast in the middle of an epoch.
 
-Python lets a thread that computes go on for 5 ms before another has its turn, and to hear somebody and answer takes
-five turns. To take turns often all the time would cost the epochs more.
+Python lets a thread that computes run for 5 ms before it switches to another, and an answer takes five switches. A
+short interval all the time would slow down epochs.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import sys
 import threading
 from typing import Final
 
-_TURN_S: Final = 0.0005
+_SHORT_S: Final = 0.0005
 
 
-class Hurry:
-    """From the first `begin` to the last `end` turns are short. In any thread."""
+class SwitchInterval:
+    """Shortens the interval from the first `shorten` to the last `restore`. Any thread may call both."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = 0
         self._usual_s = 0.0
 
-    def begin(self) -> None:
-        """Somebody has come."""
+    def shorten(self) -> None:
+        """Use the short interval: a client waits."""
         with self._lock:
             self._waiting += 1
             if self._waiting == 1:
                 self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(_TURN_S)
+                sys.setswitchinterval(_SHORT_S)
 
-    def end(self) -> None:
-        """He has his answer, or need not have it at once."""
+    def restore(self) -> None:
+        """Use the usual interval again, unless other clients wait."""
         with self._lock:
             self._waiting -= 1
             if not self._waiting:

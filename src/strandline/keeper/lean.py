@@ -1,7 +1,7 @@
-"""A process that handles Arrow's data need not have pandas, which costs a third of a keeper's start, and memory.
+"""Deferred import of pandas, which takes a third of a keeper's start, and memory, and which keepers do not need.
 
-Arrow imports it as soon as a value or an array is made of something, only to see whether that is pandas'. Here it does
-so when somebody else has imported pandas, as a user's function may at any time; before, nothing can be pandas'.
+Arrow imports pandas when it makes the first value or array, to check whether the input is an object of pandas. No input
+can be one before the user's function imports pandas; so Arrow waits for that import.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ _PANDAS = "pandas"
 
 
 def defer_pandas() -> None:
-    """Have Arrow import pandas not before it is needed; called again, or with pandas there, does nothing."""
+    """Defer Arrow's import of pandas until it is needed. Does nothing if pandas is imported or deferred already."""
     if _PANDAS in sys.modules or any(isinstance(finder, _Deferring) for finder in sys.meta_path):
         return
     finder = _Deferring()
     sys.meta_path.insert(0, finder)
-    # The first look is in vain; Arrow looks again only where it cannot do without, in to_pandas() for one.
+    # Arrow's first import fails here; it tries again only when it needs pandas, as in to_pandas().
     pa.scalar(True)
     finder.deferred = True
 
 
 def ready_to_fork() -> None:
-    """Leave to forks what they need not pay for: pandas, and copies of what the collector looks at."""
+    """Prepare for forks: defer pandas, and freeze objects so that garbage collection does not copy their pages."""
     defer_pandas()
     gc.collect()
     gc.freeze()
 
 
 def renew_randomness() -> None:
-    """In a fork: draw other numbers than its parent and its siblings. Python's own generator does so by itself."""
+    """Seed numpy's generator anew in a fork. Python does so with its own generator."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
 
 class _Deferring(MetaPathFinder):
-    """Finds no pandas for the thread that defers it; later finds it once, and tells Arrow."""
+    """Import hook that hides pandas from the thread that defers it, and informs Arrow of the later import."""
 
     def __init__(self) -> None:
         self.deferred = False
@@ -65,7 +65,7 @@ class _Deferring(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                # Something of pandas' has Arrow look for pandas again, and find it.
+                # This call lets Arrow import pandas again, now with success.
                 pa.array([], pa.int8()).to_pandas()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]

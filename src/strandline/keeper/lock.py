@@ -1,4 +1,4 @@
-"""The lock on a partition's directory: one keeper at a time works there."""
+"""Lock on a partition's directory, which one keeper at a time uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Generation
-from strandline.keeper.forks import Unshared
+from strandline.keeper.forks import CloseOnFork
 from strandline.keeper.watchdog import process_start
 
 _NAME = "keeper.lock"
@@ -23,23 +23,23 @@ _PAUSE_S = 0.02
 
 @dataclass
 class PartitionLock:
-    """Held until the process ends."""
+    """A lock that the process holds until it ends."""
 
     _directory: Path
     _generation: Generation
-    _unshared: Unshared
+    _close_on_fork: CloseOnFork
     _file: IO[str] | None = field(default=None, init=False)
 
     @property
     def is_held(self) -> bool:
-        """Whether what is in the directory is ours: it may have been removed, and made anew by another."""
+        """Whether the directory still has this lock: another keeper may have removed and recreated it."""
         return self._file is not None and self._is_in_place(self._file)
 
     def take(self) -> None:
-        """End a keeper of the same partition that an earlier run left, and hold the partition.
+        """Kill a keeper of the same partition that an earlier run left, and take the lock.
 
-        A keeper of a later run is left alone: whoever started this one belongs to a run that is over. Files are
-        touched only once the lock is held.
+        Raises KeeperError if a keeper of a later run holds it: then this keeper's run is over. The caller touches files
+        only after this method returns.
         """
         lock = self._open()
         deadline = time.monotonic() + _PATIENCE_S
@@ -48,7 +48,7 @@ class PartitionLock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_in_place(lock):
                     break
-                # Who held it has removed the directory: nobody else would see this lock.
+                # The last holder removed the directory: other keepers would not see this lock.
                 lock.close()
                 lock = self._open()
             except BlockingIOError:
@@ -64,7 +64,7 @@ class PartitionLock:
         self._file = lock
 
     def remove(self) -> None:
-        """Take the lock's name away, and the directory if nothing else is in it."""
+        """Remove the lock file, and the directory if it is empty then."""
         with suppress(OSError):
             (self._directory / _NAME).unlink()
             self._directory.rmdir()
@@ -74,7 +74,7 @@ class PartitionLock:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileNotFoundError):
                 lock = (self._directory / _NAME).open("a+")
-                self._unshared.add(lock)
+                self._close_on_fork.add(lock)
                 return lock
 
     def _is_in_place(self, lock: IO[str]) -> bool:
@@ -84,13 +84,13 @@ class PartitionLock:
 
     def _end_holder(self, identity: list[str]) -> None:
         if len(identity) != 3 or process_start(int(identity[0])) != identity[1]:
-            # It has not written yet who it is, or has ended: the lock is tried again.
+            # The holder has ended, or has not written its identity yet: the caller tries again.
             return
         if int(identity[2]) > self._generation:
             raise KeeperError(
                 f"{self._directory} is held by a keeper of generation {identity[2]} of the job, and this one is of "
                 f"generation {self._generation}: a newer run has taken over",
-                hint="end the older driver, or let it end: it is fenced off",
+                hint="stop the older driver: it is fenced off",
             )
         with suppress(ProcessLookupError):
             os.kill(int(identity[0]), signal.SIGKILL)

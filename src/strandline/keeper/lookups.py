@@ -1,4 +1,4 @@
-"""What the driver asks keepers for when somebody looks up keys, and how it reads what they answer."""
+"""Look-ups of keys in a running job: the driver's requests to keepers, and the values in their answers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from strandline.types.murmur import key_group
 
 MOST_KEYS = 1000
 _EVERYWHERE = Partition(0)
-"""Whose copy of broadcast state is looked at."""
+"""The partition whose copy of broadcast state is read."""
 
 
 @dataclass(frozen=True)
 class LookupResult:
-    """What a running job had of the keys that were looked up."""
+    """The state of keys in a running job."""
 
     table: str
     epoch: Epoch
-    """The last epoch whose writes all of it has. A partition that was ahead of others may have those of the next."""
+    """The last epoch whose writes the value includes. A partition that was ahead may include those of the next."""
     value: Any
-    """Of one key: its value, or None; a dict of a map; a list of a list; the times of timers; of windowed aggregates, a
-    dict from the ends of panes to their accumulators. Of a list of keys: a list of these, in the same order."""
+    """For one key: its value, or None; a dict for a map; a list for a list; the times of timers; for windowed
+    aggregates, a dict from ends of panes to accumulators. For a list of keys: a list of these, in the same order."""
 
 
 class LookupTable:
-    """One state of a keyed operator of a running job: where its keys are, and what their bytes mean."""
+    """One state of a keyed operator of a running job: places keys in partitions, and decodes values."""
 
     def __init__(self, operator: OperatorInfo, state: StateInfo) -> None:
         self.name = f"{operator.uid}.{state.name}"
@@ -50,34 +50,34 @@ class LookupTable:
             self._decode = ValueCodec(looked_up_type(state, len(fields))).decode
         self._subs = KeyCodec([parse_type(state.key_type)]) if state.key_type else None
         self.key_columns = [Field("key", parse_type(state.key_type))] if state.kind == "broadcast" else fields
-        """What a key is made of; of broadcast state, that of the map."""
+        """The columns of a key; for broadcast state, of the map's key."""
         self._types = [field.type for field in self.key_columns]
         self._keys = KeyCodec(self._types)
 
-    def ask(self, keys: Sequence[Any], now_us: int) -> dict[Partition, tuple[list[int], LookupRequest]]:
-        """Return what to ask of which partition, and which of the keys these are. Raises StateTypeError for a key."""
-        found: dict[Partition, tuple[list[int], LookupRequest]] = {}
+    def requests(self, keys: Sequence[Any], now_us: int) -> dict[Partition, tuple[list[int], LookupRequest]]:
+        """Return a request for each partition, and the positions of its keys. Raises StateTypeError for a bad key."""
+        requests: dict[Partition, tuple[list[int], LookupRequest]] = {}
         for at, key in enumerate(keys):
             partition, encoded = self._place(key)
-            asked = LookupRequest(state=self._state.name, keys=[], now_us=now_us)
-            positions, asked = found.setdefault(partition, ([], asked))
+            request = LookupRequest(state=self._state.name, keys=[], now_us=now_us)
+            positions, request = requests.setdefault(partition, ([], request))
             positions.append(at)
-            asked.keys.append(encoded)
-        return found
+            request.keys.append(encoded)
+        return requests
 
     def read(
-        self, asked: Mapping[Partition, tuple[list[int], LookupRequest]], answers: Mapping[Partition, LookupEntries]
+        self, requests: Mapping[Partition, tuple[list[int], LookupRequest]], answers: Mapping[Partition, LookupEntries]
     ) -> tuple[Epoch, list[Any]]:
         """Return the values of all keys, in order, and the last epoch that all of them have."""
         values = {
             at: self._value(entries)
-            for partition, (positions, _) in asked.items()
+            for partition, (positions, _) in requests.items()
             for at, entries in zip(positions, answers[partition].entries, strict=True)
         }
         return min(answer.epoch for answer in answers.values()), [values[at] for at in range(len(values))]
 
     def key_of(self, text: str) -> Any:
-        """Return the key that a text says: JSON or, of one column, plain text. Raises StateTypeError."""
+        """Parse a key: JSON or, for one column, plain text. Raises StateTypeError."""
         kind = self._types[0] if len(self._types) == 1 else StructType(tuple(self.key_columns))
         try:
             return self._in_order(from_text(text, kind))
@@ -98,7 +98,7 @@ class LookupTable:
         return partition, self._keys.encode(group, plain)
 
     def _in_order(self, key: Any) -> Any:
-        """Return a key that was given by its columns' names as key codecs know it."""
+        """Return a key in the form that key codecs take, also from a dict of its columns."""
         names = [field.name for field in self.key_columns]
         if not isinstance(key, Mapping) or (len(names) == 1 and isinstance(self._types[0], StructType)):
             return key
@@ -121,8 +121,8 @@ class LookupTable:
             return [decode(element) for _, element in entries]
         if self._subs is not None:
             return {self._subs.decode_sub(sub, 0): decode(value) for sub, value in entries}
-        found = {as_datetime(time_us): decode(value) for time_us, value in sorted(map(_timed, entries))}
-        return list(found) if kind == "timers" else found
+        values = {as_datetime(time_us): decode(value) for time_us, value in sorted(map(_timed, entries))}
+        return list(values) if kind == "timers" else values
 
 
 def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
@@ -130,16 +130,16 @@ def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
 
 
 def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
-    """Return the table that a name, `uid.state`, is of. Raises NotFoundError, with what there is."""
-    there = {Named(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN}
-    found = matching_names(name, [*there])
-    if len(found) != 1:
-        known = ", ".join(name_in([*there], one) for one in found or there)
+    """Return the table with a name, `uid.state`. Raises NotFoundError, which lists the tables."""
+    tables = {Named(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN}
+    matches = matching_names(name, [*tables])
+    if len(matches) != 1:
+        known = ", ".join(name_in([*tables], one) for one in matches or tables)
         raise NotFoundError(
-            f"there is no table '{name}' in this job" if not found else f"'{name}' may be each of {known}",
+            f"there is no table '{name}' in this job" if not matches else f"'{name}' may be each of {known}",
             hint=f"a table is an operator's uid and a state's name: {known or 'the job has none'}",
         )
-    return LookupTable(*there[found[0]])
+    return LookupTable(*tables[matches[0]])
 
 
 def look_up(
@@ -148,9 +148,9 @@ def look_up(
     now_us: int,
     ask: Callable[[str, Mapping[Partition, LookupRequest]], Mapping[Partition, LookupEntries]],
 ) -> LookupResult:
-    """Look up a key, or a list of keys; `ask` has the keepers of an operator answer.
+    """Look up a key, or a list of keys; `ask` sends requests to the keepers of an operator.
 
-    Raises ConfigurationError for more keys than that is meant for.
+    Raises ConfigurationError for more than MOST_KEYS.
     """
     keys = key if isinstance(key, list) else [key]
     if not 1 <= len(keys) <= MOST_KEYS:
@@ -158,7 +158,7 @@ def look_up(
             f"table '{table.name}': {len(keys)} keys are to be looked up, expected 1 to {MOST_KEYS}",
             hint="read many keys from a checkpoint: strandline.state.read, or `strandline state`",
         )
-    asked = table.ask(keys, now_us)
-    answers = ask(table.uid, {partition: each for partition, (_, each) in asked.items()})
-    epoch, values = table.read(asked, answers)
+    requests = table.requests(keys, now_us)
+    answers = ask(table.uid, {partition: request for partition, (_, request) in requests.items()})
+    epoch, values = table.read(requests, answers)
     return LookupResult(table.name, epoch, values if isinstance(key, list) else values[0])

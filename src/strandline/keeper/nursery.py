@@ -1,10 +1,10 @@
-"""Keepers are forked from a process that has imported what they need: imports are most of a keeper's start.
+"""Process that forks keepers, with their modules already imported: imports are most of a keeper's start.
 
     python -m strandline.keeper.nursery CHANNEL WATCHED_PID ROOM
 
-The driver starts it with its first keeper, and it serves all jobs of the driver. It ends with the driver, or when it
-has had nothing to do for a minute and none of its keepers is alive; keepers go on without it. As their parent it knows
-how each of them ended. Where there is none, keepers are started as programs.
+The driver starts it with its first keeper, for all of its jobs. It ends with the driver, or after a minute without
+requests and without living keepers; keepers continue without it. As their parent it knows their exit codes. If it
+cannot start a keeper, the driver starts the keeper as a program.
 """
 
 from __future__ import annotations
@@ -24,73 +24,73 @@ import msgspec
 
 from strandline.keeper import process
 from strandline.keeper.lean import ready_to_fork, renew_randomness
-from strandline.keeper.spawning import MESSAGE_BYTES, Birth
+from strandline.keeper.spawning import MESSAGE_BYTES, KeeperStart
 
 _IDLE_S = 60.0
 _REAP_S = 1.0
-_MOST_ENDS = 1000
+_MOST_EXIT_CODES = 1000
 
 
 def main() -> None:
-    """Give birth to keepers until nobody wants one."""
+    """Fork keepers until the driver ends, or needs none for a while."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    # What arrives while modules are imported waits. The driver's end is closed when it dies, unless it was forked.
-    held = [channel.fileno()]
+    # The channel closes when the driver dies, unless a fork of the driver has it, too: so watch its process as well.
+    descriptors = [channel.fileno()]
     with contextlib.suppress(OSError):
-        held.append(os.pidfd_open(int(sys.argv[2])))
-    waiting = select.poll()
-    for descriptor in held:
-        waiting.register(descriptor, select.POLLIN)
+        descriptors.append(os.pidfd_open(int(sys.argv[2])))
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
     ready_to_fork()
-    born, used = Born(), time.monotonic()
+    children, used = Children(), time.monotonic()
     while True:
-        found = waiting.poll((_REAP_S if born.alive else _IDLE_S) * 1000)
-        # Also those that are found to have ended: their job may be about to restart.
-        used = time.monotonic() if found or born.alive else used
-        born.look()
-        if not found and (born.alive or time.monotonic() - used < _IDLE_S):
+        events = poll.poll((_REAP_S if children.alive else _IDLE_S) * 1000)
+        # Keepers that `reap` finds dead count, too: their job may be about to restart.
+        used = time.monotonic() if events or children.alive else used
+        children.reap()
+        if not events and (children.alive or time.monotonic() - used < _IDLE_S):
             continue
-        if found != [(held[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
+        if events != [(descriptors[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
             break
-        asked = msgspec.msgpack.decode(data, type=Birth | int)
-        if isinstance(asked, int):
-            channel.send(str(born.ends.get(asked, "")).encode() or b" ")
+        request = msgspec.msgpack.decode(data, type=KeeperStart | int)
+        if isinstance(request, int):
+            channel.send(str(children.exit_codes.get(request, "")).encode() or b" ")
         else:
-            channel.send(_born(asked, held, born))
+            channel.send(_fork_keeper(request, descriptors, children))
 
 
-class Born:
-    """The keepers that were born here, and how those ended that are not alive."""
+class Children:
+    """The keepers that this process forked, and the exit codes of dead ones."""
 
     def __init__(self) -> None:
         self.alive: set[int] = set()
-        self.ends: dict[int, int] = {}
-        """Exit codes, and numbers of signals, negative."""
+        self.exit_codes: dict[int, int] = {}
+        """By pid: the exit code, or the negative number of the signal that killed it."""
 
-    def look(self) -> None:
-        """Find out who has ended."""
+    def reap(self) -> None:
+        """Collect the exit codes of keepers that have ended."""
         for pid in list(self.alive):
             with contextlib.suppress(ChildProcessError):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if not ended:
                     continue
-                self.ends.pop(pid, None)
-                self.ends[pid] = os.waitstatus_to_exitcode(status)
+                self.exit_codes.pop(pid, None)
+                self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
             self.alive.discard(pid)
-        for oldest in list(self.ends)[: len(self.ends) - _MOST_ENDS]:
-            del self.ends[oldest]
+        for oldest in list(self.exit_codes)[: len(self.exit_codes) - _MOST_EXIT_CODES]:
+            del self.exit_codes[oldest]
 
 
-def _born(birth: Birth, held: list[int], born: Born) -> bytes:
-    """Return a new keeper's pid, once others can see what it is."""
-    told, tells = os.pipe()
+def _fork_keeper(start: KeeperStart, descriptors: list[int], children: Children) -> bytes:
+    """Return a new keeper's pid, once `ps` shows the keeper's arguments."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            for descriptor in (told, *held):
+            for descriptor in (read_end, *descriptors):
                 os.close(descriptor)
-            _become(birth, tells)
+            _run_keeper(start, write_end)
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
@@ -98,37 +98,37 @@ def _born(birth: Birth, held: list[int], born: Born) -> bytes:
             traceback.print_exc()
         finally:
             os._exit(code)
-    os.close(tells)
-    born.alive.add(child)
-    with os.fdopen(told, "rb") as pipe:
+    os.close(write_end)
+    children.alive.add(child)
+    with os.fdopen(read_end, "rb") as pipe:
         return pipe.read()
 
 
-def _become(birth: Birth, tells: int) -> None:
+def _run_keeper(start: KeeperStart, write_end: int) -> None:
     os.setsid()
-    os.umask(birth.umask)
-    os.chdir(birth.directory)
+    os.umask(start.umask)
+    os.chdir(start.directory)
     os.environb.clear()
-    os.environb.update(birth.environment)
+    os.environb.update(start.environment)
     time.tzset()
     renew_randomness()
     if not sys.flags.safe_path:
-        # Where a program's own modules are looked for first.
-        sys.path[0] = os.fsdecode(birth.directory)
+        # The first directory in which Python looks for modules.
+        sys.path[0] = os.fsdecode(start.directory)
     importlib.invalidate_caches()
-    log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    _be_called([*map(os.fsencode, (sys.executable, "-m", "strandline.keeper.process")), *birth.arguments])
-    os.write(tells, str(os.getpid()).encode())
-    os.close(tells)
-    sys.argv = [process.__file__, *map(os.fsdecode, birth.arguments)]
+    _set_arguments([*map(os.fsencode, (sys.executable, "-m", "strandline.keeper.process")), *start.arguments])
+    os.write(write_end, str(os.getpid()).encode())
+    os.close(write_end)
+    sys.argv = [process.__file__, *map(os.fsdecode, start.arguments)]
     process.serve(sys.argv[1:])
 
 
-def _be_called(arguments: list[bytes]) -> None:
-    """Have other processes see these arguments as the ones that this one was started with."""
+def _set_arguments(arguments: list[bytes]) -> None:
+    """Replace the arguments of this process that other processes see."""
     fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     name = b"\0".join(arguments) + b"\0"

@@ -1,4 +1,4 @@
-"""Opens an operator partition: restores its files, opens its backend, binds the user's function to it."""
+"""Opens an operator partition: restores its files, opens its backend, and binds the user's function to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.paths import drop_copies
-from strandline.keeper.restoring import Restoring
+from strandline.keeper.restoring import PartitionRestore
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
@@ -52,7 +52,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     restore = program.restore
     restoring = None
     if restore is not None and restore.stored is not None:
-        restoring = Restoring(program, partition, directory, jobdir, restore, restore.stored)
+        restoring = PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
     for path in directory.glob("db-*"):
         shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])
@@ -73,10 +73,10 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     except CorruptionError as error:
         if restoring is None:
             raise
-        log.warning("opened once more, from storage: %s", str(error))
+        log.warning("the local copy is damaged, restoring from storage: %s", str(error))
     if opened is None:
-        # Its files were verified: what is damaged may be so on this machine alone. Frames that the error held may hold
-        # iterators, and these the database and its lock: not in the block above, and another directory.
+        # The files in storage passed their checks, so that only the copy on this machine may be damaged. Frames of the
+        # error may keep the database and its lock open: so try outside the `except` block, in another directory.
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
         assert restoring is not None
@@ -86,16 +86,16 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
     snapshots = Snapshots(
-        program, partition, task.store, backend, jobdir, directory, restoring.referable if restoring else {},
+        program, partition, task.store, backend, jobdir, directory, restoring.shared_files if restoring else {},
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
     return OpenPartition(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
 
 
 def open_task(
-    program: Program, process: Process, partition: Partition, database: Path, restoring: Restoring | None = None
+    program: Program, process: Process, partition: Partition, database: Path, restoring: PartitionRestore | None = None
 ) -> tuple[Backend, Task]:
-    """Bind a partition's function to a backend in a directory that is empty or holds what was fetched for it."""
+    """Bind a partition's function to a backend in a directory that is empty or holds restored files."""
     backend = open_backend(program, process, database)
     try:
         if restoring is not None:
@@ -103,7 +103,7 @@ def open_task(
         move_states(backend, program, process)
         return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
     except BaseException:
-        # Whoever asks again finds the database free, and hears the same error.
+        # Release the database, so that a retry can open it and gets the same error.
         backend.close()
         raise
 

@@ -1,4 +1,4 @@
-"""Where things lie on a machine: sockets, working state, local recovery copies and logs of a job's keepers."""
+"""Local paths of a job's keepers: sockets, working state, local copies of checkpoints, and logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RUN_SOCKETS = "run.??????.sock"
 
 @dataclass(frozen=True)
 class Places:
-    """All local paths of one job. Two jobs share none, nor do two checkpoint directories."""
+    """All local paths of one job. Jobs share none, nor do equal job names of two checkpoint directories."""
 
     local_dir: Path
     store_url: str
@@ -35,25 +35,25 @@ class Places:
 
     @property
     def root(self) -> Path:
-        """The job's own directory; removed when the job is stopped."""
+        """The job's directory, which a stop removes."""
         identity = hashlib.sha256(f"{self.store_url}\n{self.job}".encode()).hexdigest()[:12]
         return self.local_dir / identity
 
     @property
     def logs(self) -> Path:
-        """The job's keeper logs; they outlive the job."""
+        """The directory of the job's logs, which outlive the job."""
         return self.local_dir / "logs" / _safe(self.job)
 
     def socket(self, uid: str, partition: Partition, generation: Generation) -> Path:
-        """Where a keeper of this run listens."""
+        """Return the socket of a keeper of this run."""
         return self._fitting(self.root / f"{_short(uid)}-{partition}-{generation}.sock")
 
     def run_socket(self) -> Path:
-        """Where the driver of a run listens, under a new name: no longer than a keeper's."""
+        """Return a new socket for the driver of a run. Its path is no longer than a keeper's."""
         return self._fitting(self.root / f"run.{unique_name()[:6]}.sock")
 
     def run_sockets(self) -> list[Path]:
-        """Where drivers of this job listen, or have listened before they were killed."""
+        """Return the sockets of this job's drivers, also of killed ones."""
         return sorted(self.root.glob(_RUN_SOCKETS))
 
     def _fitting(self, path: Path) -> Path:
@@ -66,25 +66,25 @@ class Places:
         return path
 
     def failures(self, generation: Generation) -> Path:
-        """Where tasks of a run note what has failed, on their machine; the epoch and `.tmp` follow."""
+        """Return the prefix of files in which tasks of a run record failures; the epoch and `.tmp` follow."""
         return self.root / f"failed-{generation}"
 
     def forget_failures(self, generation: Generation) -> None:
-        """Remove what tasks of a run have noted on this machine."""
+        """Remove the failures that tasks of a run recorded on this machine."""
         for path in self.root.glob(f"failed-{generation}-*"):
             path.unlink(missing_ok=True)
 
     @property
     def spark_failures(self) -> Path:
-        """The file that has all of what Spark said when something failed."""
+        """The file with the full text of Spark's errors."""
         return self.logs / "spark-failures.log"
 
     def state(self, uid: str, partition: Partition) -> Path:
-        """The directory of one operator partition."""
+        """Return the directory of one operator partition."""
         return self.root / f"{_safe(uid)}-{_short(uid)}-{partition}"
 
     def log(self, uid: str, partition: Partition) -> Path:
-        """The log file of one operator partition's keepers."""
+        """Return the log file of one operator partition's keepers."""
         return self.logs / f"{_safe(uid)}-{partition}.log"
 
     @property
@@ -94,13 +94,13 @@ class Places:
 
     @property
     def driver_record(self) -> Path:
-        """What the job's newest driver said of it last. It outlives the job, as logs do."""
+        """The file with the last status that the job's newest driver wrote. It outlives the job, as logs do."""
         return self.logs / f"{self.root.name}.driver.json"
 
     def make(self) -> None:
-        """Create the directories, closed to others; raise ConfigurationError if others could write there.
+        """Create the directories, private to this user; raise ConfigurationError if others can write there.
 
-        Who can write there could put a socket in a keeper's place, and pickled programs go through those sockets.
+        Another user who can write there could replace a keeper's socket, and pickled programs pass through sockets.
         """
         for directory in (self.local_dir, self.root, self.logs.parent, self.logs):
             try:
@@ -119,103 +119,103 @@ class Places:
             _refuse_others(directory, shared=directory == self.local_dir)
 
     def sockets(self, generation: Generation) -> list[Path]:
-        """Where keepers of this run listen on this machine."""
+        """Return the sockets of this run's keepers on this machine."""
         return sorted(self.root.glob(f"*-{generation}.sock"))
 
-    def hold(self) -> IO[str]:
-        """Keep others from taking the directories away while this file is open: a job may have no keeper here.
+    def lock_shared(self) -> IO[str]:
+        """Return an open file that keeps others from removing the directories: a job may have no keeper here.
 
-        Makes them, if a driver that ends has just removed them.
+        Creates them, if a driver that ends has just removed them.
         """
-        return self._locked(fcntl.LOCK_SH)
+        return self._lock(fcntl.LOCK_SH)
 
-    def hold_alone(self) -> IO[str] | None:
-        """Hold the directories with nobody beside; None if somebody holds them already."""
+    def lock_exclusive(self) -> IO[str] | None:
+        """Lock the directories for this driver alone; return None if another one has locked them."""
         try:
-            return self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
 
-    def _locked(self, how: int) -> IO[str]:
+    def _lock(self, how: int) -> IO[str]:
         path = self.root / _DRIVER_LOCK
         while True:
             self.make()
             with contextlib.suppress(FileNotFoundError):
-                held = path.open("a")
+                lock = path.open("a")
                 try:
-                    fcntl.flock(held, how)
+                    fcntl.flock(lock, how)
                 except BlockingIOError:
-                    held.close()
+                    lock.close()
                     raise
-                if path.exists() and path.samefile(f"/proc/self/fd/{held.fileno()}"):
-                    return held
-                held.close()
+                if path.exists() and path.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                    return lock
+                lock.close()
 
-    def remove(self, held: IO[str]) -> None:
-        """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""
-        _remove(self.root, held)
+    def remove(self, lock: IO[str]) -> None:
+        """Remove everything but the logs, unless another driver has locked it; `lock` is this driver's lock."""
+        _remove(self.root, lock)
 
 
 def run_sockets(local_dir: Path) -> list[Path]:
-    """Return where drivers of any job listen, or have listened before they were killed. Others' are left out."""
-    found = []
+    """Return the sockets of this user's drivers of any job, also of killed ones."""
+    paths = []
     for path in local_dir.glob(f"????????????/{_RUN_SOCKETS}"):
-        # In a directory that others use too, they can make one; or it has gone meanwhile.
+        # In a shared directory, other users can create one; or it is gone by now.
         with contextlib.suppress(OSError):
             if path.parent.lstat().st_uid == os.geteuid() == path.lstat().st_uid and path.is_socket():
-                found.append(path)
-    return sorted(found)
+                paths.append(path)
+    return sorted(paths)
 
 
 def driver_records(local_dir: Path) -> list[Path]:
-    """Return where drivers of any job have said what became of it. Those of other users are left out."""
-    found = []
+    """Return the status files of this user's drivers of any job."""
+    paths = []
     for path in local_dir.glob("logs/*/????????????.driver.json"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid == os.geteuid():
-                found.append(path)
-    return sorted(found)
+                paths.append(path)
+    return sorted(paths)
 
 
 def _remove(root: Path, lock: IO[str]) -> None:
-    """Remove a job's directory, unless others hold its lock; that last: a driver that finds another works beside us."""
+    """Remove a job's directory, unless others hold its lock; the lock last, since a new driver may create another."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for path in root.glob("*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)
-        # Closing it is not enough where a process that the program has forked has it, too.
+        # Closing the file would not unlock it while a fork of the program has it open.
         fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _refuse_others(directory: Path, *, shared: bool) -> None:
-    """Refuse a directory that is not ours alone to write to.
+    """Refuse a directory that other users can write to.
 
-    A `shared` one may be like /tmp, where everybody may write, but only to what is his own, and a link, unless one that
-    another user has made: he could let it lead elsewhere later.
+    A `shared` one may have a sticky bit, as /tmp, or be a link of this user or of root: another user could redirect
+    theirs later.
     """
-    found = directory.lstat()
-    if shared and stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.geteuid()):
-        found = directory.stat()
-    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not writable
-    if ours or (shared and found.st_mode & stat.S_ISVTX and found.st_uid in (0, os.geteuid())):
+    status = directory.lstat()
+    if shared and stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid()):
+        status = directory.stat()
+    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not writable
+    if is_private or (shared and status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid())):
         return
     raise ConfigurationError(
         f"{directory} is used for the sockets and state of keepers, and others may write there: its owner is user "
-        f"{found.st_uid} (we are {os.geteuid()}), its mode {stat.filemode(found.st_mode)}",
+        f"{status.st_uid} (this user is {os.geteuid()}), its mode {stat.filemode(status.st_mode)}",
         hint=f"`chmod go-w {directory}` if it is yours, or give another local_dir in Settings",
     )
 
 
 def local_copy(state_dir: Path, checkpoint: CheckpointId) -> Path:
-    """Return where a partition keeps its hard-linked copy of a checkpoint's files."""
+    """Return the directory of a partition's hard-linked copy of a checkpoint's files."""
     return state_dir / f"chk-{checkpoint}"
 
 
 def local_copies(state_dir: Path) -> Iterator[tuple[CheckpointId, Path]]:
-    """Yield the copies that are there."""
+    """Yield all copies of a partition."""
     for path in state_dir.glob("chk-*"):
         number = path.name.removeprefix("chk-")
         if number.isdigit():
@@ -230,49 +230,49 @@ def drop_copies(state_dir: Path, *, keep: Collection[CheckpointId | None]) -> No
 
 
 def _safe(name: str) -> str:
-    """Return a name fit for a path; one that had to be changed keeps apart by its hash."""
+    """Return a name that is safe in a path; a hash keeps altered names distinct."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:40]
     return safe if safe == name else f"{safe}-{_short(name)}"
 
 
 def _short(name: str) -> str:
-    # 40 bits in few characters: a socket's path has room for hardly more.
+    # 40 bits in 8 characters: the path of a socket has a low limit.
     return base64.b32encode(hashlib.sha256(name.encode()).digest()[:5]).decode().lower()
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
-    """Remove what jobs that were killed left on this machine and nobody came back for.
+    """Remove the directories of killed jobs that did not restart on this machine.
 
-    `local_dir` may be a directory that others use too: only what looks like a job's own in every part is touched.
+    `local_dir` may be a directory that others use too: a directory is only removed if all of its entries are a job's.
     """
     for root in local_dir.glob("????????????"):
-        # Its job, or another one that sweeps, may be removing it.
+        # Its job, or a sweep of another job, may remove it at the same time.
         with contextlib.suppress(OSError):
             if re.fullmatch("[0-9a-f]{12}", root.name) and _is_abandoned(root, older_than_s):
-                # Held meanwhile, so that no driver that starts takes up what is being removed.
+                # Hold the lock, so that no driver that starts uses the directory.
                 with (root / _DRIVER_LOCK).open("a") as lock:
                     _remove(root, lock)
 
 
 def _is_abandoned(root: Path, older_than_s: float) -> bool:
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return False
-    # Spark's progress is written below the second level.
+    # Spark writes its progress below the second level.
     newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
     is_old = time.time() - newest > older_than_s
-    return is_old and all(map(_is_ours, root.glob("*"))) and not any(map(_held, root.glob("*/keeper.lock")))
+    return is_old and all(map(_is_of_job, root.glob("*"))) and not any(map(_is_locked, root.glob("*/keeper.lock")))
 
 
-def _is_ours(path: Path) -> bool:
-    """Return whether a job's directory may hold this: sockets, locks, partitions, Spark's progress, scratch."""
+def _is_of_job(path: Path) -> bool:
+    """Whether a job's directory may have this entry: sockets, locks, partitions, Spark's progress, scratch."""
     if path.is_dir():
         return path.name.startswith(("spark-", "strandline-")) or (path / "keeper.lock").exists()
     return path.suffix in (".sock", ".tmp") or path.name == _DRIVER_LOCK or path.name.startswith("failed-")
 
 
-def _held(lock: Path) -> bool:
-    """Return whether the process that locked it, a keeper or a driver, is alive."""
+def _is_locked(lock: Path) -> bool:
+    """Whether the keeper or driver that locked this file is alive."""
     try:
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

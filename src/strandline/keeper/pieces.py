@@ -1,4 +1,4 @@
-"""What a keeper gives, in pieces that Spark's JVM can take: it copies each as a whole, outside the memory it counts."""
+"""Splits a keeper's output for Spark's JVM, which copies each batch as a whole, outside of the memory it counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PIECE_BYTES = 32 << 20
 
 
 def in_pieces(batch: pa.RecordBatch, uid: str, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Give a batch of output in pieces of some 32 MB; raise OutputError for a row larger than `most_bytes`."""
+    """Yield a batch of output in pieces of some 32 MB; raise OutputError for a row larger than `most_bytes`."""
     if batch.nbytes <= min(_PIECE_BYTES, most_bytes):
         yield batch
     elif batch.num_rows > 1:
@@ -24,13 +24,13 @@ def in_pieces(batch: pa.RecordBatch, uid: str, most_bytes: int) -> Iterator[pa.R
     else:
         sizes = {name: column.nbytes for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         largest = max(sizes, key=lambda name: sizes[name])
-        said = (
+        message = (
             f"operator '{uid}' gave a row of {batch.nbytes:,} bytes, and {most_bytes:,} are the most (max_row in "
             f"Settings); its largest column is '{largest}' with {sizes[largest]:,}"
         )
         raise OutputError(
-            said,
+            message,
             hint="keep large values elsewhere and give where they are; or raise max_row, and Spark's memory with it",
-            discreet=said,
+            discreet=message,
             operator=uid,
         )

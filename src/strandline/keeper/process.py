@@ -1,9 +1,9 @@
-"""The keeper: a long-lived process that owns one operator partition. Started by whoever needs it first.
+"""The keeper: a long-lived process that owns one operator partition. The first Spark task that needs it starts it.
 
     python -m strandline.keeper.process SOCKET STATE_DIR WATCHED_PID WATCHED_START GENERATION
 
-The main thread runs epochs, one after the other. Each connection is read by a thread of its own, which answers polls
-and stops itself and hands epochs to the main thread.
+The main thread runs epochs, one after the other, and polls and stops. Each connection has a thread that reads the
+request, answers pings and look-ups, and hands other requests to the main thread.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from strandline.core.errors import KeeperError, StrandlineError, discreet
 from strandline.core.failure import shortened, to_failure, whole
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
-from strandline.keeper.forks import Unshared
-from strandline.keeper.gil_interval import Hurry
+from strandline.keeper.forks import CloseOnFork
+from strandline.keeper.gil_interval import SwitchInterval
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
@@ -50,19 +50,19 @@ _SOON_S = 0.02
 
 
 class Keeper:
-    """The process: its lock, its socket, whoever talks to it, and its end. What it does is its service's."""
+    """The process: its lock, its socket, its connections and its end. PartitionService does the work."""
 
     def __init__(
         self, socket_path: Path, directory: Path, watched_pid: int, watched_start: str, generation: Generation
     ) -> None:
         self._socket_path = socket_path
         self._directory = directory
-        self._unshared = Unshared(_bound_name(socket_path))
-        self._lock = PartitionLock(directory, generation, self._unshared)
+        self._close_on_fork = CloseOnFork(_bound_name(socket_path))
+        self._lock = PartitionLock(directory, generation, self._close_on_fork)
         self._service = PartitionService(directory)
         self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
         self._serving: Connection | None = None
-        self._hurry = Hurry()
+        self._switch_interval = SwitchInterval()
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
         self._collected = time.monotonic()
         self._collect_due = False
@@ -71,9 +71,9 @@ class Keeper:
         """Serve until the process ends."""
         self._lock.take()
         listener = socket.socket(socket.AF_UNIX)
-        self._unshared.add(listener)
+        self._close_on_fork.add(listener)
         self._socket_path.unlink(missing_ok=True)
-        # Bound under another name first: whoever finds the socket can connect to it.
+        # Bind under another name first: tasks can connect as soon as the socket has its name.
         hidden = _bound_name(self._socket_path)
         hidden.unlink(missing_ok=True)
         listener.bind(str(hidden))
@@ -89,7 +89,7 @@ class Keeper:
             except queue.Empty:
                 self._collect_garbage()
                 continue
-            self._converse(connection, kind, payload)
+            self._answer(connection, kind, payload)
 
     # -- connections
 
@@ -97,8 +97,8 @@ class Keeper:
         while True:
             try:
                 sock, _ = listener.accept()
-                self._unshared.add(sock)
-                # The user's function may have set a time-out for every new one.
+                self._close_on_fork.add(sock)
+                # The user's function may have set a default time-out.
                 sock.settimeout(None)
                 connection = Connection(sock)
                 connection.check_peer(self._socket_path)
@@ -106,16 +106,16 @@ class Keeper:
                 log.error("a connection was refused: %s", error.message)
                 continue
             except OSError as error:
-                # Out of files, perhaps, which passes; without this thread nobody could talk to the keeper again.
+                # Perhaps the process has no free descriptors, which passes: keep this thread, or no client can connect.
                 log.error("a connection could not be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
-            self._hurry.begin()
+            self._switch_interval.shorten()
             try:
                 threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
             except RuntimeError as error:
-                self._hurry.end()
-                # Out of threads: likewise. Whoever has connected hears that nobody is there for him.
+                self._switch_interval.restore()
+                # The process cannot start threads now: close the connection, so that the client does not wait.
                 log.error("a connection could not be read: %s", error)
                 connection.close()
                 time.sleep(_ACCEPT_PAUSE_S)
@@ -123,20 +123,20 @@ class Keeper:
     def _receive(self, connection: Connection) -> None:
         try:
             try:
-                # Who says nothing at once is in no hurry.
-                is_coming = connection.is_coming(_SOON_S)
-                heard = self._hear(connection) if is_coming else None
+                # A client that sends nothing at once can wait for the usual interval.
+                is_ready = connection.wait(_SOON_S)
+                request = self._read_request(connection) if is_ready else None
             finally:
-                self._hurry.end()
-            if not is_coming:
-                heard = self._hear(connection)
-            if heard is not None:
-                self._hand_over(connection, *heard)
+                self._switch_interval.restore()
+            if not is_ready:
+                request = self._read_request(connection)
+            if request is not None:
+                self._enqueue(connection, *request)
         except (KeeperError, OSError):
             connection.close()
 
-    def _hear(self, connection: Connection) -> tuple[int, pa.Buffer] | None:
-        """Return what somebody wants of the main thread; None if he has his answer."""
+    def _read_request(self, connection: Connection) -> tuple[int, pa.Buffer] | None:
+        """Read a request and answer it; return it if only the main thread can answer."""
         kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING, p.LOOKUP)
         self._watchdog.renew()
         if kind == p.PING:
@@ -146,32 +146,32 @@ class Keeper:
         connection.close()
         return None
 
-    def _hand_over(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
+    def _enqueue(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
         serving = self._serving
         if kind in (p.BEGIN, p.STOP) and serving is not None:
-            # Spark runs the task again: the attempt before it is dead, though its connection may not know yet.
+            # Spark runs the task again: the attempt before is dead, even if its connection is still open.
             serving.close()
         self._work.put((connection, kind, payload))
         if kind == p.STOP:
-            # The main thread is in the user's function, perhaps for ever: it is not waited for beyond this.
+            # The main thread may be in the user's function for ever: stop the process after this time.
             time.sleep(_CLOSE_S)
             self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
 
     def _look_up(self, connection: Connection, payload: pa.Buffer) -> bool:
-        """Answer at once; return False if that is only possible between epochs."""
+        """Answer a look-up; return False if that is only possible between epochs."""
         try:
-            found = self._service.look_up(msgspec.msgpack.decode(payload, type=Lookup))
+            answer = self._service.look_up(msgspec.msgpack.decode(payload, type=Lookup))
         except Exception as error:
             if not isinstance(error, StrandlineError):
                 self._log_whole("a look-up failed", error)
-                error = _failed("the look-up", error)
+                error = _keeper_error("the look-up", error)
             connection.send(p.FAILED, to_failure(error))
             return True
-        if found is not None:
-            connection.send(p.FOUND, found)
-        return found is not None
+        if answer is not None:
+            connection.send(p.LOOKUP_ANSWER, answer)
+        return answer is not None
 
-    def _converse(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
+    def _answer(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
         self._serving = connection if kind == p.BEGIN else None
         self._watchdog.hold()
         try:
@@ -186,12 +186,12 @@ class Keeper:
             else:
                 self._service.poll(connection, msgspec.msgpack.decode(payload, type=Instructions))
         except (KeeperError, OSError) as error:
-            log.warning("epoch given up at version %d: %s", self._service.version, self._logged(error))
+            log.warning("epoch given up at version %d: %s", self._service.version, self._loggable(error))
         except StrandlineError as error:
-            self._say_failed(connection, error)
+            self._send_failure(connection, error)
         except Exception as error:
             self._log_whole("internal error", error)
-            self._say_failed(connection, _failed(self._service.at_work, error))
+            self._send_failure(connection, _keeper_error(self._service.activity, error))
         finally:
             self._serving = None
             connection.close()
@@ -199,27 +199,27 @@ class Keeper:
                 self._watchdog.lease_ms = lease_ms
             self._watchdog.release()
 
-    def _logged(self, error: BaseException) -> str:
-        """Return what the log may have of an error: it is no place for keys and events, unless somebody says so."""
+    def _loggable(self, error: BaseException) -> str:
+        """Return an error's text for the log: without keys and events, unless the program allows them."""
         return str(error) if self._service.log_values else discreet(error)
 
     def _log_whole(self, what: str, error: Exception) -> None:
         log.error("%s", whole(what, error, with_values=self._service.log_values))
 
-    def _say_failed(self, connection: Connection, error: StrandlineError) -> None:
-        log.error("%s", self._logged(error))
+    def _send_failure(self, connection: Connection, error: StrandlineError) -> None:
+        log.error("%s", self._loggable(error))
         try:
             connection.send(p.FAILED, to_failure(error))
         except OSError:
             pass
 
-    # -- life and death
+    # -- end of the process
 
     def _stop(self, connection: Connection, instructions: Instructions) -> None:
-        """End because the driver says so. The ack is the last thing it hears, and it does not wait for more."""
+        """End at the driver's request. The driver waits for nothing after the ack."""
         ack = self._service.identify()
         self._clear(everything=instructions.forget)
-        # Before the ack: whoever hears it may end this process at once.
+        # Log before the ack: the driver may kill this process as soon as it gets it.
         log.info("ending: the job was stopped")
         try:
             connection.send(p.ACK, ack)
@@ -228,10 +228,10 @@ class Keeper:
         self._exit()
 
     def _clear(self, *, everything: bool) -> None:
-        """Working state dies with its keeper; the copy of the last checkpoint speeds up the next one."""
+        """Remove the socket and the working state; keep the copy of the last checkpoint unless `everything` goes."""
         self._socket_path.unlink(missing_ok=True)
         if not self._lock.is_held:
-            # Removed already: what is there now is another keeper's.
+            # The directory was removed, and may be another keeper's now.
             return
         # Twice, since background threads may have added a file meanwhile.
         for _ in range(2):
@@ -239,7 +239,7 @@ class Keeper:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
         if everything:
-            # The lock last, and nothing after it: the next keeper that finds none may be at work at once.
+            # Remove the lock last: the next keeper may start as soon as it is gone.
             self._lock.remove()
 
     def _end(self, reason: str) -> None:
@@ -252,22 +252,22 @@ class Keeper:
         os._exit(0)
 
     def _collect_garbage(self) -> None:
-        """Between epochs, and seldom: a collection walks the whole cache. Most objects are freed without one."""
+        """Collect garbage between epochs, and seldom: it walks the whole cache. Reference counts free most objects."""
         self._collect_due = False
         if time.monotonic() - self._collected > _COLLECTION_S:
             gc.collect()
             self._collected = time.monotonic()
 
 
-def _failed(who: str, error: Exception) -> KeeperError:
+def _keeper_error(what: str, error: Exception) -> KeeperError:
     if isinstance(error, MemoryError):
         return KeeperError(
-            f"{who} ran out of memory{f': {error}' if str(error) else ''}",
+            f"{what} ran out of memory{f': {error}' if str(error) else ''}",
             hint="lower state_memory in Settings, have functions hold less, or give the machine or container more",
         )
     return KeeperError(
-        f"{who} failed: {type(error).__name__}: {shortened(str(error))}",
-        discreet=f"{who} failed: {discreet(error)}",
+        f"{what} failed: {type(error).__name__}: {shortened(str(error))}",
+        discreet=f"{what} failed: {discreet(error)}",
     )
 
 
@@ -275,27 +275,27 @@ def _bound_name(socket_path: Path) -> Path:
     return socket_path.with_suffix(".tmp")
 
 
-class Zoned(logging.Formatter):
-    """Times in ISO 8601 with their offset: logs of several machines are read side by side."""
+class ZonedFormatter(logging.Formatter):
+    """Formats times in ISO 8601 with offsets, so that logs of several machines compare."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Run a keeper until it is not needed any more."""
+    """Run a keeper until it ends."""
     socket_path, directory, watched_pid, watched_start, generation = arguments
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(Zoned("%(asctime)s %(process)d %(levelname)s %(message)s"))
-    # What crashes in native code leaves a stack in the log.
+        handler.setFormatter(ZonedFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    # Write a stack to the log if native code crashes.
     faulthandler.enable()
     failpoints.arm_from_environment()
     defer_pandas()
-    # RocksDB keeps its files open where it may: closing and opening them again costs reads.
+    # Let RocksDB keep its files open: to reopen them costs reads.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # A keyboard interrupt is for the driver; the keeper ends when its executor does.
+    # Ignore a keyboard interrupt, which is for the driver: the keeper ends with its executor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keeper = Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start, Generation(int(generation)))
     try:

@@ -1,10 +1,10 @@
-"""What a Spark task and a keeper say to each other over a Unix socket: frames of a kind and a payload.
+"""Protocol between Spark tasks and keepers over a Unix socket: frames of a kind and a payload.
 
-A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. END says that all
-rows have come, and which. Instead of READY a keeper that has applied the epoch already says REPLAY, gets END alone, and
-sends the kept output and ack if the rows are those that it has applied. A keeper that cannot go on says FAILED at any
-time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
-ACK; a PING is answered at once, whatever the keeper is doing. So is a LOOKUP, with FOUND.
+An epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. END carries the proof of all rows. A
+keeper that has applied the epoch already sends REPLAY instead of READY, gets END alone, and sends the kept output and
+ack if the proof is the one of the rows that it applied. A keeper that cannot continue sends FAILED at any time. Rows
+flow both ways at once. POLL, PING and STOP each get an ACK, and LOOKUP gets a LOOKUP_ANSWER. A keeper answers PING and
+LOOKUP in the middle of an epoch, too.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ POLL: Final = 11
 STOP: Final = 12
 PING: Final = 13
 LOOKUP: Final = 14
-FOUND: Final = 15
+LOOKUP_ANSWER: Final = 15
 
 
 @decodable
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver tells keepers with every epoch and poll."""
+    """The driver's instructions for keepers in each epoch and poll."""
 
     generation: Generation
     epoch: Epoch
@@ -58,7 +58,7 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: CheckpointId | None = None
     """The newest published checkpoint of this run."""
     pending: CheckpointId | None = None
-    """The checkpoint that is being taken; uploads for any other are given up."""
+    """The checkpoint in progress; keepers cancel uploads for any other."""
     watermark_us: int | None = None
     """The watermark when the epoch begins: event-time timers up to it are due."""
     fired_us: int | None = None
@@ -66,12 +66,12 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int = 0
     """The clock when the epoch begins: processing-time timers up to it are due."""
     forget: bool = False
-    """When stopping: remove the local copies too, because the job will not be restored on this machine soon."""
+    """In a stop: remove the local copies too, because the job will not restart on this machine soon."""
 
 
 @decodable
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """The start of an epoch's conversation."""
+    """The first message of an epoch."""
 
     instructions: Instructions
     schema: bytes
@@ -79,23 +79,23 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 @decodable
 class Lookup(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys that somebody wants to see."""
+    """A request to look up keys."""
 
     generation: Generation
-    asked: LookupRequest
+    request: LookupRequest
 
 
 @decodable
 class LookupAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a keeper has of them."""
+    """A keeper's answer to a look-up."""
 
     keeper: str
     """As in its acks."""
-    answered: LookupEntries
+    entries: LookupEntries
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How a partition's snapshot for a checkpoint ended."""
+    """The result of a partition's snapshot for a checkpoint."""
 
     checkpoint: CheckpointId
     info: PartitionInfo | None = None
@@ -104,7 +104,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @decodable
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
-    """What a keeper tells the driver after an epoch or a poll."""
+    """A keeper's report to the driver after an epoch or a poll."""
 
     uid: str
     partition: Partition
@@ -112,24 +112,24 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     host: str
     keeper: str
-    """A name that no other process has or had."""
+    """The unique name of the process."""
     rows_in: int = 0
     source_rows: int = 0
-    """Rows of the stream that stand behind `rows_in`, where Spark has aggregated them before; else 0."""
+    """Rows of the stream that Spark aggregated into `rows_in`; 0 if it did not."""
     rows_out: int = 0
     process_ms: float = 0.0
     pause_ms: float = 0.0
-    """How long a checkpoint's synchronous part held the epoch up."""
+    """How long a checkpoint's synchronous part delayed the epoch."""
     restore_ms: float = 0.0
     newest_us: dict[str, int] = {}
-    """The newest event times of the epoch, by whose watermark they move."""
+    """The newest event times of the epoch, by origin."""
     late_rows: int = 0
     failed_events: int = 0
-    """Events of the epoch that the function failed for, and that did not end the job."""
+    """Events of the epoch that the function failed for without ending the job."""
     findings: list[str] = []
-    """Likely mistakes of the function that the epoch has shown."""
+    """Likely mistakes of the function, detected in the epoch."""
     next_event_us: int | None = None
-    """No event-time timer is pending before this time; None: there is none."""
+    """The time before which no event-time timer is pending; None if there is none."""
     next_processing_us: int | None = None
     reports: list[Report] = []
     metrics: dict[str, int] = {}
@@ -144,14 +144,14 @@ class Connection:
         self._sock = sock
         peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.peer_pid, self.peer_uid = peer[:2]
-        """The process at the other end, and its user: of one that listens, when it began to."""
-        self.heard = False
+        """The process at the other end, and its user; for a listener, those that called listen()."""
+        self.has_received = False
         """Whether a whole frame has come from the other side."""
         self.is_broken = False
-        """Whether it ended before the conversation did: nobody has said why."""
+        """Whether the other side closed it without a FAILED frame."""
 
     def check_peer(self, where: Path) -> None:
-        """Close and raise KeeperError if the other side is another user's: programs and state go there."""
+        """Close and raise KeeperError if the other side is another user's: it gets programs and state."""
         if self.peer_uid != os.geteuid():
             self.close()
             raise KeeperError(
@@ -170,17 +170,17 @@ class Connection:
             self._sock.sendall(header)
             self._sock.sendall(data)
 
-    def is_coming(self, timeout_s: float) -> bool:
-        """Wait so long for something to come from the other side, or for its end; return whether it did."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for data or for the end of the connection; return False after the time-out."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
 
     def receive(self) -> tuple[int, pa.Buffer]:
         """Receive one frame; raise KeeperError when the other side has gone."""
-        kind, length = _HEADER.unpack(self._exactly(_HEADER.size))
-        payload = self._exactly(length)
-        self.heard = True
+        kind, length = _HEADER.unpack(self._receive_exactly(_HEADER.size))
+        payload = self._receive_exactly(length)
+        self.has_received = True
         return kind, payload
 
     def expect(self, *kinds: int) -> tuple[int, pa.Buffer]:
@@ -189,29 +189,29 @@ class Connection:
         if kind == FAILED:
             raise from_failure(msgspec.msgpack.decode(payload, type=Failure))
         if kind not in kinds:
-            raise KeeperError(f"frame {kind} was received, expected one of {kinds}: the two sides do not fit together")
+            raise KeeperError(f"frame {kind} was received, expected one of {kinds}: the versions of both sides differ")
         return kind, payload
 
     def close(self) -> None:
-        """Close at once, whatever is under way."""
+        """Close at once, even while another thread sends or receives."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         self._sock.close()
 
-    def _exactly(self, length: int) -> pa.Buffer:
+    def _receive_exactly(self, length: int) -> pa.Buffer:
         buffer = pa.allocate_buffer(length)
         view = memoryview(buffer).cast("B") if length else memoryview(b"")
         at = 0
         while at < length:
             try:
-                got = self._sock.recv_into(view[at:])
+                size = self._sock.recv_into(view[at:])
             except OSError as error:
                 self.is_broken = True
                 raise KeeperError(f"the connection broke: {error}") from error
-            if not got:
+            if not size:
                 self.is_broken = True
                 raise KeeperError("the connection was closed in the middle of an epoch")
-            at += got
+            at += size
         return buffer

@@ -1,8 +1,8 @@
-"""Brings a partition's state out of a snapshot whose partitions were others: more, fewer, another backend's, or tables.
+"""Restores a partition from a snapshot with other partitions: more, fewer, of another backend, or tables.
 
-Key groups are ranges of key bytes, so that one part can be taken as it is, with what is not ours cut off: the one that
-holds most of ours, if its files are such as our backend has. Of all others, and of the tables of a savepoint, our key
-groups are read and taken in.
+Key groups are ranges of key bytes. So the partition can adopt the files of one part and cut off foreign key groups: of
+the part with most of its key groups, if the file formats agree. From all other parts, and from the tables of a
+savepoint, it reads its key groups and writes them to its backend.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from strandline.snapshot.savepoints.savepoint import fetching
 
 
 @dataclass(frozen=True)
-class Restoring:
-    """What one partition restores, and how."""
+class PartitionRestore:
+    """The restore of one partition."""
 
     _program: Program
     _partition: Partition
@@ -43,22 +43,22 @@ class Restoring:
 
     @cached_property
     def groups(self) -> range:
-        """The key groups that the partition is to have."""
+        """The key groups of the partition."""
         return range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
 
     @cached_property
     def parts(self) -> list[PartitionInfo]:
-        """The parts that hold some of them; first the one that is taken as it is, if one is."""
+        """The parts with some of these key groups; the first one is the base, if there is one."""
         return self.restore.parts_of(self.groups)
 
     @cached_property
     def base(self) -> PartitionInfo | None:
-        """The part whose files the partition goes on with."""
+        """The part whose files the partition adopts."""
         fits = file_kind(self._stored.backend) == file_kind(self._program.backend)
         return self.parts[0] if fits and self.parts else None
 
     @property
-    def referable(self) -> dict[str, FileRef]:
+    def shared_files(self) -> dict[str, FileRef]:
         """By name, files that the next checkpoint need not upload."""
         if self.base is None or self.restore.place is not None:
             return {}
@@ -69,18 +69,18 @@ class Restoring:
         return self._jobdir if self.restore.place is None else folder_at(self.restore.place)
 
     def fetch(self, database: Path, *, copies: bool) -> tuple[int, int]:
-        """Bring all parts here, from local copies too; return how many bytes came from there, and from storage."""
+        """Fetch all parts, with `copies` from local copies too; return the bytes from copies and those from storage."""
         places = [database if part is self.base else _beside(database, part) for part in self.parts]
-        found = [
+        sizes = [
             fetch(self._folder, part.files, into, self._copy_of(part) if copies else None)
             for part, into in zip(self.parts, places, strict=True)
         ]
-        return sum(from_copy for from_copy, _ in found), sum(from_storage for _, from_storage in found)
+        return sum(from_copy for from_copy, _ in sizes), sum(from_storage for _, from_storage in sizes)
 
     def fill(self, backend: Backend, states: Sequence[str], database: Path) -> None:
-        """Bring a backend that was opened on the base's files, if there is one, to exactly the partition's state.
+        """Complete a backend that was opened on the base's files, if there is a base, to the partition's state.
 
-        States that are renamed are taken in under their new names; the base's have their old ones still.
+        Renamed states are loaded under their new names; those of the base still have their old names.
         """
         base = self.base
         if base is not None and range(base.first_key_group, base.last_key_group + 1) != self.groups:
@@ -89,12 +89,12 @@ class Restoring:
         for part in self.parts:
             if part is not base:
                 failpoints.hit("keeper.restore.part")
-                self._take_in(backend, was, part, _beside(database, part))
+                self._load_part(backend, was, part, _beside(database, part))
         if self._stored.tables:
             self._read_tables(backend, was, database)
 
-    def _take_in(self, backend: Backend, was: Mapping[str, str], part: PartitionInfo, directory: Path) -> None:
-        """Read our key groups of a part; of the first one what all have, too, if no part is taken as it is."""
+    def _load_part(self, backend: Backend, was: Mapping[str, str], part: PartitionInfo, directory: Path) -> None:
+        """Load the key groups of a part, and broadcast state from the first one if there is no base."""
         reader = open_reader(file_kind(self._stored.backend), directory)
         try:
             for state, stored in was.items():
@@ -106,7 +106,7 @@ class Restoring:
         shutil.rmtree(directory, ignore_errors=True)
 
     def _read_tables(self, backend: Backend, was: Mapping[str, str], database: Path) -> None:
-        # Named as what a restart deletes: of one that is killed, nothing stays.
+        # A restart deletes directories with this prefix, also those of a killed keeper.
         scratch = database.with_name(f"{database.name}-tables")
         scratch.mkdir(parents=True, exist_ok=True)
         opening = fetching(self._folder, scratch)
@@ -116,22 +116,22 @@ class Restoring:
                 failpoints.hit("keeper.restore.table")
                 codec = rows_of(self._stored, infos[stored])
                 rows = codec.encode_groups(read_tables(files, self.groups, opening))
-                # The program may have taken the TTLs of all states away.
+                # The program may have removed the TTLs of all states.
                 cleaning = codec.cleaning if codec.cleaning in was else None
-                backend.load(state, self._noted(backend, cleaning, codec, rows))
+                backend.load(state, self._with_cleaning(backend, cleaning, codec, rows))
         shutil.rmtree(scratch, ignore_errors=True)
 
-    def _noted(
-        self, backend: Backend, cleaning: str | None, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]
+    def _with_cleaning(
+        self, backend: Backend, cleaning: str | None, codec: RowCodec, chunks: Iterator[list[tuple[bytes, bytes]]]
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Give entries; the cleaning hears of those that expire."""
-        for entries in found:
+        """Yield entries, and schedule the cleaning of those that expire."""
+        for entries in chunks:
             if cleaning is not None:
                 backend.write({cleaning: codec.cleaning_of(entries)})
             yield from entries
 
     def _copy_of(self, part: PartitionInfo) -> Path | None:
-        """Return where the partition that a part was of has its copy, if it was on this machine and this job's."""
+        """Return the path of the local copy of a part, if the part is of this job."""
         if self.restore.place is not None:
             return None
         of_all = self._directory.name.removesuffix(f"-{self._partition}")

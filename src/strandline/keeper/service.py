@@ -1,4 +1,4 @@
-"""What a keeper does for its driver: it opens its partition, applies each epoch once, and answers for it."""
+"""Service of one partition in its keeper: opens it, applies each epoch once, and answers polls and look-ups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from strandline.core.errors import KeeperError, StrandlineError, UnavailableErro
 from strandline.core.failure import whole
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
-from strandline.keeper.memory import resident_bytes
 from strandline.keeper.opening import OpenPartition, open_partition
 from strandline.keeper.pieces import in_pieces
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, LookupAnswer
@@ -31,11 +30,12 @@ from strandline.runtime.task.task import EpochTimes, Task
 log = logging.getLogger("strandline.keeper")
 
 _METRICS_S = 2.0
-_TELL_S = 10.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_WARN_S = 10.0
 
 
 class PartitionService:
-    """One partition's epochs and polls, one after the other. It is nothing until the first one brings the program."""
+    """Runs a partition's epochs and polls, one after the other. The first one brings the program."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -44,14 +44,14 @@ class PartitionService:
         self._opened: OpenPartition | None = None
         self._kept: KeptOutput | None = None
         self._ack: Ack | None = None
-        self._brought: dict[str, Any] = {}
-        """What the last epoch brought, as its ack said."""
+        self._figures: dict[str, Any] = {}
+        """Fields of the last epoch's ack."""
         self._restore_ms = 0.0
         self._metrics: dict[str, int] = {}
         self._measured = -_METRICS_S
-        self._at_work = ""
-        self._failed = self._failed_untold = 0
-        self._told = -_TELL_S
+        self._position = ""
+        self._failed = self._failed_unreported = 0
+        self._warned = -_WARN_S
 
     @property
     def version(self) -> Epoch:
@@ -60,34 +60,34 @@ class PartitionService:
 
     @property
     def lease_ms(self) -> int | None:
-        """For how long the keeper stays though nobody asks for it; None before the program is known."""
+        """The time that the keeper stays without requests; None before it has the program."""
         return self._opened.program.lease_ms if self._opened else None
 
     @property
     def log_values(self) -> bool:
-        """Whether keys and events may stand in the log: not before the program says so."""
+        """Whether the program allows keys and events in the log; False before the keeper has it."""
         return self._opened is not None and self._opened.program.log_values
 
     @property
-    def at_work(self) -> str:
-        """Whose keeper this is, and at which rows of which epoch it is or was last: for errors that nobody expected."""
+    def activity(self) -> str:
+        """The operator, partition, epoch and rows that the keeper works on, for messages of unexpected errors."""
         if self._opened is None:
             return "the keeper"
-        return f"the keeper of operator '{self._uid}', partition {self._partition}{self._at_work},"
+        return f"the keeper of operator '{self._uid}', partition {self._partition}{self._position},"
 
     @property
     def _uid(self) -> str:
         return self._opened.program.uid if self._opened else ""
 
     def identify(self) -> Ack:
-        """Return who this is, for any thread: nothing about its state, which the main thread may be changing."""
+        """Return the identity of the keeper. Any thread may call it: it reads no state of the partition."""
         return Ack(
             uid=self._uid, partition=self._partition, epoch=self.version,
             pid=os.getpid(), host=socket.gethostname(), keeper=self._name,
         )  # fmt: skip
 
     def close_function(self) -> None:
-        """Let the user's function end in an orderly way."""
+        """Close the user's function."""
         try:
             if self._opened is not None:
                 self._opened.partition.task.close()
@@ -95,7 +95,7 @@ class PartitionService:
             log.error("%s", error if self.log_values else error.discreet)
 
     def begin(self, connection: Connection, begin: Begin) -> None:
-        """Process an epoch, or give again what came of it; raise VersionMismatchError if it is another one's turn."""
+        """Process an epoch, or replay its output; raise VersionMismatchError if another epoch is next."""
         instructions = begin.instructions
         opened = self._open(connection, instructions, Epoch(instructions.epoch - 1))
         epoch = instructions.epoch
@@ -114,9 +114,9 @@ class PartitionService:
         self._process(connection, opened, begin, epoch)
 
     def _open(self, connection: Connection, instructions: Instructions, expected: Epoch) -> OpenPartition:
-        """Return the partition; in the first conversation of this process, learn what to run, and open it.
+        """Return the partition; the first request gets the program and opens it.
 
-        A keeper that could only be at another epoch than expected refuses before it restores: that may take long.
+        Raises VersionMismatchError before the restore, which may take long, if that would lead to another epoch.
         """
         if self._opened is None:
             connection.send(p.NEED_PROGRAM)
@@ -142,14 +142,14 @@ class PartitionService:
 
     def _process(self, connection: Connection, opened: OpenPartition, begin: Begin, epoch: Epoch) -> None:
         started = time.perf_counter()
-        told, partition = begin.instructions, opened.partition
-        times = EpochTimes(told.watermark_us, told.now_us, told.fired_us)
+        instructions, partition = begin.instructions, opened.partition
+        times = EpochTimes(instructions.watermark_us, instructions.now_us, instructions.fired_us)
         kept = KeptOutput(self._directory)
         rows_out = 0
-        self._at_work = f", in epoch {epoch}"
+        self._position = f", in epoch {epoch}"
         try:
-            # 1. Apply the epoch, and give what comes of it at once.
-            with closing(partition.run(epoch, times, self._received(connection, begin, kept))) as outputs:
+            # 1. Apply the epoch, and send its output at once.
+            with closing(partition.run(epoch, times, self._receive_rows(connection, begin, kept))) as outputs:
                 for output in outputs:
                     rows_out += output.num_rows
                     for piece in in_pieces(output, opened.program.uid, opened.program.max_row_bytes):
@@ -157,24 +157,24 @@ class PartitionService:
                         kept.add(frame)
                         connection.send(p.OUTPUT, frame)
         except BaseException:
-            # The state stays at the version before: whoever tries again starts from there.
+            # Keep the state at the version before, from which a retry starts.
             with self._or_end():
                 partition.abort()
             kept.close()
             raise
-        self._at_work = ""
-        # 2. Keep it, and what it gave. Until the epoch has its own ack there is nothing to replay.
+        self._position = ""
+        # 2. Commit the epoch, and keep its output. Without its ack, there is nothing to replay yet.
         with self._or_end():
             partition.commit()
             if self._kept is not None:
                 self._kept.close()
             self._kept, self._ack = kept, None
-        # 3. Freeze the state, if a checkpoint is to have it.
-        pause_ms = 0.0 if told.trigger is None else opened.snapshots.trigger(told.trigger)
+        # 3. Freeze the state for a checkpoint, if one is due.
+        pause_ms = 0.0 if instructions.trigger is None else opened.snapshots.trigger(instructions.trigger)
         failpoints.hit("keeper.applied")
-        # 4. Say so.
+        # 4. Acknowledge the epoch.
         task = partition.task
-        self._brought = {
+        self._figures = {
             "rows_in": kept.input.rows,
             "rows_out": rows_out,
             "late_rows": task.late_rows,
@@ -185,37 +185,37 @@ class PartitionService:
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         self._count_failed(task)
-        self._ack = self._make_ack(opened, **self._brought, pause_ms=round(pause_ms, 3))
+        self._ack = self._make_ack(opened, **self._figures, pause_ms=round(pause_ms, 3))
         connection.send(p.ACK, self._ack)
         opened.snapshots.write_behind()
 
     def _count_failed(self, task: Task) -> None:
-        """Say once in a while that events fail: what, where and how many, and nothing of the events themselves."""
+        """Log the number of failed events, at most every _WARN_S, with the last error and without events."""
         self._failed += task.failed_events
-        self._failed_untold += task.failed_events
-        if self._failed_untold and task.failures is not None and time.monotonic() - self._told > _TELL_S:
+        self._failed_unreported += task.failed_events
+        if self._failed_unreported and task.failures is not None and time.monotonic() - self._warned > _WARN_S:
             log.warning(
                 "operator '%s', partition %d: %d events failed and were left out (%d since this process began); the "
-                "last one: %s", self._uid, self._partition, self._failed_untold, self._failed, task.failures.last,
+                "last one: %s", self._uid, self._partition, self._failed_unreported, self._failed, task.failures.last,
             )  # fmt: skip
-            self._told, self._failed_untold = time.monotonic(), 0
+            self._warned, self._failed_unreported = time.monotonic(), 0
 
-    def _received(self, connection: Connection, begin: Begin, kept: KeptOutput) -> Iterator[pa.RecordBatch]:
-        """Give the epoch's rows as they come, and note which they were; raise KeeperError if some are missing."""
+    def _receive_rows(self, connection: Connection, begin: Begin, kept: KeptOutput) -> Iterator[pa.RecordBatch]:
+        """Yield the epoch's rows as they come, and keep their proof; raise KeeperError if some are missing."""
         schema = pa.ipc.read_schema(pa.py_buffer(begin.schema))
-        came = 0
+        rows = 0
         while True:
             kind, payload = connection.expect(p.ROWS, p.END)
             if kind == p.END:
                 break
             batch = pa.ipc.read_record_batch(payload, schema)
-            self._at_work = f", in epoch {begin.instructions.epoch}, at its rows {came} to {came + batch.num_rows - 1}"
-            came += batch.num_rows
+            self._position = f", in epoch {begin.instructions.epoch}, at its rows {rows} to {rows + batch.num_rows - 1}"
+            rows += batch.num_rows
             yield batch
             failpoints.hit("keeper.epoch.middle")
         kept.input = msgspec.msgpack.decode(payload, type=RowProof)
-        if came != kept.input.rows:
-            raise KeeperError(f"epoch {begin.instructions.epoch}: {came} rows came, and {kept.input.rows} were sent")
+        if rows != kept.input.rows:
+            raise KeeperError(f"epoch {begin.instructions.epoch}: {rows} rows came, and {kept.input.rows} were sent")
 
     def _replay(self, connection: Connection, kept: KeptOutput, ack: Ack) -> None:
         connection.send(p.REPLAY)
@@ -235,8 +235,8 @@ class PartitionService:
         connection.send(p.ACK, ack)
 
     def poll(self, connection: Connection, instructions: Instructions) -> None:
-        """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
-        self._at_work = ""
+        """Answer a poll, which may trigger a checkpoint when no epoch comes."""
+        self._position = ""
         opened = self._open(connection, instructions, instructions.epoch)
         opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
         opened.snapshots.raise_error()
@@ -247,14 +247,14 @@ class PartitionService:
             )
         if instructions.trigger is not None:
             opened.snapshots.trigger(instructions.trigger)
-        # What the epoch brought, too: its own ack may have been lost.
-        connection.send(p.ACK, self._make_ack(opened, **self._brought))
+        # Include the epoch's figures: the driver may not have got its ack.
+        connection.send(p.ACK, self._make_ack(opened, **self._figures))
 
     def look_up(self, lookup: Lookup) -> LookupAnswer | None:
-        """Return what the last applied epoch left of some keys. In any thread, whatever the main thread is doing.
+        """Return the state of keys after the last applied epoch. Any thread may call it in the middle of an epoch.
 
-        None if the state changes too often for that; in the main thread it never is. Raises UnavailableError while the
-        partition is not open.
+        Returns None if the state changes too often for that, but never in the main thread. Raises UnavailableError
+        while the partition is not open.
         """
         opened = self._opened
         if opened is None or opened.program.generation != lookup.generation:
@@ -262,14 +262,14 @@ class PartitionService:
                 f"partition {self._partition} is not open for generation {lookup.generation} of the job",
                 hint="the job is restarting: ask again once it runs",
             )
-        answered = opened.partition.look_up(lookup.asked)
-        return None if answered is None else LookupAnswer(keeper=self._name, answered=answered)
+        entries = opened.partition.look_up(lookup.request)
+        return None if entries is None else LookupAnswer(keeper=self._name, entries=entries)
 
     def _make_ack(self, opened: OpenPartition, **figures: Any) -> Ack:
         task = opened.partition.task
         if time.monotonic() - self._measured > _METRICS_S:
-            # Asking RocksDB for its figures costs more than a small epoch: they may be a moment old.
-            self._metrics = task.store.metrics() | {"process_bytes": resident_bytes()}
+            # RocksDB's metrics cost more than a small epoch: reuse them for a moment.
+            self._metrics = task.store.metrics() | {"process_bytes": _resident_bytes()}
             if task.failures is not None:
                 self._metrics["failed_events"] = self._failed
             self._measured = time.monotonic()
@@ -281,7 +281,7 @@ class PartitionService:
 
     @contextmanager
     def _or_end(self) -> Iterator[None]:
-        """End the process if state was left half changed: whatever it did next would be wrong."""
+        """End the process after an error that leaves the state half changed."""
         try:
             yield
         except BaseException as error:
@@ -289,3 +289,10 @@ class PartitionService:
             log.error("%s", whole(what, error, with_values=self.log_values))
             logging.shutdown()
             os._exit(1)
+
+
+def _resident_bytes() -> int:
+    """Return the resident memory of this process, as `ps` and a container's limit count it; 0 if unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    return 0

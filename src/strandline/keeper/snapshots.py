@@ -1,7 +1,7 @@
 """A partition's snapshots: frozen in the epoch's thread, written and uploaded in background threads.
 
-Two threads, in order: the writer gives frozen changes to the backend and makes local snapshots; the uploader brings
-a snapshot's new files to the checkpoint storage. Reports stay until the driver has said what became of the checkpoint.
+There are two threads. The writer writes frozen changes to the backend and makes local snapshots; the uploader copies a
+snapshot's new files to the checkpoint storage. A report stays until the driver has published or dropped the checkpoint.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Snapshots:
         self._error: StrandlineError | None = None
 
     def apply_driver_state(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
-        """Take in what the driver says: the newest published checkpoint, and the one being taken."""
+        """Record the newest published checkpoint, and the one in progress."""
         with self._lock:
             self._pending = pending
             mine = None if confirmed is None else self._reports.get(confirmed)
@@ -68,15 +68,15 @@ class Snapshots:
                 self._base, self._base_of = {ref.name: ref for ref in mine.info.files if ref.shared}, confirmed
                 drop_copies(self._directory, keep=(confirmed, pending))
             elif confirmed not in (None, self._base_of):
-                # One that died before any epoch took part in it: which of its files that one holds is not known here.
+                # An earlier process of this partition took part in it, and its files are unknown here.
                 self._base, self._base_of = {}, confirmed
             self._reports = {c: report for c, report in self._reports.items() if c == pending}
 
     def trigger(self, checkpoint: CheckpointId) -> float:
-        """Freeze the state for a checkpoint; return how many milliseconds that held the epoch up."""
+        """Freeze the state for a checkpoint; return by how many milliseconds that delayed the epoch."""
         started = time.perf_counter()
         if checkpoint == self._triggered:
-            # A poll that Spark repeated: taking it again would pull the files away from under the upload.
+            # Spark repeated a poll: a second snapshot would delete files that are being uploaded.
             return 0.0
         self._triggered = checkpoint
         with self._lock:
@@ -87,7 +87,7 @@ class Snapshots:
         return pause_ms
 
     def write_behind(self) -> None:
-        """After an epoch: hand changes to the backend when they hold on to much memory, waiting if it lags far."""
+        """Write changes to the backend if they use much memory; wait if the writer lags far behind."""
         if self._backend.keeps_all or self._store.dirty_bytes < self._write_behind_bytes:
             return
         if self._writing is not None and not self._writing.done():
@@ -97,17 +97,17 @@ class Snapshots:
         self._writing = self._writer.submit(self._write, self._store.freeze())
 
     def raise_error(self) -> None:
-        """Raise what made a background write fail: from then on the state cannot be trusted to be written."""
+        """Raise the error of a failed background write: the backend lacks changes since then."""
         if self._error is not None:
             raise self._error
 
     def reports(self) -> list[Report]:
-        """Return how snapshots ended that the driver has not decided on."""
+        """Return the reports on snapshots that the driver has neither published nor dropped."""
         with self._lock:
             return list(self._reports.values())
 
     def close(self) -> None:
-        """Give up uploads and end the threads."""
+        """Cancel uploads and end the threads."""
         with self._lock:
             self._pending = None
         self._writer.shutdown(cancel_futures=True)
@@ -119,14 +119,14 @@ class Snapshots:
             self._backend.write(frozen.changes())
             frozen.release()
         except BaseException as error:
-            # A Rust library's panic, too, is no Exception, and nobody would hear of it here.
+            # BaseException: a Rust library's panic is no Exception, and the pool would swallow it.
             self._fail(error)
 
     def _take(self, checkpoint: CheckpointId, frozen: Frozen, pause_ms: float) -> None:
         started = time.perf_counter()
         into = local_copy(self._directory, checkpoint)
         try:
-            # What an earlier write could not bring into the backend would be missing from every later snapshot.
+            # Changes of a failed write would be missing from every later snapshot.
             self.raise_error()
             failpoints.hit("keeper.persist.before")
             shutil.rmtree(into, ignore_errors=True)
@@ -134,7 +134,7 @@ class Snapshots:
             frozen.release()
         except BaseException as error:
             self._fail(error)
-            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._said(error)}"))
+            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._loggable(error)}"))
             return
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
 
@@ -148,9 +148,9 @@ class Snapshots:
             )
             failpoints.hit("keeper.upload.after")
         except BaseException as error:
-            said = self._said(error)
-            log.warning("checkpoint %d: upload failed: %s", checkpoint, said)
-            self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {said}"))
+            reason = self._loggable(error)
+            log.warning("checkpoint %d: upload failed: %s", checkpoint, reason)
+            self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {reason}"))
             shutil.rmtree(local_copy(self._directory, checkpoint), ignore_errors=True)
             return
         groups = range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
@@ -181,6 +181,6 @@ class Snapshots:
             )  # fmt: skip
         self._error = error
 
-    def _said(self, error: BaseException) -> str:
-        """Return what a checkpoint's failure says of an error: it stands in logs and in the status."""
+    def _loggable(self, error: BaseException) -> str:
+        """Return an error's text for the logs and the status of a checkpoint."""
         return str(error) if self._program.log_values else discreet(error)

@@ -1,4 +1,4 @@
-"""Starting keepers: as forks of a nursery (`nursery.py`), or each as a program of its own."""
+"""Starts keepers as forks of a nursery (`nursery.py`), or as programs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import msgspec
 
 _ANSWER_S = 30.0
 _ROOM = " " * (1 << 14)
-"""An argument of the nursery's, in whose place its keepers' arguments are written: twice the longest path and more."""
+"""An argument of the nursery that its keepers overwrite with theirs: more than twice the longest path."""
 MESSAGE_BYTES = 1 << 17
-"""What is longer, sockets may not take: an environment of hundreds of kilobytes."""
+"""The longest message that a socket surely takes; an environment may be longer."""
 _READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "MIMALLOC_", "JE_", "OMP_", "OPENBLAS_", "MKL_", "NPY_",
     "ARROW_",
 )  # fmt: skip
-"""What Python and the libraries of a keeper read of their environment once: forks cannot be given another."""
+"""Prefixes of variables that Python and the libraries of a keeper read once: forks cannot change them."""
 
 
-class Birth(msgspec.Struct, frozen=True):
-    """What a keeper is to be, as if it had been started as a program."""
+class KeeperStart(msgspec.Struct, frozen=True):
+    """A request to fork a keeper, with the attributes of a process."""
 
     arguments: list[bytes]
     environment: dict[bytes, bytes]
@@ -37,72 +37,72 @@ class Birth(msgspec.Struct, frozen=True):
 
 
 class Nursery:
-    """The driver's end: one for all jobs and threads."""
+    """The driver's end of the nursery, one for all jobs and threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
-        self._made_for: tuple[int, dict[str, str]] | None = None
+        self._start_key: tuple[int, dict[str, str]] | None = None
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> int | None:
-        """Start a keeper; return its pid, or None if it has to be started otherwise."""
+        """Start a keeper; return its pid, or None if the nursery cannot start it."""
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        birth = msgspec.msgpack.encode(
-            Birth(list(map(os.fsencode, arguments)), encoded, _working_directory(), os.fsencode(log), _umask())
+        request = msgspec.msgpack.encode(
+            KeeperStart(list(map(os.fsencode, arguments)), encoded, _working_directory(), os.fsencode(log), _umask())
         )
-        if len(birth) > MESSAGE_BYTES or sum(len(os.fsencode(argument)) + 1 for argument in arguments) > len(_ROOM):
+        if len(request) > MESSAGE_BYTES or sum(len(os.fsencode(argument)) + 1 for argument in arguments) > len(_ROOM):
             return None
-        # A fork of the driver would share its channel with it.
-        made_for = os.getpid(), {name: environment[name] for name in environment if name.startswith(_READ_AT_START)}
+        # A fork of the driver needs a nursery of its own: it would share the channel.
+        key = os.getpid(), {name: environment[name] for name in environment if name.startswith(_READ_AT_START)}
         with self._lock:
-            if self._channel is not None and self._made_for == made_for and (pid := self._ask(birth)):
+            if self._channel is not None and self._start_key == key and (pid := self._request_start(request)):
                 return pid
-            # There was none, or it has ended meanwhile.
+            # There is no nursery, or it has ended.
             self._open(log, environment)
-            self._made_for = made_for
-            return self._ask(birth)
+            self._start_key = key
+            return self._request_start(request)
 
-    def ended(self, pid: int) -> int | None:
-        """Return a keeper's exit code, or the signal that ended it, negative; None if it is alive, or nobody knows."""
+    def exit_code(self, pid: int) -> int | None:
+        """Return a keeper's exit code, or the negative number of its signal; None if it is alive, or unknown."""
         with self._lock:
-            # The nursery may be that of another process, from which this one was forked.
-            if self._channel is None or self._made_for is None or self._made_for[0] != os.getpid():
+            # The nursery may belong to the process that forked this one.
+            if self._channel is None or self._start_key is None or self._start_key[0] != os.getpid():
                 return None
-            answer = self._answer(msgspec.msgpack.encode(pid)).strip()
+            answer = self._exchange(msgspec.msgpack.encode(pid)).strip()
         return int(answer) if answer else None
 
     @contextlib.contextmanager
-    def at_rest(self, patience_s: float) -> Iterator[None]:
-        """Meanwhile no keeper is being started that does not yet have its name, unless that takes too long."""
-        taken = self._lock.acquire(timeout=patience_s)
+    def paused(self, patience_s: float) -> Iterator[None]:
+        """Let no start of a keeper be in progress inside the block, unless it takes longer than `patience_s`."""
+        is_locked = self._lock.acquire(timeout=patience_s)
         try:
             yield
         finally:
-            if taken:
+            if is_locked:
                 self._lock.release()
 
     def close(self) -> None:
-        """End the nursery; the next keeper begins another."""
+        """End the nursery; the next start opens another."""
         with self._lock:
             self._close()
 
     def _open(self, log: Path, environment: Mapping[str, str]) -> None:
         self._close()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(_ANSWER_S)
-        with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), _ROOM]
-            start_program("strandline.keeper.nursery", arguments, log, environment, [theirs.fileno()])
-        self._channel = ours
+        driver_end, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        driver_end.settimeout(_ANSWER_S)
+        with nursery_end:
+            arguments = [str(nursery_end.fileno()), str(os.getpid()), _ROOM]
+            start_program("strandline.keeper.nursery", arguments, log, environment, [nursery_end.fileno()])
+        self._channel = driver_end
 
-    def _ask(self, birth: bytes) -> int | None:
-        pid = int(self._answer(birth) or 0)
+    def _request_start(self, request: bytes) -> int | None:
+        pid = int(self._exchange(request) or 0)
         if not pid:
             self._close()
         return pid or None
 
-    def _answer(self, message: bytes) -> bytes:
-        """Return what the nursery says; nothing if it is gone."""
+    def _exchange(self, message: bytes) -> bytes:
+        """Send a message and return the nursery's answer; empty if it is gone."""
         assert self._channel is not None
         try:
             self._channel.send(message)
@@ -124,7 +124,7 @@ def _working_directory() -> bytes:
 
 
 def _umask() -> int:
-    """Return what this process' new files are closed to, without setting it, which other threads would see."""
+    """Return the umask without setting it, which would affect other threads."""
     status = Path("/proc/self/status").read_text(errors="replace")
     return next((int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")), 0o022)
 
@@ -134,7 +134,7 @@ def start_program(
 ) -> int:
     """Start a module whose output goes to a log, with these files kept open; return its pid.
 
-    Through a shell that ends at once, so that whoever starts it, a worker of Spark's perhaps, has no child to wait for.
+    A shell that ends at once starts it, so that the caller, perhaps a worker of Spark, has no child to wait for.
     """
     program = shlex.join([sys.executable, "-m", module, *arguments])
     started = subprocess.run(
@@ -145,4 +145,4 @@ def start_program(
 
 
 NURSERY = Nursery()
-"""All keepers that this process starts come of one nursery."""
+"""The nursery of this process."""

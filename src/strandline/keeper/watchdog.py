@@ -1,4 +1,4 @@
-"""Ends a keeper that nobody needs: when its executor dies, or when its lease runs out."""
+"""Watchdog that ends a keeper when its executor dies, or when its lease expires."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOOK_MS = 500
 
 
 def process_start(pid: int) -> str:
-    """Return when a process started, in the kernel's words: with the pid, that names it for good. Empty if gone."""
+    """Return the kernel's start time of a process, or an empty text. With the pid, it identifies the process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # One that has ended stays until its parent, or who stands in for it, has looked.
+        # A zombie has ended: its parent has not waited for it yet.
         return "" if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
         return ""
@@ -25,34 +25,34 @@ def process_start(pid: int) -> str:
 
 @dataclass
 class Watchdog:
-    """Watches one process and one lease in a thread of its own."""
+    """Watches one process and one lease in a thread."""
 
     _pid: int
     _started: str
     lease_ms: int
     _end: Callable[[str], None]
-    _asked: float = field(default_factory=time.monotonic, init=False)
-    _held: bool = field(default=False, init=False)
+    _renewed: float = field(default_factory=time.monotonic, init=False)
+    _is_held: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """Begin watching."""
         threading.Thread(target=self._watch, name="strandline-watchdog", daemon=True).start()
 
     def renew(self) -> None:
-        """Somebody asked: the lease begins anew."""
-        self._asked = time.monotonic()
+        """Restart the lease, at each request."""
+        self._renewed = time.monotonic()
 
     def hold(self) -> None:
-        """Somebody is being served, however long that takes: the lease stands still until `release`."""
-        self._held = True
+        """Suspend the lease until `release`, while the keeper serves a request."""
+        self._is_held = True
 
     def release(self) -> None:
-        """Nobody is being served any more: the lease begins anew."""
-        self._asked = time.monotonic()
-        self._held = False
+        """Restart the lease after a request."""
+        self._renewed = time.monotonic()
+        self._is_held = False
 
     def _watch(self) -> None:
-        # Opened before the start time is compared: a pid that was given to another process is not taken for ours.
+        # Open the pidfd before comparing the start time, which detects that another process has the pid now.
         try:
             fd = os.pidfd_open(self._pid)
         except (OSError, AttributeError):
@@ -62,9 +62,9 @@ class Watchdog:
             poll.register(fd, select.POLLIN)
         gone = not self._started or process_start(self._pid) != self._started
         while not gone:
-            # With nothing to poll it waits.
+            # Without a pidfd, poll() only waits.
             gone = bool(poll.poll(_LOOK_MS)) or (fd < 0 and process_start(self._pid) != self._started)
-            if not gone and not self._held and (time.monotonic() - self._asked) * 1000 > self.lease_ms:
-                self._end("nobody asked for it within its lease")
+            if not gone and not self._is_held and (time.monotonic() - self._renewed) * 1000 > self.lease_ms:
+                self._end("no request came within its lease")
                 return
         self._end("its executor is gone")

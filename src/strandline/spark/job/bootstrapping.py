@@ -111,7 +111,7 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
     """Run a pipeline over history; return the savepoint. The blueprint is a bootstrap's own: nothing is the job's."""
     b, target = blueprint, folder_at(wish.target)
     mark = f"bootstrap-{b.places.root.name}"
-    held = b.places.hold_alone()
+    held = b.places.lock_exclusive()
     if held is None:
         raise ConflictError(
             f"job '{b.name}' is being bootstrapped already, by this process or another one of this machine",

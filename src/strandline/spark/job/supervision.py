@@ -118,7 +118,7 @@ class Supervisor:
     def start(self, control: ControlServer, follow: Followed) -> None:
         """Begin the first attempt, and the thread that looks after it. Raises what is wrong with the program."""
         b, self._control = self.blueprint, control
-        self._held = b.places.hold()
+        self._held = b.places.lock_shared()
         sweep(b.places.local_dir)
         remove_abandoned(b.places.root)
         hide_errors_of(EpochDriver.__call__.__code__)

@@ -152,14 +152,14 @@ class Fleet:
         if ack.host != socket.gethostname() or not is_dead(ack.pid, 0):
             return None
         log = self._places.log(ack.uid, ack.partition)
-        return death_of(ack.uid, ack.partition, ack.pid, log, NURSERY.ended(ack.pid))
+        return death_of(ack.uid, ack.partition, ack.pid, log, NURSERY.exit_code(ack.pid))
 
     def explained(self, error: BaseException) -> BaseException:
         """Return why the keepers failed at something: one of them has died, if one has."""
         if not isinstance(error, KeeperError | VersionMismatchError):
             return error
         if (pid := error.fields.get("pid")) is not None:
-            if error.fields["host"] != socket.gethostname() or (ended := NURSERY.ended(pid)) is None:
+            if error.fields["host"] != socket.gethostname() or (ended := NURSERY.exit_code(pid)) is None:
                 return error
             uid, partition = error.fields["operator"], error.fields["partition"]
             return death_of(uid, partition, pid, self._places.log(uid, partition), ended)
@@ -254,7 +254,7 @@ class Fleet:
         for partition, data in replies.items():
             reply, last = msgspec.msgpack.decode(data, type=LookupAnswer), self.last.get((uid, partition))
             if last is None or last.keeper == reply.keeper:
-                found[partition] = reply.answered
+                found[partition] = reply.entries
         return found
 
     @contextlib.contextmanager
@@ -310,7 +310,7 @@ class Fleet:
         """End every keeper of this machine, whatever it is doing; whoever waits for its answer hears that it died."""
         self._kill_here()
         # Also one that is just being started, which has no name yet; when this returns, none is left.
-        with NURSERY.at_rest(_END_S):
+        with NURSERY.paused(_END_S):
             self._kill_here()
 
     def _kill_here(self) -> None:

@@ -246,7 +246,7 @@ class ControlWorker:
                         _, payload = connection.expect(p.ACK)
                 return [payload.to_pybytes()]
             except (KeeperError, OSError) as error:
-                if self.programs is None and connection is not None and not connection.heard:
+                if self.programs is None and connection is not None and not connection.has_received:
                     # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
                     return []
                 if connection is not None:
@@ -285,14 +285,14 @@ class LookupWorker:
                     connection = self.keeper.connect(partition, _LOOKUP_S)
                     if connection is not None:
                         open_.enter_context(closing(connection))
-                        lookup = Lookup(generation=self.keeper.generation, asked=self.asked[partition])
+                        lookup = Lookup(generation=self.keeper.generation, request=self.asked[partition])
                         connection.send(p.LOOKUP, lookup)
                         asked.append((partition, connection))
             for partition, connection in asked:
                 try:
-                    answers[partition] = connection.expect(p.FOUND)[1].to_pybytes()
+                    answers[partition] = connection.expect(p.LOOKUP_ANSWER)[1].to_pybytes()
                 except (KeeperError, OSError):
-                    if connection.heard:
+                    if connection.has_received:
                         raise
         return answers
 
