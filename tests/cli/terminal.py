@@ -34,6 +34,17 @@ def on_terminal(*args: object, whole: bool = False, **more: str) -> tuple[int, s
     return process.returncode, printed or "", seen
 
 
+def check_width(width: int, *args: object) -> list[str]:
+    """Run a command on a terminal of this width, and return its lines: none is wider, and no date is broken."""
+    code, _, seen = on_terminal(*args, whole=True, COLUMNS=str(width))
+    lines = [line.rstrip() for line in screen(seen)]
+    assert code == 0, lines
+    assert max(map(len, lines)) <= width, "\n".join(lines)
+    text = "\n".join(lines)
+    assert len(re.findall(r"\b20\d\d-", text)) == len(re.findall(r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\b", text)) > 0
+    return lines
+
+
 def screen(seen: bytes) -> list[str]:
     """Return the lines that a terminal shows after all that it got, without colours and empty ones at the end."""
     lines, row, column = [""], 0, 0
@@ -49,6 +60,8 @@ def screen(seen: bytes) -> list[str]:
                 assert row >= 0
             elif part[-1] == "J":
                 lines[row:] = [lines[row][:column]]
+            elif part[-1] == "K":
+                lines[row] = ""
         else:
             lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
             column += len(part)

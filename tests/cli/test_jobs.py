@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli.output import time_text
+from strandline.cli.output import iso_text, time_text
 from strandline.cli.progress import _amount
 from strandline.control import journal, server
 from strandline.control.wire import ProgressMessage
 from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
-from tests.cli.terminal import on_terminal
+from tests.cli.terminal import check_width, on_terminal
 from tests.control.fake import FakeRun
 from tests.control.serving import Serve
 
@@ -103,7 +103,7 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
     ):  # fmt: skip
         assert words in shown, words
     assert "badly" not in shown
-    assert data["last_failure_at"] == time_text(1_700_000_000_000)
+    assert data["last_failure_at"] == iso_text(1_700_000_000_000)
     assert data["last_failure_ms"] == 1_700_000_000_000
     assert [one["offsets_behind"] for one in data["source_progress"]] == [None, 4]
 
@@ -147,7 +147,7 @@ def test_a_job_that_ended_has_a_status_of_its_end(local_dir: Path, strandline: C
     found = strandline("status", "broke", "--local-dir", local_dir, "--json")
     assert (found.code, found.json[0]["state"]) == (1, "failed")
     assert f"has failed at {time_text(1_700_000_060_000)}: no more room" in found.stderr
-    assert found.json[0]["ended_at"] == time_text(1_700_000_060_000)
+    assert found.json[0]["ended_at"] == iso_text(1_700_000_060_000)
     # Whatever else is asked for, one is told where to look.
     found = strandline("checkpoint", "broke", "--local-dir", local_dir)
     assert "next step: what became of it: `strandline status broke`; give the job's Settings.local_dir" in found.stderr
@@ -242,6 +242,18 @@ def test_a_job_is_stopped(
     assert (found.code, found.stdout, found.stderr) == (0, "job 'alerts' has ended: stopped\n", "")
     assert run.asked == [("stop", (last, 7.0))]
     assert strandline("stop", "alerts", "--local-dir", local_dir).code == 1
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_tables_fit_into_the_terminal(serve: Serve, local_dir: Path, width: int) -> None:
+    directory = "s3://a-bucket-of-the-company/streaming/production/checkpoints"
+    serve(FakeRun("alerts"), directory, since_ms=1_700_000_000_000)
+    lines = check_width(width, "jobs", "--local-dir", local_dir)
+    assert any(line.endswith(directory) for line in lines) == (width == 160)
+    assert any("rows" in line.split() for line in lines) == (width == 160)
+    lines = check_width(width, "status", "alerts", "--local-dir", local_dir)
+    (header,) = [line.split() for line in lines if line.startswith(" operator")]
+    assert ("pid" in header, "memory" in header) == (width == 160, True)
 
 
 def test_who_no_longer_waits_takes_nothing_back(

@@ -93,8 +93,9 @@ def test_no_colours_and_nothing_cut_off_when_not_a_terminal(process: Command, al
     alerts.path_of(3, 0).unlink()  # type: ignore[arg-type]
     found = process("snapshots", "list", alerts.directory, TERM="xterm-256color", FORCE_COLOR="1", COLUMNS="40")
     assert "\x1b" not in found.stdout + found.stderr
-    (line,) = [line for line in found.stdout.splitlines() if "damaged" in line]
-    assert line.split()[-2] == f"shared/{alerts.path_of(3, 0).parent.name}/{alerts.path_of(3, 0).name}:"  # type: ignore[arg-type]
+    (row, reason) = [line for line in found.stdout.splitlines() if "damaged" in line]
+    assert len(row.split()) == 12
+    assert reason.split()[-2] == f"shared/{alerts.path_of(3, 0).parent.name}/{alerts.path_of(3, 0).name}:"  # type: ignore[arg-type]
 
 
 def test_on_a_terminal_there_are_colours_and_a_progress_bar_apart_from_the_data(alerts: FabricatedJob) -> None:

@@ -15,6 +15,7 @@ from strandline.snapshot.opening.origin import rollback
 from tests.cli.conftest import Command
 from tests.cli.fabricate import WATERMARKS, FabricatedJob
 from tests.cli.snapshots import Made, make
+from tests.cli.terminal import check_width
 from tests.snapshot.helpers import tree, write_savepoint
 
 
@@ -85,6 +86,22 @@ def test_a_job_without_checkpoints(strandline: Command, tmp_path: Path) -> None:
     for command in ("show", "verify"):
         found = strandline("snapshots", command, tmp_path / "ck")
         assert (found.code, "it has no checkpoint" in found.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_tables_fit_into_the_terminal(alerts: FabricatedJob, tmp_path: Path, width: int) -> None:
+    write_savepoint(tmp_path / "savepoints/monday-before-the-upgrade-of-everything")
+    lines = check_width(width, "snapshots", "list", tmp_path)
+    checkpoints = [line.split() for line in lines if "ck/alerts/chk-" in line]
+    assert [line[:4] for line in checkpoints] == [
+        [f"ck/alerts/chk-{number}", "complete", "incremental", "alerts"] for number in (3, 2)
+    ]
+    assert any("increment  duration" in line for line in lines) == (width == 160)
+    assert any("monday-before-the-upgrade-of-everything" in line for line in lines) == (width == 160)
+    # The path says which job it is; an epoch fits, where paths are short.
+    (header,) = [line.split() for line in check_width(width, "snapshots", "list", alerts.directory) if "taken" in line]
+    assert header[:5] == ["snapshot", "state", "form", "taken", "epoch"]
+    check_width(width, "snapshots", "show", alerts.directory)
 
 
 # -- which place, which job

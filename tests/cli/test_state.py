@@ -23,7 +23,7 @@ def test_tables(strandline: Command, url: str) -> None:
     found = strandline("state", "tables", url)
     assert (found.code, found.stderr) == (0, "")
     (line,) = [line.split() for line in found.stdout.splitlines() if "op.history" in line]
-    assert line[:4] == ["op.history", "list", "-", "-"]
+    assert line[:3] == ["op.history", "list", "key_group"]
     first = strandline("state", "tables", url, "--json").json[0]
     assert (first["table"], first["columns"]["value"]) == ("op.value", "bigint")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
-from strandline.cli.output import add_row, console, duration_text, moment_text, size_text, table, time_text
+from strandline.cli.output import Table, console, duration_text, moment_text, size_text, time_text
 from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SourceInfo, StateInfo, TableFile
 
@@ -82,15 +81,12 @@ def _bytes(files: list[FileRef]) -> int:
     return sum(file.size for file in files)
 
 
-def print_tables(manifest: Manifest, url: str = "") -> None:
+def print_tables(manifest: Manifest, url: str) -> None:
     """Print a snapshot as tables."""
-    out = console()
-    facts = table("checkpoint", str(manifest.checkpoint))
-    header = [("snapshot", url)] if url else []
-    if manifest.savepoint:
-        header.append(("savepoint", manifest.savepoint))
+    facts = Table("checkpoint", str(manifest.checkpoint))
     for name, value in (
-        *header,
+        ("snapshot", url),
+        *([("savepoint", manifest.savepoint)] if manifest.savepoint else []),
         ("job", manifest.job),
         ("generation", manifest.generation),
         ("epoch", manifest.epoch),
@@ -103,21 +99,21 @@ def print_tables(manifest: Manifest, url: str = "") -> None:
         ("source progress", _source_text(manifest.source)),
         *((_watermark_name(name), moment_text(at_us)) for name, at_us in manifest.watermarks.items()),
     ):
-        add_row(facts, name, value)
-    out.print(facts)
+        facts.add(name, value)
+    facts.print()
     for operator in manifest.operators:
         title = (
             f"operator {operator.uid}: backend {operator.backend}, key {operator.key_schema}, "
             f"parallelism {operator.parallelism} (at most {operator.max_parallelism})"
         )
-        out.print(Text(title), soft_wrap=True)
-        out.print(_states_table(operator.states))
-        out.print(_tables_table(operator) if operator.tables else _partitions_table(operator))
+        console().print(Text(title))
+        _states_table(operator.states).print()
+        (_tables_table(operator) if operator.tables else _partitions_table(operator)).print()
     if manifest.sinks:
-        output = table("sink", "pending commits", right=("pending commits",))
+        output = Table("sink", "pending commits", right=("pending commits",))
         for sink in manifest.sinks:
-            add_row(output, sink.name, len(sink.pending))
-        out.print(output)
+            output.add(sink.name, len(sink.pending))
+        output.print()
 
 
 def _watermark_name(name: str) -> str:
@@ -136,31 +132,30 @@ def _source_text(source: SourceInfo | None) -> str:
 
 
 def _states_table(states: list[StateInfo]) -> Table:
-    output = table("state", "kind", "type")
+    output = Table("state", "kind", "type")
     for state in states:
         kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type or state.kind
         if state.ttl:
             kind += f", expires {duration_text(state.ttl.duration_ms)} after each {state.ttl.refresh}"
-        add_row(output, state.name, state.kind, kind)
+        output.add(state.name, state.kind, kind)
     return output
 
 
 def _tables_table(operator: OperatorInfo) -> Table:
-    output = table("table", "key groups", "files", "rows", "size", right=("files", "rows", "size"))
+    output = Table("table", "key groups", "files", "rows", "size", right=("files", "rows", "size"))
     for state, files in (operator.tables or {}).items():
         groups = f"{files[0].first_key_group}-{files[-1].last_key_group}"
         every = "-" if files[0].first_key_group == BROADCAST_GROUP else groups
         size_bytes = _bytes([file.file for file in files])
-        add_row(output, state, every, len(files), sum(file.rows for file in files), size_text(size_bytes))
+        output.add(state, every, len(files), sum(file.rows for file in files), size_text(size_bytes))
     return output
 
 
 def _partitions_table(operator: OperatorInfo) -> Table:
     numbers = ("files", "size", "increment", "sync", "async")
-    output = table("partition", "key groups", *numbers, right=("partition", *numbers))
+    output = Table("partition", "key groups", *numbers, right=("partition", *numbers))
     for partition in sorted(operator.partitions, key=lambda partition: partition.index):
-        add_row(
-            output,
+        output.add(
             partition.index,
             f"{partition.first_key_group}-{partition.last_key_group}",
             len(partition.files),

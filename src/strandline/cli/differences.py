@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from strandline.cli.output import add_row, console, table
+from strandline.cli.output import Table
 from strandline.snapshot.tools.comparison import KeyDiff
 from strandline.snapshot.tools.diff import Count, SnapshotDiff, StateDiff
 
@@ -25,7 +25,7 @@ def _state(state: StateDiff) -> dict[str, Any]:
 def print_diff(diff: SnapshotDiff) -> None:
     """Print a table of the states that differ, then some of their keys, and the names of the equal states."""
     numbers = ("added", "changed", "removed", "rows before", "rows after")
-    output = table("operator", "state", *numbers, "", right=numbers)
+    output = Table("operator", "state", *numbers, "", right=numbers)
     for state in diff.states:
         if state.is_equal:
             continue
@@ -33,9 +33,9 @@ def print_diff(diff: SnapshotDiff) -> None:
         if not (state.only or state.why_not):
             counts = (_count(count) for count in (state.added, state.changed, state.removed))
             figures = (*counts, state.rows_before + state.rows_unread, state.rows_after + state.rows_unread)
-        add_row(output, state.operator, state.state or "-", *figures, _remark(state))
-    if output.row_count:
-        console().print(output)
+        output.add(state.operator, state.state or "-", *figures, _remark(state))
+    if output.rows:
+        output.print()
     for state in diff.states:
         for key in state.keys:
             _print_key(state, key)

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from strandline import __version__
-from strandline.cli.output import add_row, console, print_json, size_text, table
+from strandline.cli.output import Table, print_json, size_text
 from strandline.cli.stores import LocalDir, root_of
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import Generation, Partition
@@ -64,11 +64,11 @@ def doctor(
     else:
         from rich.text import Text
 
-        output = table("check", "", "found", "next step")
+        output = Table("check", "", "found", "next step")
         for check in checks:
             mark = Text("ok", style="green") if check.ok else Text("problem", style="red")
-            add_row(output, check.check, mark, check.result, check.next_step)
-        console().print(output)
+            output.add(check.check, mark, check.result, check.next_step)
+        output.print()
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 

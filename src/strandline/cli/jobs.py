@@ -11,17 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from strandline.cli.output import (
-    add_row,
-    console,
-    duration_text,
-    print_json,
-    say,
-    size_text,
-    table,
-    time_text,
-    with_times,
-)
+from strandline.cli.output import Table, duration_text, print_json, say, size_text, time_text, with_times
 from strandline.cli.progress import progress_bar
 from strandline.cli.status_view import ended_as_data, ended_text, parallelism_text, print_status, state_text
 from strandline.cli.stores import AsJson, LocalDir, root_of
@@ -83,7 +73,7 @@ def jobs(
     running = [(driver, *_request_status(driver)) for driver in drivers]
     ended = [record for record in records(root) if _is_over(record, drivers) and (every or record.fate in _TROUBLE)]
     columns = ("job", "state", "pid", "since", "epoch", "rows", "checkpoint directory")
-    output = table(*columns, right=("pid", "epoch", "rows"))
+    output = Table(*columns, right=("pid", "epoch", "rows"), whole=("since",), spare=("pid", "rows"))
     for driver, status, trouble in running:
         if json:
             data = {name: status and getattr(status, name) for name in ("state", "epoch", "rows_in", "rows_per_s")}
@@ -91,19 +81,17 @@ def jobs(
             continue
         figures = (state_text(status.state), status.epoch, f"{status.rows_in:,}") if status else (trouble, "-", "-")
         since = time_text(driver.since_ms)
-        add_row(output, driver.job or "-", figures[0], driver.pid, since, *figures[1:], driver.directory or "-")
+        output.add(driver.job or "-", figures[0], driver.pid, since, *figures[1:], driver.directory or "-")
     for record in ended:
         if json:
             print_json(with_times(ended_as_data(record)))
             continue
-        add_row(
-            output, record.job, state_text(record.fate), record.pid, time_text(record.since_ms), "-", "-",
-            record.directory,
-        )  # fmt: skip
+        since = time_text(record.since_ms)
+        output.add(record.job, state_text(record.fate), record.pid, since, "-", "-", record.directory)
     if not running and not (ended and every):
         say(f"no job runs on this machine with the local_dir {root}")
-    if output.row_count:
-        console().print(output)
+    if output.rows:
+        output.print()
     if not json and any(record.fate in _TROUBLE for record in ended):
         say("why a job has ended: `strandline status JOB`, and `strandline logs JOB --driver`")
 

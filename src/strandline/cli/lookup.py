@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.jobs import STATUS_TIMEOUT_S, OfDirectory, RunningJob
-from strandline.cli.output import add_row, console, json_text, print_json, say, table
+from strandline.cli.output import Table, json_text, print_json, say
 from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, LookUp
@@ -34,8 +34,8 @@ def lookup(
         for key, value in zip(keys, result.values, strict=True):
             print_json({"table": result.table, "epoch": result.epoch, "key": key, "value": value})
         return
-    output = table("key", "value")
+    output = Table("key", "value")
     for key, value in zip(keys, result.values, strict=True):
-        add_row(output, key, "-" if value is None else json_text(value))
-    console().print(output)
+        output.add(key, "-" if value is None else json_text(value))
+    output.print()
     say(f"as of epoch {result.epoch}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
 _TIME_FIELDS = frozenset(["since_ms", "created_ms", "triggered_ms", "completed_ms", "last_failure_ms", "ended_ms"])
 # Wide enough that no cell of a table in a file or a pipe is wrapped.
@@ -27,22 +28,60 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=file, highlight=False, force_terminal=False, no_color=True, width=_FILE_WIDTH)
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table; the columns named in `right` hold numbers."""
-    from rich import box
-    from rich.table import Table
+class Table:
+    """A table as wide as the terminal at most, without the columns in which no row has a value."""
 
-    output = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        output.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return output
+    def __init__(
+        self,
+        *columns: str,
+        right: Sequence[str] = (),
+        whole: Sequence[str] = (),
+        spare: Sequence[str] = (),
+        is_data: bool = False,
+    ) -> None:
+        """Make an empty table; `right` are the columns of numbers, and `whole` others that stay on one line.
 
+        A narrow terminal goes without the columns in `spare`, the first ones first. With `is_data`, every column is
+        there, and numbers may be broken, too: there may be any number of them.
+        """
+        self.rows: list[list[Text]] = []
+        self._columns, self._right, self._spare, self._is_data = columns, right, spare, is_data
+        self._whole = () if is_data else (*right, *whole)
 
-def add_row(to: Table, *cells: object) -> None:
-    """Add a row of plain text, without markup."""
-    from rich.text import Text
+    def add(self, *cells: object) -> None:
+        """Add a row of plain text, without markup; "" and "-" are no values."""
+        from rich.text import Text
 
-    to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
+        self.rows.append([cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells])
+
+    def print(self) -> None:
+        """Print the table to standard output."""
+        screen = console()
+        wide = screen.options.update(max_width=_FILE_WIDTH)
+        left_out: set[str] = set()
+        if not self._is_data:
+            left_out.update(
+                name
+                for name, cells in zip(self._columns, zip(*self.rows, strict=True), strict=bool(self.rows))
+                if all(cell.plain in ("", "-") for cell in cells)
+            )
+        for name in self._spare:
+            if screen.measure(self._rendered(left_out), options=wide).maximum > screen.width:
+                left_out.add(name)
+        screen.print(self._rendered(left_out))
+
+    def _rendered(self, left_out: Collection[str]) -> RichTable:
+        from rich import box
+        from rich.table import Table as RichTable
+
+        output = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        numbers = [number for number, name in enumerate(self._columns) if name not in left_out]
+        for name in (self._columns[number] for number in numbers):
+            justify: Literal["right", "left"] = "right" if name in self._right else "left"
+            output.add_column(name, justify=justify, overflow="fold", no_wrap=name in self._whole)
+        for row in self.rows:
+            output.add_row(*(row[number] for number in numbers))
+        return output
 
 
 def say(message: str) -> None:
@@ -63,7 +102,7 @@ def with_times(data: Any) -> Any:
         for name, value in data.items():
             result[name] = with_times(value)
             if name in _TIME_FIELDS:
-                result[name.removesuffix("_ms") + "_at"] = time_text(value) if value else None
+                result[name.removesuffix("_ms") + "_at"] = iso_text(value) if value else None
         return result
     if isinstance(data, list | tuple):
         return [with_times(value) for value in data]
@@ -107,14 +146,19 @@ def rate_text(per_s: float) -> str:
     return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
 
 
+def iso_text(ms: int) -> str:
+    """Return a time in this machine's time zone, in ISO 8601 with its offset, for programs."""
+    return datetime.fromtimestamp(ms // 1000).astimezone().isoformat()
+
+
 def time_text(ms: int) -> str:
-    """Return a time in this machine's time zone, in ISO 8601 with its offset."""
+    """Return a time in this machine's time zone, for people."""
     return moment_text(ms * 1000) if ms else "-"
 
 
 def moment_text(us: int) -> str:
     """Return an event time in this machine's time zone; any value of a timestamp is allowed."""
     try:
-        return datetime.fromtimestamp(us // 1_000_000).astimezone().isoformat()
+        return datetime.fromtimestamp(us // 1_000_000).isoformat(" ")
     except (ValueError, OverflowError, OSError):
         return "after the year 9999" if us > 0 else "before the year 1"

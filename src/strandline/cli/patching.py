@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.checkpoint.folder import folder_at
-from strandline.cli.output import add_row, console, print_json, size_text, table
+from strandline.cli.output import Table, print_json, size_text
 from strandline.cli.progress import progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.control.wire import ProgressMessage
@@ -172,10 +172,10 @@ def _as_data(url: str, manifest: Manifest, plan: Plan) -> dict[str, Any]:
 
 
 def _print(data: dict[str, Any]) -> None:
-    output = table("table", "was", "what became of it", "rows", right=("rows",))
+    output = Table("table", "was", "what became of it", "rows", right=("rows",))
     for state in data["states"]:
         was = state["was"] if state["was"] != state["table"] else ""
-        add_row(output, state["table"], was, state["action"], state["rows"])
+        output.add(state["table"], was, state["action"], state["rows"])
     if data["states"]:
-        console().print(output)
+        output.print()
     print(f"{data['url']}: a savepoint of checkpoint {data['checkpoint']}, {size_text(data['bytes'])}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.cli.output import add_row, console, say, table
+from strandline.cli.output import Table, say
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 
@@ -59,14 +59,14 @@ def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.
 
 def _print_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int) -> None:
     numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
-    output = table(*schema.names, right=tuple(numbers))
+    output = Table(*schema.names, right=numbers, is_data=True)
     count = 0
     for batch in _first(batches, limit + 1):
         for row in zip(*map(_plain_column, batch.columns), strict=True):
             if count < limit:
-                add_row(output, *map(_cell, row))
+                output.add(*map(_cell, row))
             count += 1
-    console().print(output)
+    output.print()
     if count > limit:
         say(f"only the first {limit} rows; --limit N shows more, --json, --csv and --parquet give all")
 

@@ -12,17 +12,7 @@ import typer
 from strandline.checkpoint import gc
 from strandline.checkpoint.check import Problem, SnapshotSummary, VerifyReport
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.output import (
-    add_row,
-    console,
-    duration_text,
-    print_json,
-    say,
-    size_text,
-    table,
-    time_text,
-    with_times,
-)
+from strandline.cli.output import Table, duration_text, print_json, say, size_text, time_text, with_times
 from strandline.cli.progress import ByteCounter, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, job_directory, no_job_error, parse_options, snapshot_url
 from strandline.control.wire import ProgressMessage
@@ -112,18 +102,28 @@ def _print_list(snapshots: list[SnapshotSummary], here: str) -> None:
     from rich.text import Text
 
     numbers = ("epoch", "size", "increment", "duration")
-    output = table("snapshot", "state", "form", "job", "taken", *numbers, "reason", right=numbers)
+    columns = ("snapshot", "state", "form", "job", "taken", *numbers)
+    output = Table(*columns, right=numbers, whole=("state", "taken"), spare=("duration", "increment", "epoch"))
+    # A checkpoint's path names its job.
+    paths_suffice = all(f"/{summary.job}/chk-" in summary.url for summary in snapshots)
+    reasons = []
     for summary in snapshots:
         figures: tuple[object, ...] = ("-",) * len(numbers)
         if summary.form:
             figures = (
-                summary.epoch, size_text(summary.total_bytes), size_text(summary.uploaded_bytes),
-                duration_text(summary.duration_ms),
+                summary.epoch, size_text(summary.total_bytes),
+                size_text(summary.uploaded_bytes) if summary.kind == "checkpoint" else "-",
+                duration_text(summary.duration_ms) if summary.duration_ms else "-",
             )  # fmt: skip
         name, state = unquote(summary.url.removeprefix(here)), Text(summary.state, style=_STYLES[summary.state])
-        about = (summary.form or "-", summary.job or "-", time_text(summary.created_ms))
-        add_row(output, name, state, *about, *figures, summary.reason)
-    console().print(output)
+        output.add(
+            name, state, summary.form, "" if paths_suffice else summary.job, time_text(summary.created_ms), *figures
+        )
+        if summary.reason:
+            reasons.append(f"{name}: {summary.state}: {summary.reason.removeprefix('void: ')}")
+    output.print()
+    for reason in reasons:
+        print(reason)
 
 
 @app.command("show")
@@ -172,12 +172,13 @@ def verify(
             find_snapshot(snapshot_url(place, options), options, fsync=False)
         # One that is void is read if it is all there is: it was named.
         targets += chosen or summaries
-    summary_table = table("snapshot", "files", "size", "result", right=("files", "size"))
-    problem_table = table("snapshot", "path", "problem")
+    summary_table = Table("snapshot", "files", "size", "result", right=("files", "size"))
+    problems = []
     with progress_bar() as report:
         counter = ByteCounter(report, sum(target.total_bytes for target in targets))
         for target in targets:
-            counter.step = f"reading {unquote('/'.join(target.url.split('/')[-2:]))}"
+            name = unquote("/".join(target.url.split("/")[-2:]))
+            counter.step = f"reading {name}"
             try:
                 result = verify_snapshot(target.url, options, counter.add)
             except NotFoundError as error:
@@ -186,14 +187,13 @@ def verify(
                 about = {"url": target.url, "job": target.job, "checkpoint": target.checkpoint}
                 print_json({**about, "ok": result.ok, **asdict(result)})
             outcome = "intact" if result.ok else f"problems: {len(result.problems)}"
-            add_row(summary_table, target.url, result.files, size_text(result.bytes), outcome)
-            for problem in result.problems:
-                add_row(problem_table, target.url, problem.path, problem.problem)
+            summary_table.add(target.url, result.files, size_text(result.bytes), outcome)
+            problems += [f"{name}: {problem.path}: {problem.problem}" for problem in result.problems]
     if not json:
-        console().print(summary_table)
-        if problem_table.row_count:
-            console().print(problem_table)
-    if problem_table.row_count:
+        summary_table.print()
+        for line in problems:
+            print(line)
+    if problems:
         say("next step: bring these files back from a copy, or use another snapshot that is intact")
         raise typer.Exit(1)
 
@@ -327,11 +327,11 @@ def gc_(
     grace_ms = parse_duration_ms(grace, "--grace")
     plan = gc.plan(job_directory(directory, job, option), SystemClock(), grace_ms)
     if not json:
-        output = table("delete", "size", "because", right=("size",))
+        output = Table("delete", "size", "because", right=("size",))
         for item in plan.garbage:
-            add_row(output, item.path, size_text(item.size_bytes), item.reason)
+            output.add(item.path, size_text(item.size_bytes), item.reason)
         if plan.garbage:
-            console().print(output)
+            output.print()
         print(
             f"{len(plan.garbage)} objects, {size_text(plan.total_bytes)} to delete; {plan.too_young} stay, younger "
             f"than {grace} or than the newest checkpoint; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"

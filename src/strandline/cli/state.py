@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli import patching
-from strandline.cli.output import add_row, console, print_json, size_text, table
+from strandline.cli.output import Table, print_json, size_text
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 
 app = typer.Typer(
@@ -47,12 +47,12 @@ def tables_(url: Url, option: StorageOptions = None, json: AsJson = False) -> No
         for entry in snapshot_tables:
             print_json(asdict(entry))
         return
-    output = table("table", "kind", "rows", "size", "columns", right=("rows", "size"))
+    output = Table("table", "kind", "rows", "size", "columns", right=("rows", "size"))
     for entry in snapshot_tables:
         columns = ", ".join(f"{name} {kind}" for name, kind in entry.columns.items())
         rows = "-" if entry.rows is None else entry.rows
-        add_row(output, entry.table, entry.kind, rows, "-" if entry.bytes is None else size_text(entry.bytes), columns)
-    console().print(output)
+        output.add(entry.table, entry.kind, rows, "-" if entry.bytes is None else size_text(entry.bytes), columns)
+    output.print()
 
 
 @app.command("show")

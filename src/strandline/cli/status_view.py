@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from strandline.cli.liveline import checkpoint_text, watermark_text
-from strandline.cli.output import add_row, age_text, console, duration_text, rate_text, size_text, table, time_text
+from strandline.cli.output import Table, age_text, duration_text, rate_text, size_text, time_text
 from strandline.control.client import Driver
 from strandline.control.journal import JournalEntry
 from strandline.control.status import SinkStatus, SourceStatus, Status
@@ -28,10 +28,10 @@ def state_text(state: str) -> Text:
 
 def print_status(driver: Driver, status: Status) -> None:
     """Print the status of a running job."""
-    output = table("what", "now")
+    output = Table("what", "now")
     for name, value in _facts(driver, status):
-        add_row(output, name, value)
-    console().print(output)
+        output.add(name, value)
+    output.print()
     if status.source_progress:
         _print_sources(status.source_progress)
     if status.sinks:
@@ -83,19 +83,19 @@ def _facts(driver: Driver, status: Status) -> list[tuple[str, object]]:
 
 
 def _print_sources(sources: list[SourceStatus]) -> None:
-    output = table("source", "what it is", "behind", "read to")
+    output = Table("source", "what it is", "behind", "read to")
     for source in sources:
-        add_row(output, source.name or "-", source.what or "-", lag_text(source), _offsets_text(source.read_to))
-    console().print(output)
+        output.add(source.name or "-", source.what or "-", lag_text(source), _offsets_text(source.read_to))
+    output.print()
 
 
 def _print_sinks(sinks: list[SinkStatus]) -> None:
-    output = table("sink", "delivered", "refused", "waits", "why", right=("delivered", "refused"))
+    output = Table("sink", "delivered", "refused", "waits", "why", right=("delivered", "refused"))
     for sink in sinks:
         size, age = size_text(sink.waiting_bytes), age_text(sink.waiting_ms / 1000)
         waits = f"{sink.waiting_rows:,} rows, {size}, for {age}" if sink.waiting_rows else "nothing"
-        add_row(output, sink.name, f"{sink.rows:,}", f"{sink.refused_rows:,}", waits, sink.failure or "-")
-    console().print(output)
+        output.add(sink.name, f"{sink.rows:,}", f"{sink.refused_rows:,}", waits, sink.failure or "-")
+    output.print()
 
 
 def lag_text(source: SourceStatus) -> str:
@@ -117,19 +117,20 @@ def _offsets_text(offsets: Any) -> str:
 
 def _print_keepers(status: Status) -> None:
     numbers = ("partition", "pid", "epoch", "rows in", "share", "rows out", "time", "pause", "state", "memory")
-    output = table("operator", *numbers[:2], "host", *numbers[2:], right=numbers)
+    spare = ("rows out", "time", "pid", "host", "share")
+    output = Table("operator", *numbers[:2], "host", *numbers[2:], right=numbers, spare=spare)
     rows: Counter[str] = Counter()
     for keeper in status.keepers:
         rows[keeper.uid] += keeper.all_rows_in
     for keeper in status.keepers:
         share = f"{100 * keeper.all_rows_in / rows[keeper.uid]:.0f} %" if rows[keeper.uid] else "-"
         state, memory = ("-" if size is None else size_text(size) for size in (keeper.state_bytes, keeper.memory_bytes))
-        add_row(
-            output, keeper.uid, keeper.partition, keeper.pid, keeper.host, keeper.epoch,
+        output.add(
+            keeper.uid, keeper.partition, keeper.pid, keeper.host, keeper.epoch,
             f"{keeper.all_rows_in:,}", share, f"{keeper.all_rows_out:,}",
             duration_text(keeper.all_ms), duration_text(keeper.pause_ms), state, memory,
         )  # fmt: skip
-    console().print(output)
+    output.print()
 
 
 def ended_as_data(record: JournalEntry) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 
 from strandline.cli.driver import outcome, prepare
 from strandline.cli.orders import Drop, Restore, drops, restores
-from strandline.cli.output import add_row, console, print_json, say, table
+from strandline.cli.output import Table, print_json, say
 from strandline.cli.stores import AsJson
 from strandline.core.errors import ConfigurationError
 
@@ -127,12 +127,12 @@ def _print(check: Check) -> None:
     from rich.text import Text
 
     print(f"job {check.job}, from {check.url}")
-    output = table("operator", "state or aggregate", "what becomes of it", "was", "details")
+    output = Table("operator", "state or aggregate", "what becomes of it", "was", "details")
     for change in check.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
         name = f"{change.aggregate} (aggregate)" if change.aggregate else change.state or "-"
-        add_row(output, change.uid, name, action, change.was, "; ".join(change.details))
-    console().print(output)
+        output.add(change.uid, name, action, change.was, "; ".join(change.details))
+    output.print()
     for name in check.upgrade.unused:
         say(f"--drop {name}: the snapshot has nothing of that name")
     for note in check.notes:
