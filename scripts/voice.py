@@ -26,6 +26,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/format",
     "src/strandline/runtime",
     "src/strandline/storage",
+    "src/strandline/types",
 )
 NAMES = frozenset(
     ("asked", "behind", "found", "given", "heard", "listed", "made", "own", "said", "shown", "taken", "told")
