@@ -28,6 +28,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/plan",
     "src/strandline/runtime",
     "src/strandline/storage",
+    "src/strandline/types",
 )
 NAMES = frozenset(
     ("asked", "behind", "found", "given", "heard", "listed", "made", "own", "said", "shown", "taken", "told")

@@ -35,7 +35,7 @@ from strandline.types.datatypes import (
     parse_type,
     quoted,
 )
-from strandline.types.evolution import Converter, Refusal, checked, evolve
+from strandline.types.evolution import Converter, Refusal, evolve, validate_hints
 from strandline.types.hints import Hints
 from strandline.types.records import record_type
 from tests.format.strategies import NAMES, same, scalars, types, values
@@ -139,7 +139,7 @@ def struct_changes(draw: Any, old: StructType, path: str) -> Change:
 
 
 def hinted(change: Change) -> Hints:
-    return checked(Hints(change.renamed, change.fill), change.new)
+    return validate_hints(Hints(change.renamed, change.fill), change.new)
 
 
 def converted(old: DataType, change: Change) -> Converter:
@@ -207,7 +207,7 @@ def test_columns_that_stay_what_they_are_are_taken_over(last: str) -> None:
     kinds = [
         parse_type(f"struct<{ddl}>") for ddl in (f"a: int, b: int, {last}", f"x: int, a: int, y: int, {last}, n: int")
     ]
-    hints = Hints({"x": "a", "y": "a", "a": "b"}, {"n": 7}, several=True)
+    hints = Hints({"x": "a", "y": "a", "a": "b"}, {"n": 7}, always_rename=True)
     schemas = Schemas().followed_by(kinds[0], kinds[1], hints)
     kinds.append(parse_type(f"struct<n: int, new: array<int>, {last}, x: int>"))
     schemas = schemas.followed_by(kinds[1], kinds[2], Hints(fill={"new": [1]}))
@@ -368,7 +368,7 @@ def test_a_hint_that_says_two_things_is_refused() -> None:
 )
 def test_hints_that_fit_no_type(hints: Hints, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        checked(hints, parse_type("struct<a: int, b: array<struct<c: int>>>"))
+        validate_hints(hints, parse_type("struct<a: int, b: array<struct<c: int>>>"))
 
 
 def test_schema_ids_end() -> None:

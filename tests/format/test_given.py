@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.core.errors import ConfigurationError
 from strandline.testing import Harness, events
 from strandline.types.datatypes import parse_type
-from strandline.types.spark_schema import schema_given, type_given, type_text
+from strandline.types.spark_schema import resolve_schema, resolve_type, type_text
 from tests.format import strategies
 
 
@@ -36,15 +36,15 @@ SCHEMA = (
 
 @pytest.mark.parametrize("ddl", ["bigint", "timestamp_ntz", "decimal(12,3)", "string"])
 def test_types_of_spark(ddl: str) -> None:
-    assert type_given(spark_type(ddl), "x") == parse_type(ddl)
+    assert resolve_type(spark_type(ddl), "x") == parse_type(ddl)
 
 
 def test_schemas_of_spark() -> None:
     expected = "struct<user:string,`some text`:array<map<smallint,date>>,`odd``one`:struct<n:decimal(10,2)>>"
-    assert schema_given(SCHEMA, "x").ddl == type_given(SCHEMA, "x").ddl == expected
+    assert resolve_schema(SCHEMA, "x").ddl == resolve_type(SCHEMA, "x").ddl == expected
     assert type_text(SCHEMA["user"], "x") == "string"
-    assert schema_given(SCHEMA["user"], "x").ddl == "struct<user:string>"
-    assert type_given(SCHEMA["some text"], "x").ddl == "array<map<smallint,date>>"
+    assert resolve_schema(SCHEMA["user"], "x").ddl == "struct<user:string>"
+    assert resolve_type(SCHEMA["some text"], "x").ddl == "array<map<smallint,date>>"
 
 
 @given(strategies.types())
@@ -53,7 +53,7 @@ def test_any_type_comes_through_sparks_json(kind: Any) -> None:
         def jsonValue(self) -> Any:
             return spark_types._parse_datatype_json_string(json.dumps(_json(kind.ddl))).jsonValue()
 
-    assert type_given(Told(), "x") == kind
+    assert resolve_type(Told(), "x") == kind
 
 
 def _json(ddl: str) -> Any:
@@ -91,14 +91,14 @@ def _json(ddl: str) -> Any:
             "a int, __Strandline_x int",
             "it: the column '__Strandline_x' has a name that Strandline keeps for columns of its own",
         ),
-        (spark_types.StructType().add("__strandline_time", spark_types.LongType()), "give it another one"),
+        (spark_types.StructType().add("__strandline_time", spark_types.LongType()), "choose another name"),
         ({"a": "int"}, "it is {'a': 'int'}, expected a schema in Spark DDL, or a StructType"),
         (None, "it is None, expected a schema"),
     ],
 )
 def test_what_is_no_schema(wrong: Any, said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        schema_given(wrong, "it")
+        resolve_schema(wrong, "it")
     assert said in str(caught.value)
     assert str(caught.value).startswith("it")
 
@@ -106,8 +106,8 @@ def test_what_is_no_schema(wrong: Any, said: str) -> None:
 @given(strategies.structs(strategies.types()))
 def test_a_schema_is_what_spark_would_say(kind: Any) -> None:
     stream = events(", ".join(field.ddl for field in kind.fields))
-    assert schema_given(stream.schema, "x") == kind
-    assert [type_given(field, "x") for field in stream.schema] == [field.type for field in kind.fields]
+    assert resolve_schema(stream.schema, "x") == kind
+    assert [resolve_type(field, "x") for field in stream.schema] == [field.type for field in kind.fields]
     assert [parse_type(ddl) for ddl in stream.types.values()] == [field.type for field in kind.fields]
 
 

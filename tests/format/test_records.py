@@ -51,7 +51,7 @@ def test_replace() -> None:
     record = record_type(["a", "two words"])._make([1, 2])
     assert record._replace({"two words": 5}, a=0) == (0, 5)
     assert type(record._replace(a=0)) is type(record)
-    with pytest.raises(ValueError, match="no b here"):
+    with pytest.raises(ValueError, match="the record has no b"):
         record._replace(b=1)
 
 

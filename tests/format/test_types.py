@@ -76,12 +76,12 @@ def test_reads_schemas() -> None:
         ("decimal(1,2,3)", 11, "expected ')'"),
         ("varchar", 7, "expected '('"),
         ("struct<>", 7, "expected a name"),
-        ("struct<a int, a int>", 14, "already"),
+        ("struct<a int, a int>", 14, "another field"),
         ("struct<a int NOT>", 16, "expected NULL"),
         ("struct<a int COMMENT x>", 21, "expected the comment"),
         ("interval", 0, "is no type"),
-        ("int; drop", 3, "begins nothing"),
-        ("struct<`a:int>", 7, "begins nothing"),
+        ("int; drop", 3, "unexpected character"),
+        ("struct<`a:int>", 7, "unexpected character"),
     ],
 )
 def test_errors_show_the_place(text: str, at: int, why: str) -> None:

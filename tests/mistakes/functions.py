@@ -216,7 +216,7 @@ MISTAKES = [
     gives(
         "an unknown column by name",
         lambda e, c: e["usr"],
-        "there is no 'usr' here: the names are user, n, ts",
+        "the record has no 'usr': the names are user, n, ts",
         error=UserCodeError,
     ),
     gives(
@@ -330,7 +330,7 @@ MISTAKES = [
     process(
         "an output column twice",
         lambda: of(on_event=on_event),
-        "there is a field named 'n' already",
+        "another field is named 'n'",
         output="n int, n int",
     ),
     process(

@@ -16,7 +16,7 @@ from strandline.plan.windows import operator_of
 from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import pickle_process
-from strandline.types.plain import same
+from strandline.types.plain import identity
 from tests.runtime.windowed import SECOND, WindowBench, folded, joined, largest
 
 Make = Callable[..., WindowBench]
@@ -316,7 +316,7 @@ def test_a_fold_may_begin_with_nothing(make: Make) -> None:
         return event.v if value is None else min(value, event.v)  # type: ignore[no-any-return]
 
     bench = make(
-        Tumbling("10s"), Folding("bigint", ["result"], create=partial(same, None), add=smallest), result="bigint"
+        Tumbling("10s"), Folding("bigint", ["result"], create=partial(identity, None), add=smallest), result="bigint"
     )
     bench.step([("a", 3, 0), ("a", 2, 1), ("a", 5, 2)])
     assert bench.step((), 10) == [row("a", 0, 10, 2)]

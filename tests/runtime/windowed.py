@@ -18,7 +18,7 @@ from strandline.plan.windows import operator_of
 from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping, first_or
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
-from strandline.types.plain import same
+from strandline.types.plain import identity
 from tests.runtime.bench import MIB, Bench, batch_of
 
 SECOND = 1_000_000
@@ -44,7 +44,7 @@ def folded() -> Contents:
     return Folding(
         "struct<n: bigint, text: string>",
         ["result"],
-        create=partial(same, (0, "")),
+        create=partial(identity, (0, "")),
         add=lambda acc, e: {"n": acc.n + 1, "text": f"{acc.text},{e.v}" if acc.n else str(e.v)},
         merge=lambda a, b: (a.n + b.n, f"{a.text},{b.text}"),
         result=lambda acc: acc.text,
@@ -58,7 +58,7 @@ def largest() -> Contents:
         return a if a.v >= b.v else b
 
     return Folding(
-        "struct<k: string, v: bigint>", ["result"], create=partial(same, None), add=partial(first_or, larger), merge=larger,
+        "struct<k: string, v: bigint>", ["result"], create=partial(identity, None), add=partial(first_or, larger), merge=larger,
         result=itemgetter(1),
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ def column_mappings(older: Mapping[int, OlderSchema], kind: StructType) -> dict[
 
 def _origins(stored: StructType, newer: StructType, step: OlderSchema) -> list[int | pa.Array] | None:
     """Return the origins of the columns of the next schema."""
-    sources = sources_of(stored, newer, Hints(step.renamed, several=True))
+    sources = sources_of(stored, newer, Hints(step.renamed, always_rename=True))
     origins: list[int | pa.Array] = []
     for f in newer.fields:
         source = sources[f.name]

@@ -17,9 +17,9 @@ from strandline.core.errors import ConfigurationError, CorruptionError, StateTyp
 from strandline.core.keygroups import MAX_MAX_PARALLELISM
 from strandline.format.keybytes import KeyBytes
 from strandline.format.keycolumns import FixedColumn, key_column, one_nan
-from strandline.types.coercion import Coercion, MisfitError, coercion, shown
+from strandline.types.coercion import Coercion, MisfitError, coercion, short_repr
 from strandline.types.datatypes import DataType, DoubleType, FloatType, StructType
-from strandline.types.plain import same
+from strandline.types.plain import identity
 from strandline.types.scalars import Numbers, tolist
 
 _GROUP_BYTES = 2
@@ -49,7 +49,7 @@ class KeyCodec:
         self._dtype = np.dtype(parts)
         self._slices = np.dtype(f"V{self._dtype.itemsize}")
         normalisers = [_normaliser(kind) for kind in self.types]
-        self._normalisers = [each or same for each in normalisers] if any(normalisers) else None
+        self._normalisers = [each or identity for each in normalisers] if any(normalisers) else None
 
     @property
     def size_bytes(self) -> int | None:
@@ -198,7 +198,7 @@ class KeyCodec:
             f"the key does not fit the declared type {self._ddl}: {why}",
             hint="make the key fit, or declare another key type",
             expected=self._ddl,
-            actual=f"{shown(key)} ({type(key).__name__})",
+            actual=f"{short_repr(key)} ({type(key).__name__})",
         )
 
     def _damaged(self, data: bytes, why: str) -> CorruptionError:
@@ -230,7 +230,7 @@ def _normaliser(kind: DataType) -> Callable[[Any], Any] | None:
     if isinstance(kind, StructType):
         parts = [_normaliser(field.type) for field in kind.fields]
         if any(parts):
-            each = [part or same for part in parts]
+            each = [part or identity for part in parts]
             return lambda record: record._make(
                 [None if v is None else one(v) for one, v in zip(each, record, strict=True)]
             )

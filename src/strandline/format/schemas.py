@@ -85,7 +85,7 @@ def _step(stored: DataType, newer: DataType, step: OlderSchema) -> Convert | Non
     if not unknown:
         fill = {path: ValueCodec(fields[path]).decode(value) for path, value in step.fill.items()}
         # The hints were checked when the user gave them.
-        evolution = evolve(stored, newer, Hints(step.renamed, fill, several=True))
+        evolution = evolve(stored, newer, Hints(step.renamed, fill, always_rename=True))
         if not isinstance(evolution, Refusal):
             return evolution.convert
         refusal = evolution

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.format.fixed import FixedLayout, is_fixed
-from strandline.types.coercion import MisfitError, coercion, shown
+from strandline.types.coercion import MisfitError, coercion, short_repr
 from strandline.types.columns import build, conform, to_arrow_type
 from strandline.types.datatypes import DataType
-from strandline.types.plain import Convert, copier, from_plain, plain_class, same, to_plain
+from strandline.types.plain import Convert, copier, from_plain, identity, plain_class, to_plain
 from strandline.types.plaincolumns import arrow_to_plain, plain_to_arrow
 
 _HAS_TTL = 1
@@ -61,7 +61,7 @@ class ValueCodec:
         """Values of this Python type need no coercion: `encode` reports those that are out of range."""
         copy = copier(kind)
         self.mutable = copy is not None
-        self.copy = copy or same
+        self.copy = copy or identity
         self._coerce = coercion(kind)
         self._head = bytes([0, schema_id])
         self._layout = FixedLayout(kind, schema_id << 8) if is_fixed(kind) else None
@@ -272,7 +272,7 @@ class ValueCodec:
             expected=self.type.ddl,
             path=path,
             why=why,
-            actual=f"{shown(value)} ({type(value).__name__})",
+            actual=f"{short_repr(value)} ({type(value).__name__})",
         )
 
 

@@ -59,8 +59,8 @@ class AggregateChanges:
             {f"{prefix}{quoted(name)}": was for name, was in self.renamed.items() if name in struct.names},
             {f"{prefix}{quoted(name)}": value for name, value in self.fill.items() if name in struct.names},
             # Only windows have the field `events`.
-            unsaid={"events": "how many events each key has had is not stored, and windows by count go by it"},
-            several=True,
+            refused={"events": "how many events each key has had is not stored, and windows by count go by it"},
+            always_rename=True,
         )
 
 

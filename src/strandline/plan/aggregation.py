@@ -163,7 +163,7 @@ def _folded(
     operator = operator_of(kind, Accumulating(accumulators, len(keys) + 1), rules)
     state = operator.own_states["windows"]
     unsaid = {f"value.{column}": _unsaid(r) for r in accumulators.results if not r.is_added for column in r.fields}
-    state.hints = replace(state.hints, unsaid=unsaid)
+    state.hints = replace(state.hints, refused=unsaid)
     operator.own_function, operator.own_step, operator.own_hides_events = "", "agg", True
     return operator
 

@@ -14,7 +14,7 @@ from strandline.plan.graph import MapNode, Node
 from strandline.plan.maps import map_on
 from strandline.runtime.task.asyncfunction import Calls, Fallback
 from strandline.runtime.task.outputs import OutputBuilder
-from strandline.types.spark_schema import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, resolve_schema
 
 _MOST = 10_000
 
@@ -66,7 +66,7 @@ def _fallback(fallback: Any, output: str | SparkType) -> Fallback:
         check_function("map_async: fallback", fallback, ["row", "error"])
         check_shippable("map_async: fallback", fallback)
         return Fallback(function=fallback)
-    rows = OutputBuilder("", schema_given(output, "map_async: output"), "map_async: fallback")
+    rows = OutputBuilder("", resolve_schema(output, "map_async: output"), "map_async: fallback")
     try:
         for row in fallback if isinstance(fallback, list) else [] if fallback is None else [fallback]:
             rows.fitting(row)

@@ -16,7 +16,7 @@ from strandline.runtime.rowlayout import ORIGIN
 from strandline.runtime.task.asyncfunction import Calls
 from strandline.runtime.task.rowfunction import OneRow
 from strandline.types.datatypes import DataType
-from strandline.types.spark_schema import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, resolve_schema
 
 
 def map_rows(node: Node, step: str, function: Any, output: str | SparkType, on_error: OnError | str) -> MapNode:
@@ -37,7 +37,7 @@ def map_on(
 ) -> MapNode:
     """Return the node of the user's `function`, which `rows` wraps."""
     policy = on_error_of(step, on_error)
-    input_ddl, output_ddl = node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
+    input_ddl, output_ddl = node.columns.schema(step).ddl, resolve_schema(output, f"{step}: output").ddl
     columns = Columns.of(output_ddl, node.columns.hidden)
     return MapNode(
         columns, node, function=rows, input=input_ddl, output=output_ddl, step=step, calls=calls, on_error=policy,

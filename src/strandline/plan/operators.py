@@ -33,7 +33,7 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import Field, StructType, parse_schema
 from strandline.types.ordering import check_order
-from strandline.types.spark_schema import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, resolve_schema
 
 
 def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str | None) -> WatermarkNode:
@@ -115,9 +115,9 @@ def process_on(
     policy = check_on_error(process, uid, options.get("on_error", "fail"), sides or {})
     check_inputs(process, uid, keyed.method)
     state_infos(process)
-    schema = schema_given(output, f"operator '{uid}': output").ddl
+    schema = resolve_schema(output, f"operator '{uid}': output").ddl
     raw_sides = {
-        side: schema_given(ddl, f"operator '{uid}': the side output '{side}'").ddl
+        side: resolve_schema(ddl, f"operator '{uid}': the side output '{side}'").ddl
         for side, ddl in (sides or {}).items()
     }
     for what, ddl in (("output", schema), *((f"the side output '{side}'", ddl) for side, ddl in raw_sides.items())):
@@ -142,7 +142,7 @@ def process_on(
 
 def with_dead_letters(sides: Mapping[str, str], on_error: OnError) -> dict[str, str]:
     """Return side outputs by name, with dead letters if the policy gives them."""
-    letters = {DEAD_LETTERS: schema_given(DEAD_LETTER, "dead letters").ddl} if on_error.has_dead_letters else {}
+    letters = {DEAD_LETTERS: resolve_schema(DEAD_LETTER, "dead letters").ddl} if on_error.has_dead_letters else {}
     return {**sides, **letters}
 
 

@@ -19,7 +19,7 @@ from strandline.plan.changes import Action, Change
 from strandline.runtime.builtin import Aggregated
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type, quoted
-from strandline.types.evolution import Gone, Refusal, checked, evolve, fields_of
+from strandline.types.evolution import DroppedField, Refusal, evolve, fields_of, validate_hints
 from strandline.types.hints import Hints
 
 
@@ -258,7 +258,7 @@ class _Planner:
         """
         uid, stored_uid = uids
         schemas, details, reasons = Schemas.of(before), tuple[str, ...](), _differences(before, now)
-        gone: Sequence[Gone] = ()
+        gone: Sequence[DroppedField] = ()
         if before.value_type != now.value_type:
             change = _describe_difference("type", now.name, now.value_type, before.value_type)
             try:
@@ -291,7 +291,7 @@ class _Planner:
         self._changes.append(Change(uid, now.name, action, was, details))
         return schemas
 
-    def _fields_gone(self, state: Named, gone: Sequence[Gone]) -> list[str]:
+    def _fields_gone(self, state: Named, gone: Sequence[DroppedField]) -> list[str]:
         """Return reasons against leaving out fields: the user must say of each whether it is dropped or renamed."""
         reasons = []
         for lost in gone:
@@ -306,7 +306,7 @@ class _Planner:
             reasons.append(f"{why}, and {new} {verb} new: is it renamed, or dropped?" if new else why)
         return reasons
 
-    def _fields_kept(self, state: Named, gone: Sequence[Gone]) -> list[str]:
+    def _fields_kept(self, state: Named, gone: Sequence[DroppedField]) -> list[str]:
         """Return reasons against dropping fields that the program has."""
         return [
             f"drop names '{name_in(self._names, named)}', and the program has it"
@@ -395,12 +395,12 @@ def _describe_difference(what: str, state: str, now: str, was: str) -> str:
 
 def _evolve_state(
     schemas: Schemas, before: StateInfo, now: StateInfo, hints: Hints
-) -> tuple[Schemas, tuple[str, ...], tuple[Gone, ...]]:
+) -> tuple[Schemas, tuple[str, ...], tuple[DroppedField, ...]]:
     """Return a state's schemas followed by its new type, the changes, and the fields that are gone."""
     old, new = parse_type(before.value_type), parse_type(now.value_type)
-    hints = checked(hints, new)
+    hints = validate_hints(hints, new)
     evolution = evolve(old, new, hints)
     if isinstance(evolution, Refusal):
         raise ConfigurationError("; ".join(evolution.reasons))
-    gone = tuple(lost for lost in evolution.gone if lost.path not in hints.spare)
+    gone = tuple(lost for lost in evolution.dropped if lost.path not in hints.droppable)
     return schemas.followed_by(old, new, hints), evolution.changes, gone

@@ -26,8 +26,8 @@ from strandline.runtime.operators.windows.contents import (
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
 from strandline.runtime.operators.windows.sessions import SessionWindows
 from strandline.types.datatypes import Field, StructType, TimestampType
-from strandline.types.plain import same
-from strandline.types.spark_schema import SparkType, schema_given, type_given
+from strandline.types.plain import identity
+from strandline.types.spark_schema import SparkType, resolve_schema, resolve_type
 
 Time = Literal["event", "processing"]
 
@@ -116,12 +116,12 @@ def fold(
     check_function(f"fold '{uid}': function", function, ["value", "event"])
     if merge is not None:
         check_function(f"fold '{uid}': merge", merge, ["value", "value"])
-    schema = schema_given(output, f"fold '{uid}': output")
+    schema = resolve_schema(output, f"fold '{uid}': output")
     fields = schema.fields
     value_type = fields[0].type.ddl if len(fields) == 1 else schema.ddl
     output_text = output if isinstance(output, str) else schema.ddl
     check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output_text!r}")
-    folding = Folding(value_type, _names(fields), create=partial(same, initial), add=function, merge=merge)
+    folding = Folding(value_type, _names(fields), create=partial(identity, initial), add=function, merge=merge)
     return WindowFunction("fold", folding, fields)
 
 
@@ -136,7 +136,7 @@ def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> Windo
     folding = Folding(
         schema.ddl,
         _names(fields),
-        create=partial(same, None),
+        create=partial(identity, None),
         add=partial(first_or, function),
         merge=partial(reduced, function),
         result=itemgetter(*places),
@@ -160,9 +160,9 @@ def aggregate(
     check_function(f"{where}: result", result, ["accumulator"])
     if merge is not None:
         check_function(f"{where}: merge", merge, ["accumulator", "accumulator"])
-    fields = schema_given(output, f"aggregate '{uid}': output").fields
+    fields = resolve_schema(output, f"aggregate '{uid}': output").fields
     folding = Folding(
-        type_given(type, f"aggregate '{uid}': the accumulator's type").ddl,
+        resolve_type(type, f"aggregate '{uid}': the accumulator's type").ddl,
         _names(fields),
         create=create,
         add=add,
@@ -178,7 +178,7 @@ def process(
     """Return a function that keeps all events."""
     schema = _events(keyed, uid)
     check_function(f"process '{uid}': function", function, ["key", "window", "events"])
-    fields = schema_given(output, f"process '{uid}': output").fields
+    fields = resolve_schema(output, f"process '{uid}': output").fields
     return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
 
 

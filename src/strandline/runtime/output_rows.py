@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strandline.core.errors import OutputError
-from strandline.types.coercion import shown
+from strandline.types.coercion import short_repr
 from strandline.types.datatypes import ArrayType, BinaryType, DataType, MapType, StructType
 
 _TO_GIVE = "yield each row, or return a list of rows: dicts by column, or tuples in the order of the columns"
@@ -37,14 +37,14 @@ def rows_in(out: Any) -> Iterable[Any]:
             hint="write it with def; other systems are asked before, by map_async(), many calls at once",
         )
     if isinstance(out, str | bytes) or hasattr(out, "to_pydict") or hasattr(out, "iterrows"):
-        raise OutputError(f"it returned {shown(out)}, a {type(out).__name__}, expected rows", hint=_TO_GIVE)
+        raise OutputError(f"it returned {short_repr(out)}, a {type(out).__name__}, expected rows", hint=_TO_GIVE)
     if isinstance(out, tuple) and out and not any(isinstance(row, tuple | list | Mapping) for row in out):
         raise OutputError(
-            f"it returned {shown(out)}, a tuple of values: that is one row, expected rows",
+            f"it returned {short_repr(out)}, a tuple of values: that is one row, expected rows",
             hint="write return [row], or yield row",
         )
     if not isinstance(out, Iterable):
-        raise OutputError(f"it returned {shown(out)}, a {type(out).__name__}, expected rows", hint=_TO_GIVE)
+        raise OutputError(f"it returned {short_repr(out)}, a {type(out).__name__}, expected rows", hint=_TO_GIVE)
     return out
 
 

@@ -36,7 +36,7 @@ from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.rowlayout import RowLayout
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema, parse_type
-from strandline.types.evolution import checked
+from strandline.types.evolution import validate_hints
 
 # Of keys that hold text: those of ten letters or more are told apart, by the key group and their first twelve.
 _TOLD_APART_BYTES = 14
@@ -253,6 +253,6 @@ def check_state(process: Process, name: str, state: State) -> None:
         default = getattr(state, "default", None)
         if default is not None:
             ValueCodec(value_type).coerce(default)
-        checked(state.hints, value_type)
+        validate_hints(state.hints, value_type)
     except (ConfigurationError, StateTypeError) as error:
         raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None

@@ -15,7 +15,7 @@ from strandline.spark.sources.checks import check_source_name
 from strandline.spark.streams.stream import Stream
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import build
-from strandline.types.spark_schema import SparkType, schema_given
+from strandline.types.spark_schema import SparkType, resolve_schema
 
 AT = "__strandline_at"
 """Of rows in a harness: their order, among those of all streams."""
@@ -38,7 +38,7 @@ def events(schema: str | SparkType, name: str | None = None) -> Stream:
     [('ann', 12), ('bob', 6)]
     """
     return Stream(
-        EventSource(Columns.of(schema_given(schema, "events(): the schema").ddl), name=check_source_name(name))
+        EventSource(Columns.of(resolve_schema(schema, "events(): the schema").ddl), name=check_source_name(name))
     )
 
 

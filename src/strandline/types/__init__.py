@@ -1,1 +1,1 @@
-"""Spark's types in Python: their tree and DDL, values, columns, order and hash. Needs no JVM."""
+"""Spark's types in Python: tree, DDL, values, columns, order and hash. Needs no JVM."""

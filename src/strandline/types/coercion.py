@@ -1,4 +1,4 @@
-"""What users may give where a type is declared, and the one form it becomes. Used for state and for output rows."""
+"""Coercion of users' values to the one Python form of a type, for state and output rows."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from strandline.types.records import Record, record_type
 Coercion = Callable[[Any], Any]
 
 EXACT_DECIMALS = Context(prec=100, Emax=999_999, Emin=-999_999, traps=[Inexact, InvalidOperation])
-"""For moving the point of a decimal without ever rounding."""
+"""A context that moves the point of a decimal and never rounds."""
 
 
 class MisfitError(Exception):
-    """A value does not fit a type. Callers turn it into the error that says whose value it was."""
+    """A value does not fit a type. Callers convert it to an error that names the state or column."""
 
     def __init__(self, expected: str, value: Any, why: str = "") -> None:
         super().__init__(expected, value, why)
@@ -45,18 +45,18 @@ class MisfitError(Exception):
         self.path = ""
 
     def within(self, part: str) -> MisfitError:
-        """Note the part of the value, seen from outside, that the misfit was found in."""
+        """Prefix the path with the part of the outer value that holds the misfit."""
         self.path = part + self.path
         return self
 
     def __str__(self) -> str:
         at = f" at {self.path}" if self.path else ""
         why = f": {self.why}" if self.why else ""
-        return f"expected {self.expected}{at}, got {shown(self.value)} ({type(self.value).__name__}){why}"
+        return f"expected {self.expected}{at}, got {short_repr(self.value)} ({type(self.value).__name__}){why}"
 
 
-def shown(value: Any) -> str:
-    """Return a value as an error message shows it: not endlessly."""
+def short_repr(value: Any) -> str:
+    """Return the repr of a value for an error message, cut off after 200 characters."""
     try:
         text = repr(value)
     except Exception as error:
@@ -64,27 +64,27 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def coercion(wanted: DataType, *, hashable: bool = False) -> Coercion:
+def coercion(kind: DataType, *, hashable: bool = False) -> Coercion:
     """Return the function that checks and normalises one value (never None), or raises MisfitError.
 
-    `hashable`: arrays become tuples, as the keys of a map need them.
+    With `hashable`, arrays become tuples, as in the keys of a map.
     """
-    if isinstance(wanted, IntegralType):
-        return _integral(wanted)
-    if isinstance(wanted, DecimalType):
-        return _decimal(wanted)
-    if isinstance(wanted, ArrayType):
-        return _array(wanted, hashable)
-    if isinstance(wanted, MapType):
-        return _map(wanted)
-    if isinstance(wanted, StructType):
-        return _struct(wanted, hashable)
-    return _SCALARS[type(wanted)]
+    if isinstance(kind, IntegralType):
+        return _integral(kind)
+    if isinstance(kind, DecimalType):
+        return _decimal(kind)
+    if isinstance(kind, ArrayType):
+        return _array(kind, hashable)
+    if isinstance(kind, MapType):
+        return _map(kind)
+    if isinstance(kind, StructType):
+        return _struct(kind, hashable)
+    return _SCALARS[type(kind)]
 
 
-def _integral(wanted: IntegralType) -> Coercion:
-    limit = 1 << (8 * wanted.width - 1)
-    ddl = wanted.ddl
+def _integral(kind: IntegralType) -> Coercion:
+    limit = 1 << (8 * kind.width - 1)
+    ddl = kind.ddl
 
     def coerce(value: Any) -> Any:
         if type(value) is not int:
@@ -172,7 +172,7 @@ def _timestamp(value: Any) -> dt.datetime:
     try:
         offset = value.utcoffset()
     except Exception as error:
-        # As pandas' NaT has none, and a zone of the user's may raise what it likes.
+        # pandas' NaT has no offset, and a user's tzinfo may raise anything.
         raise MisfitError("timestamp", value, "it is no moment") from error
     if offset is None:
         raise MisfitError(
@@ -195,7 +195,7 @@ def _timestamp_ntz(value: Any) -> dt.datetime:
 
 
 def _plain_datetime(value: Any, ddl: str) -> dt.datetime:
-    # Subclasses, pandas' above all, may hold what a datetime cannot.
+    # Subclasses such as pandas' may hold what a datetime cannot.
     try:
         plain = dt.datetime(
             value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
@@ -207,10 +207,10 @@ def _plain_datetime(value: Any, ddl: str) -> dt.datetime:
     return plain
 
 
-def _decimal(wanted: DecimalType) -> Coercion:
-    step = Decimal((0, (1,), -wanted.scale))
-    limit = Decimal((0, (1,), wanted.precision - wanted.scale))
-    ddl = wanted.ddl
+def _decimal(kind: DecimalType) -> Coercion:
+    step = Decimal((0, (1,), -kind.scale))
+    limit = Decimal((0, (1,), kind.precision - kind.scale))
+    ddl = kind.ddl
 
     def coerce(value: Any) -> Any:
         if not isinstance(value, Decimal):
@@ -220,20 +220,20 @@ def _decimal(wanted: DecimalType) -> Coercion:
         try:
             exact = value.quantize(step, context=EXACT_DECIMALS)
         except DecimalException as error:
-            raise MisfitError(ddl, value, f"it is not exact with {wanted.scale} digits after the point") from error
+            raise MisfitError(ddl, value, f"it is not exact with {kind.scale} digits after the point") from error
         if not exact.is_finite():
             raise MisfitError(ddl, value, "it is no finite number")
         if not -limit < exact < limit:
-            raise MisfitError(ddl, value, f"it has more than {wanted.precision - wanted.scale} digits before the point")
+            raise MisfitError(ddl, value, f"it has more than {kind.precision - kind.scale} digits before the point")
         return exact if exact else abs(exact)
 
     return coerce
 
 
-def _array(wanted: ArrayType, hashable: bool) -> Coercion:
-    one, ddl = coercion(wanted.element, hashable=hashable), wanted.ddl
+def _array(kind: ArrayType, hashable: bool) -> Coercion:
+    element, ddl = coercion(kind.element, hashable=hashable), kind.ddl
     make: type[list[Any]] | type[tuple[Any, ...]] = tuple if hashable else list
-    fits = _all_exact(wanted.element)
+    fits = _all_exact(kind.element)
 
     def coerce(value: Any) -> Any:
         if type(value) is list and fits(value):
@@ -242,27 +242,27 @@ def _array(wanted: ArrayType, hashable: bool) -> Coercion:
         if not isinstance(value, list | tuple | np.ndarray) or isinstance(value, Record) or is_scalar:
             raise MisfitError(ddl, value, "give a list")
         try:
-            return make([None if element is None else one(element) for element in value])
+            return make([None if each is None else element(each) for each in value])
         except MisfitError:
-            raise _misfit_among((f"[{index}]", one, element) for index, element in enumerate(value)) from None
+            raise _misfit_among((f"[{index}]", element, each) for index, each in enumerate(value)) from None
 
     return coerce
 
 
 def _misfit_among(parts: Iterable[tuple[str, Coercion, Any]]) -> MisfitError:
-    """Return the first misfit among parts of a value, each with its place and its coercion."""
-    for place, one, part in parts:
+    """Return the first misfit among the parts of a value; each part comes with its place and its coercion."""
+    for place, coerce, part in parts:
         try:
             if part is not None:
-                one(part)
+                coerce(part)
         except MisfitError as misfit:
             return misfit.within(place)
-    raise AssertionError("a value fits now that did not fit before: does another thread change it?")
+    raise AssertionError("a value that did not fit now fits: does another thread change it?")
 
 
-def _map(wanted: MapType) -> Coercion:
-    one_key, one_value, ddl = coercion(wanted.key, hashable=True), coercion(wanted.value), wanted.ddl
-    keys_fit, values_fit = _all_exact(wanted.key), _all_exact(wanted.value)
+def _map(kind: MapType) -> Coercion:
+    coerce_key, coerce_value, ddl = coercion(kind.key, hashable=True), coercion(kind.value), kind.ddl
+    keys_fit, values_fit = _all_exact(kind.key), _all_exact(kind.value)
 
     def coerce(value: Any) -> dict[Any, Any]:
         if type(value) is dict and keys_fit(value) and values_fit(value.values()):
@@ -270,36 +270,36 @@ def _map(wanted: MapType) -> Coercion:
         if not isinstance(value, Mapping):
             raise MisfitError(ddl, value, "give a dict")
         try:
-            return {one_key(k): None if v is None else one_value(v) for k, v in value.items()}
+            return {coerce_key(k): None if v is None else coerce_value(v) for k, v in value.items()}
         except MisfitError:
             raise _misfit_among(parts_of(value)) from None
 
     def parts_of(value: Mapping[Any, Any]) -> Iterator[tuple[str, Coercion, Any]]:
         for k, v in value.items():
             if k is None:
-                raise MisfitError(wanted.key.ddl, k, "the keys of a map are never null").within(".keys()")
-            yield ".keys()", one_key, k
-            yield f"[{shown(k)}]", one_value, v
+                raise MisfitError(kind.key.ddl, k, "the keys of a map are never null").within(".keys()")
+            yield ".keys()", coerce_key, k
+            yield f"[{short_repr(k)}]", coerce_value, v
 
     return coerce
 
 
-def _struct(wanted: StructType, hashable: bool) -> Coercion:
-    names, ddl = wanted.names, wanted.ddl
-    each = [coercion(field.type, hashable=hashable) for field in wanted.fields]
-    kind = record_type(names)
-    make = kind._make
+def _struct(kind: StructType, hashable: bool) -> Coercion:
+    names, ddl = kind.names, kind.ddl
+    coercions = [coercion(field.type, hashable=hashable) for field in kind.fields]
+    record = record_type(names)
+    make = record._make
 
     def coerce(value: Any) -> Record:
-        values = value if type(value) is kind or type(value) is tuple else struct_parts(value, names, ddl)
+        values = value if type(value) is record or type(value) is tuple else struct_parts(value, names, ddl)
         if len(values) != len(names):
             raise MisfitError(ddl, value, f"it has {len(values)} values for {len(names)} fields")
         try:
-            return make([None if v is None else one(v) for one, v in zip(each, values, strict=True)])
+            return make([None if v is None else coerce(v) for coerce, v in zip(coercions, values, strict=True)])
         except MisfitError:
-            raise _misfit_among(zip(map(".{}".format, names), each, values, strict=True)) from None
+            raise _misfit_among(zip(map(".{}".format, names), coercions, values, strict=True)) from None
 
-    return _with_fast_path(wanted, kind, coerce)
+    return _with_fast_path(kind, record, coerce)
 
 
 def struct_parts(value: Any, names: tuple[str, ...], ddl: str) -> Sequence[Any]:
@@ -308,11 +308,11 @@ def struct_parts(value: Any, names: tuple[str, ...], ddl: str) -> Sequence[Any]:
         _check_names(value, value.keys(), names, ddl)
         return [value[name] for name in names]
     if isinstance(value, tuple):
-        # A Row made with names has __fields__, a Record or a namedtuple has _fields: names beat positions.
-        given = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
-        if given is not None and tuple(given) != names:
-            _check_names(value, given, names, ddl)
-            by_name = dict(zip(given, tuple(value), strict=True))
+        # A named Row has __fields__, a Record or namedtuple has _fields: names take precedence over positions.
+        own_names = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
+        if own_names is not None and tuple(own_names) != names:
+            _check_names(value, own_names, names, ddl)
+            by_name = dict(zip(own_names, tuple(value), strict=True))
             return [by_name[name] for name in names]
         return value
     if isinstance(value, list):
@@ -320,70 +320,70 @@ def struct_parts(value: Any, names: tuple[str, ...], ddl: str) -> Sequence[Any]:
     raise MisfitError(ddl, value, "give a dict, a tuple or a Record")
 
 
-def _check_names(value: Any, given: Any, names: tuple[str, ...], ddl: str) -> None:
-    missing = [name for name in names if name not in given]
-    unknown = [str(name) for name in given if name not in names]
+def _check_names(value: Any, own_names: Any, names: tuple[str, ...], ddl: str) -> None:
+    missing = [name for name in names if name not in own_names]
+    unknown = [str(name) for name in own_names if name not in names]
     if missing or unknown:
-        parts = [f"{what} {', '.join(n)}" for what, n in (("it misses", missing), ("it has unknown", unknown)) if n]
+        parts = [f"{verb} {', '.join(n)}" for verb, n in (("it misses", missing), ("it has unknown", unknown)) if n]
         raise MisfitError(ddl, value, " and ".join(parts))
 
 
-def _with_fast_path(wanted: StructType, kind: type[Record], slow: Coercion) -> Coercion:
-    """Put a check of the common case before `slow`: a tuple of values that are all exactly right already.
+def _with_fast_path(kind: StructType, record: type[Record], slow: Coercion) -> Coercion:
+    """Return `slow` behind a check of the common case: a tuple whose values are all exact.
 
-    Generated, because a loop over the fields costs several times as much, at every assignment of every event.
+    The check is generated code: a loop over the fields is several times as slow, and every assignment runs it.
     """
-    tests = [_exact_test(field.type, f"v{i}") for i, field in enumerate(wanted.fields)]
+    tests = [_exact_test(field.type, f"v{i}") for i, field in enumerate(kind.fields)]
     if not all(tests):
         return slow
     parts = ", ".join(f"v{i}" for i in range(len(tests)))
     source = (
         "def coerce(value):\n"
         "    t = type(value)\n"
-        f"    if (t is kind or t is tuple) and len(value) == {len(tests)}:\n"
+        f"    if (t is record or t is tuple) and len(value) == {len(tests)}:\n"
         f"        {parts}, = value\n"
         f"        if {' and '.join(tests)}:\n"
-        "            return value if t is kind else make(value)\n"
+        "            return value if t is record else make(value)\n"
         "    return slow(value)\n"
     )
     names: dict[str, Any] = {
-        "kind": kind,
-        "make": kind._make,
+        "record": record,
+        "make": record._make,
         "slow": slow,
         "date": dt.date,
         "datetime": dt.datetime,
         "UTC": dt.UTC,
     }
-    exec(source, names)  # The source holds nothing of the user's: positions, type names and limits.
-    made: Coercion = names["coerce"]
-    return made
+    exec(source, names)  # The source contains only positions, type names and limits, no text of users.
+    coerce: Coercion = names["coerce"]
+    return coerce
 
 
-def _all_exact(wanted: DataType) -> Callable[[Collection[Any]], bool]:
-    """Return the test whether all of some values are exactly right already, without a step of Python for each."""
-    if isinstance(wanted, IntegralType):
-        limit = 1 << (8 * wanted.width - 1)
+def _all_exact(kind: DataType) -> Callable[[Collection[Any]], bool]:
+    """Return the test whether all values of a collection are exact, without a Python step for each value."""
+    if isinstance(kind, IntegralType):
+        limit = 1 << (8 * kind.width - 1)
         return lambda values: (
             not set(map(type, values)) - {int} and (not values or (-limit <= min(values) and max(values) < limit))
         )
-    if isinstance(wanted, StringType):
+    if isinstance(kind, StringType):
         return lambda values: not set(map(type, values)) - {str} and "".join(values).isascii()
-    exact = wanted.exact
+    exact = kind.exact
     return lambda values: exact is not None and not set(map(type, values)) - {exact}
 
 
-def _exact_test(wanted: DataType, name: str) -> str:
-    if isinstance(wanted, TimestampType):
+def _exact_test(kind: DataType, name: str) -> str:
+    if isinstance(kind, TimestampType):
         return f"type({name}) is datetime and {name}.tzinfo is UTC"
-    if isinstance(wanted, TimestampNTZType):
+    if isinstance(kind, TimestampNTZType):
         return f"type({name}) is datetime and {name}.tzinfo is None and not {name}.fold"
-    if wanted.exact is None:
+    if kind.exact is None:
         return ""
-    test = f"type({name}) is {wanted.exact.__name__}"
-    if isinstance(wanted, IntegralType):
-        limit = 1 << (8 * wanted.width - 1)
+    test = f"type({name}) is {kind.exact.__name__}"
+    if isinstance(kind, IntegralType):
+        limit = 1 << (8 * kind.width - 1)
         test += f" and {-limit} <= {name} < {limit}"
-    return f"{test} and {name}.isascii()" if wanted.exact is str else test
+    return f"{test} and {name}.isascii()" if kind.exact is str else test
 
 
 _SCALARS: dict[type[DataType], Coercion] = {

@@ -1,15 +1,16 @@
-"""Arrow columns and Python values, in exactly the Python forms that state has, and without silent conversions."""
+"""Conversion between Arrow columns and the Python forms of values, without silent changes."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, OutputError, StateTypeError, UserCodeError
-from strandline.types.coercion import MisfitError, coercion, shown
+from strandline.types.coercion import MisfitError, coercion, short_repr
 from strandline.types.datatypes import (
     ArrayType,
     BinaryType,
@@ -55,11 +56,14 @@ _FROM_ARROW: dict[pa.DataType, DataType] = {
     pa.large_binary(): BinaryType(),
     pa.binary_view(): BinaryType(),
 }
-_TEMPORAL = (DateType, TimestampType, TimestampNTZType)
+TEMPORAL = (DateType, TimestampType, TimestampNTZType)
+ToPython = Callable[[pa.Array, DataType, bool], list[Any]]
+"""From a column to values, hashable ones if the flag is set."""
+ToArrow = Callable[[Sequence[Any], DataType], pa.Array]
 
 
 def to_arrow_type(kind: DataType) -> pa.DataType:
-    """Return the Arrow type that Spark and we use for a type."""
+    """Return the Arrow type of a type, the same as Spark's."""
     if isinstance(kind, DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, ArrayType):
@@ -77,10 +81,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def from_arrow_type(arrow: pa.DataType) -> DataType:
-    """Return the type of an Arrow column; raise ConfigurationError for one that Spark has no type for."""
-    found = _FROM_ARROW.get(arrow)
-    if found is not None:
-        return found
+    """Return the type of an Arrow column; raise ConfigurationError if Spark has no such type."""
+    if arrow in _FROM_ARROW:
+        return _FROM_ARROW[arrow]
     if pa.types.is_timestamp(arrow):
         return TimestampNTZType() if arrow.tz is None else TimestampType()
     if pa.types.is_decimal(arrow):
@@ -98,56 +101,56 @@ def from_arrow_type(arrow: pa.DataType) -> DataType:
 
 
 def conform(array: pa.Array | pa.ChunkedArray, kind: DataType) -> pa.Array:
-    """Return an Arrow array in the one Arrow type of `kind`: other zones, units and widths are cast if nothing is lost.
+    """Return an array in the Arrow type of `kind`; cast other time zones, units and widths if that loses nothing.
 
     Raises StateTypeError if values would change.
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    wanted = to_arrow_type(kind)
-    if array.type == wanted:
+    target = to_arrow_type(kind)
+    if array.type == target:
         return array
     if pa.types.is_null(array.type):
-        return pa.nulls(len(array), wanted)
+        return pa.nulls(len(array), target)
     why = ""
     if _may_cast(from_arrow_type(array.type), kind):
         try:
-            return array.cast(wanted)
+            return array.cast(target)
         except pa.ArrowException as error:
             why = f": {error}"
     raise StateTypeError(
-        f"expected an Arrow column of {kind.ddl} ({wanted}), got {array.type}{why}",
-        hint=_to_fit(array.type, kind),
+        f"expected an Arrow column of {kind.ddl} ({target}), got {array.type}{why}",
+        hint=_cast_hint(array.type, kind),
         expected=kind.ddl,
         actual=str(array.type),
         why=why,
     )
 
 
-def _to_fit(given: pa.DataType, kind: DataType) -> str:
-    """Return what to do about a column of another type: of times, what their units and zones are taken for."""
+def _cast_hint(actual: pa.DataType, kind: DataType) -> str:
+    """Return the hint that tells users how to cast a column of another type."""
     if isinstance(kind, TimestampType):
-        if pa.types.is_timestamp(given) and given.tz is not None:
+        if pa.types.is_timestamp(actual) and actual.tz is not None:
             return (
                 "timestamps are in microseconds: column.cast(pa.timestamp('us', 'UTC'), safe=False) cuts off the rest"
             )
-        if pa.types.is_timestamp(given):
+        if pa.types.is_timestamp(actual):
             return "it has no time zone: pc.assume_timezone(column, 'UTC') gives it one; or declare timestamp_ntz"
-        if pa.types.is_integer(given):
+        if pa.types.is_integer(actual):
             return "numbers have no unit: column.cast(pa.timestamp('us', 'UTC')) takes them for microseconds since 1970"
-    if isinstance(kind, TimestampNTZType) and pa.types.is_timestamp(given):
-        if given.tz is not None:
+    if isinstance(kind, TimestampNTZType) and pa.types.is_timestamp(actual):
+        if actual.tz is not None:
             return "it has a time zone: declare timestamp, or cast it to pa.timestamp('us') for what clocks show in UTC"
         return "timestamps are in microseconds: column.cast(pa.timestamp('us'), safe=False) cuts off the rest"
-    if isinstance(kind, IntegralType) and pa.types.is_floating(given):
+    if isinstance(kind, IntegralType) and pa.types.is_floating(actual):
         return f"say how to round: pc.round(column).cast('{to_arrow_type(kind)}')"
     return "cast the column to the declared type"
 
 
-def _may_cast(given: DataType, wanted: DataType) -> bool:
-    if given == wanted or (isinstance(given, IntegralType) and isinstance(wanted, IntegralType | DoubleType)):
+def _may_cast(actual: DataType, kind: DataType) -> bool:
+    if actual == kind or (isinstance(actual, IntegralType) and isinstance(kind, IntegralType | DoubleType)):
         return True
-    return isinstance(given, FloatType) and isinstance(wanted, DoubleType)
+    return isinstance(actual, FloatType) and isinstance(kind, DoubleType)
 
 
 # -- Arrow to Python
@@ -156,32 +159,33 @@ def _may_cast(given: DataType, wanted: DataType) -> bool:
 def to_python(array: pa.Array | pa.ChunkedArray, kind: DataType) -> list[Any]:
     """Return a column as Python values: None for null, Records for structs, dicts for maps, aware datetimes in UTC.
 
-    Raises StateTypeError if the column is of another type, UserCodeError if it holds what Python has no value for.
+    Raises StateTypeError if the column is of another type, UserCodeError if it holds a value that Python cannot.
     """
     try:
         return _to_python(array, kind, False)
     except (CorruptionError, UnicodeDecodeError) as error:
-        # Nothing is damaged: the rows are so, and come again.
+        # The stored bytes are intact: the user's rows hold these values.
         raise _unreadable(error) from error
 
 
 def _to_python(array: pa.Array | pa.ChunkedArray, kind: DataType, hashable: bool) -> list[Any]:
     array = conform(array, kind)
     if isinstance(kind, ArrayType | MapType):
-        return _parted(array, kind, hashable)
+        return parts_to_python(array, kind, hashable, _to_python)
     if isinstance(kind, StructType):
-        # Only what is there: of the halves of a pair, the inputs of two streams' functions, one is always null.
-        there = array.drop_null() if array.null_count else array
-        children = [_to_python(c, f.type, hashable) for c, f in zip(there.flatten(), kind.fields, strict=True)]
-        found: list[Any] = list(map(record_type(kind.names)._make, zip(*children, strict=True)))
-        return _among_nulls(found, array) if array.null_count else found
+        # Skip nulls: in the pairs that are the input of functions on two streams, one half is always null.
+        present = array.drop_null() if array.null_count else array
+        children = [_to_python(c, f.type, hashable) for c, f in zip(present.flatten(), kind.fields, strict=True)]
+        records: list[Any] = list(map(record_type(kind.names)._make, zip(*children, strict=True)))
+        return _insert_nulls(records, array) if array.null_count else records
     if isinstance(kind, StringType | BinaryType | DecimalType):
         texts: list[Any] = array.to_pylist()
         return texts
-    return _with_nulls(FIXED_SCALARS[kind].from_numbers(arrow_numbers(array, kind)), array)
+    return set_nulls(FIXED_SCALARS[kind].from_numbers(arrow_numbers(array, kind)), array)
 
 
-def _parted(array: pa.Array, kind: ArrayType | MapType, hashable: bool) -> list[Any]:
+def parts_to_python(array: pa.Array, kind: ArrayType | MapType, hashable: bool, convert: ToPython) -> list[Any]:
+    """Return a column of arrays or maps as lists (or tuples) and dicts; `convert` converts its parts."""
     if not len(array):
         return []
     bounds = array.offsets.to_numpy()
@@ -189,36 +193,37 @@ def _parted(array: pa.Array, kind: ArrayType | MapType, hashable: bool) -> list[
     bounds = (bounds - first).tolist()
 
     def part(child: pa.Array, of: DataType, as_key: bool) -> list[Any]:
-        return _to_python(child.slice(first, last - first), of, as_key)
+        return convert(child.slice(first, last - first), of, as_key)
 
-    found: list[Any]
+    rows: list[Any]
     if isinstance(kind, MapType):
         keys, values = part(array.keys, kind.key, True), part(array.items, kind.value, False)
-        found = [dict(zip(keys[a:b], values[a:b], strict=True)) for a, b in pairwise(bounds)]
+        rows = [dict(zip(keys[a:b], values[a:b], strict=True)) for a, b in pairwise(bounds)]
     else:
         elements = part(array.values, kind.element, hashable)
-        found = [elements[a:b] for a, b in pairwise(bounds)]
+        rows = [elements[a:b] for a, b in pairwise(bounds)]
         if hashable:
-            found = list(map(tuple, found))
-    return _with_nulls(found, array)
+            rows = list(map(tuple, rows))
+    return set_nulls(rows, array)
 
 
-def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+def set_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    """Set the values of the null rows of a column to None; return the values."""
     if array.null_count:
         for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             values[row] = None
     return values
 
 
-def _among_nulls(values: list[Any], array: pa.Array) -> list[Any]:
-    """Return the values that are there in their rows, None in all others."""
+def _insert_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    """Return the values, which are those of the valid rows, with None for each null row."""
     rest = iter(values)
     return [next(rest) if valid else None for valid in array.is_valid().to_pylist()]
 
 
 def arrow_numbers(array: pa.Array, kind: DataType) -> Numbers:
     """Return the numbers of a fixed-width Arrow column, which conforms to `kind`; zero where null."""
-    if isinstance(kind, _TEMPORAL):
+    if isinstance(kind, TEMPORAL):
         array = array.view(pa.int32() if isinstance(kind, DateType) else pa.int64())
     if array.null_count:
         array = array.fill_null(False if isinstance(kind, BooleanType) else 0)
@@ -228,23 +233,23 @@ def arrow_numbers(array: pa.Array, kind: DataType) -> Numbers:
 def numbers_to_arrow(numbers: Numbers, kind: DataType, absent: Numbers | None = None) -> pa.Array:
     """Return the Arrow column of a fixed-width type; null where `absent`."""
     array = pa.array(np.ascontiguousarray(numbers), mask=absent)
-    return array.view(to_arrow_type(kind)) if isinstance(kind, _TEMPORAL) else array
+    return array.view(to_arrow_type(kind)) if isinstance(kind, TEMPORAL) else array
 
 
-# -- what Spark's types hold and Python's do not
+# -- values that Spark's types have and Python's do not
 
 
 def check_readable(array: pa.Array, kind: DataType) -> None:
-    """Raise UserCodeError if a column that conforms to `kind` holds a string or a moment that Python has no value for.
+    """Raise UserCodeError if a column that conforms to `kind` holds a string or a time that Python cannot hold.
 
-    Spark takes any bytes for a string, and its calendar goes beyond the years 1 to 9999.
+    A string of Spark may hold any bytes, and its calendar extends beyond the years 1 to 9999.
     """
     if isinstance(kind, StringType):
         try:
             array.validate(full=True)
         except pa.ArrowInvalid:
             to_python(array, kind)
-    elif isinstance(kind, _TEMPORAL):
+    elif isinstance(kind, TEMPORAL):
         try:
             check_range(arrow_numbers(array, kind), kind.ddl)
         except CorruptionError as error:
@@ -264,21 +269,21 @@ def _unreadable(error: CorruptionError | UnicodeDecodeError) -> UserCodeError:
     if isinstance(error, CorruptionError):
         return UserCodeError(error.message, hint=error.hint)
     return UserCodeError(
-        f"the string {shown(error.object)} is no UTF-8: {error.reason} at byte {error.start}",
-        hint='drop such rows before key_by, as with where("is_valid_utf8(column)"), mend them with '
+        f"the string {short_repr(error.object)} is no UTF-8: {error.reason} at byte {error.start}",
+        hint='drop such rows before key_by, as with where("is_valid_utf8(column)"), repair them with '
         "make_valid_utf8(column), or let on_error decide",
     )
 
 
 def to_readable(array: pa.Array, kind: DataType) -> list[Any]:
-    """Return a column as `to_python` does; bytes and numbers where Python has no value for a string or a moment."""
-    plain = _plain_type(kind)
-    values = to_python(conform(array, kind).view(to_arrow_type(plain)), plain)
+    """Return a column as `to_python` does, with bytes and numbers for strings and times that Python cannot hold."""
+    raw = _raw_type(kind)
+    values = to_python(conform(array, kind).view(to_arrow_type(raw)), raw)
     return [_read(value, kind) for value in values]
 
 
 def readable_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows of whatever types as dicts, with what `to_readable` gives where Python has no value."""
+    """Return rows of any types as dicts, with the results of `to_readable` for values that Python cannot hold."""
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -288,23 +293,23 @@ def readable_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _plain_type(kind: DataType) -> DataType:
-    """Return the type of what stands for the values of a type: bytes for strings, numbers for moments."""
+def _raw_type(kind: DataType) -> DataType:
+    """Return a type with bytes in place of strings, and integers in place of times."""
     if isinstance(kind, StringType):
         return BinaryType()
-    if isinstance(kind, _TEMPORAL):
+    if isinstance(kind, TEMPORAL):
         return IntegerType() if isinstance(kind, DateType) else LongType()
     if isinstance(kind, ArrayType):
-        return ArrayType(_plain_type(kind.element))
+        return ArrayType(_raw_type(kind.element))
     if isinstance(kind, MapType):
-        return MapType(_plain_type(kind.key), _plain_type(kind.value))
+        return MapType(_raw_type(kind.key), _raw_type(kind.value))
     if isinstance(kind, StructType):
-        return StructType(tuple(Field(field.name, _plain_type(field.type)) for field in kind.fields))
+        return StructType(tuple(Field(field.name, _raw_type(field.type)) for field in kind.fields))
     return kind
 
 
 def _read(value: Any, kind: DataType) -> Any:
-    """Return the value that bytes or a number stand for, or these if there is none."""
+    """Return the value of bytes or an integer, or these if Python cannot hold the value."""
     if value is None:
         return None
     if isinstance(kind, ArrayType):
@@ -316,7 +321,7 @@ def _read(value: Any, kind: DataType) -> Any:
     try:
         if isinstance(kind, StringType):
             return value.decode()
-        from_number = FIXED_SCALARS[kind].from_number if isinstance(kind, _TEMPORAL) else None
+        from_number = FIXED_SCALARS[kind].from_number if isinstance(kind, TEMPORAL) else None
         return value if from_number is None else from_number(value)
     except (CorruptionError, UnicodeDecodeError):
         return value
@@ -326,74 +331,81 @@ def _read(value: Any, kind: DataType) -> Any:
 
 
 def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
-    """Return a column of Python values, which may be whatever coercion to the type accepts; None for null.
+    """Return a column of Python values, which are coerced to the type; None is null.
 
-    Raises OutputError, with fields column, expected, actual and index, at the first value that would have to change.
+    Raises OutputError, with fields column, expected, actual and index, for the first value that does not fit.
     """
     if _is_exact(values, kind):
         try:
             return pa.array(values, to_arrow_type(kind))
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
-            pass  # Below, the value that it was is found, or the coercion makes it fit.
-    one = coercion(kind)
+            pass  # The loop below coerces the value, or names it in the error.
+    coerce = coercion(kind)
     fitting: list[Any] = []
     for index, value in enumerate(values):
         try:
-            fitting.append(None if value is None else one(value))
+            fitting.append(None if value is None else coerce(value))
         except Exception as error:
-            # A list or a mapping of the user's own may raise what it likes.
+            # A user's list or mapping class may raise anything.
             misfit = error if isinstance(error, MisfitError) else f"it raised {type(error).__name__}"
             raise OutputError(
                 f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
                 hint="make the value fit, or change the column's type in `output` of process()",
                 column=column,
                 expected=kind.ddl,
-                actual=f"{shown(value)} ({type(value).__name__})",
+                actual=f"{short_repr(value)} ({type(value).__name__})",
                 index=index,
             ) from None
     return build(fitting, kind)
 
 
 def _is_exact(values: list[Any], kind: DataType) -> bool:
-    # Of values of exactly these classes, pyarrow keeps each or raises. Among others it takes True for 1, 1.0 for 1,
-    # a datetime for its date, a naive datetime for one in UTC, and rounds to 32 bits silently.
+    # pyarrow keeps values of just these classes, or raises. It converts others silently: True and 1.0 to 1, a datetime
+    # to its date, a naive datetime to UTC, a double to 32 bits.
     return kind.exact is not None and set(map(type, values)) <= {kind.exact, type(None)}
 
 
-def build(values: list[Any], kind: DataType) -> pa.Array:
-    """Return the Arrow column of values that are in our own Python forms already."""
-    absent = np.fromiter((v is None for v in values), bool, len(values)) if None in values else None
-    if isinstance(kind, StructType):
-        return _build_struct(values, kind, absent)
-    if isinstance(kind, ArrayType | MapType):
-        return _build_parted(values, kind, absent)
+def build(values: Sequence[Any], kind: DataType) -> pa.Array:
+    """Return the Arrow column of values that are exactly in the Python forms of a type."""
+    return assemble(values, kind, _build_scalars)
+
+
+def _build_scalars(values: Sequence[Any], kind: DataType) -> pa.Array:
     if isinstance(kind, TimestampType | TimestampNTZType):
-        scalar = FIXED_SCALARS[kind]
+        absent, scalar = _absent(values), FIXED_SCALARS[kind]
         filled = values if absent is None else [scalar.zero if v is None else v for v in values]
         return numbers_to_arrow(scalar.to_numbers(filled), kind, absent)
     return pa.array(values, to_arrow_type(kind))
 
 
-def _build_struct(values: list[Any], kind: StructType, absent: Numbers | None) -> pa.Array:
-    nothing = (None,) * len(kind.fields)
-    rows = values if absent is None else [nothing if v is None else v for v in values]
-    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(kind.fields)
-    return pa.StructArray.from_arrays(
-        [build(list(column), field.type) for column, field in zip(columns, kind.fields, strict=True)],
-        fields=list(to_arrow_type(kind)),
-        mask=None if absent is None else pa.array(absent),
-    )
-
-
-def _build_parted(values: list[Any], kind: ArrayType | MapType, absent: Numbers | None) -> pa.Array:
+def assemble(values: Sequence[Any], kind: DataType, build_scalars: ToArrow) -> pa.Array:
+    """Return the Arrow column of values, of which `build_scalars` builds the columns without parts."""
+    if not isinstance(kind, StructType | ArrayType | MapType):
+        return build_scalars(values, kind)
+    absent = _absent(values)
+    if isinstance(kind, StructType):
+        count = len(kind.fields)
+        nothing = (None,) * count
+        rows = values if absent is None else [nothing if v is None else v for v in values]
+        columns: list[Any] = list(zip(*rows, strict=True)) if len(rows) else [()] * count
+        if len(columns) != count:
+            raise ValueError(f"it has {len(columns)} fields, expected {count}")
+        return pa.StructArray.from_arrays(
+            [assemble(column, field.type, build_scalars) for column, field in zip(columns, kind.fields, strict=True)],
+            fields=list(to_arrow_type(kind)),
+            mask=None if absent is None else pa.array(absent),
+        )
     bounds = np.zeros(len(values) + 1, np.int64)
     np.cumsum([0 if v is None else len(v) for v in values], out=bounds[1:])
-    # A null offset makes the entry that begins there null.
-    nulls = None if absent is None else np.append(absent, False)
-    offsets = pa.array(bounds.astype(np.int32), mask=nulls)
-    present = [v for v in values if v is not None]
+    # A null offset makes the row that begins there null.
+    offsets = pa.array(bounds.astype(np.int32), mask=None if absent is None else np.append(absent, False))
+    present = values if absent is None else [v for v in values if v is not None]
+    parts = list(chain.from_iterable(present))
     if isinstance(kind, MapType):
-        keys = build([k for v in present for k in v], kind.key)
-        items = build([item for v in present for item in v.values()], kind.value)
-        return pa.MapArray.from_arrays(offsets, keys, items)
-    return pa.ListArray.from_arrays(offsets, build([element for v in present for element in v], kind.element))
+        items = assemble([item for v in present for item in v.values()], kind.value, build_scalars)
+        return pa.MapArray.from_arrays(offsets, assemble(parts, kind.key, build_scalars), items)
+    return pa.ListArray.from_arrays(offsets, assemble(parts, kind.element, build_scalars))
+
+
+def _absent(values: Sequence[Any]) -> Numbers | None:
+    return np.fromiter((v is None for v in values), bool, len(values)) if None in values else None

@@ -1,4 +1,4 @@
-"""Spark's types as a tree of our own, and the parser of the DDL that users write. Needs no JVM."""
+"""Spark's types as a tree of Python objects, and the parser of Spark DDL. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class DataType:
-    """Root of all types. Types are values: equal when they mean the same, hashable, immutable."""
+    """Base of all types. Types are values: comparable, hashable and immutable."""
 
     exact: ClassVar[type[Any] | None] = None
-    """The class of Python values that need no coercion as long as they are in range; None if there is no such class."""
+    """The class of Python values that need no coercion if they are in range; None if there is no such class."""
 
     @property
     def ddl(self) -> str:
@@ -29,7 +29,7 @@ class DataType:
         raise NotImplementedError
 
     def contains_map(self) -> bool:
-        """Return whether a map is anywhere inside."""
+        """Whether the type contains a map at any depth."""
         return False
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class LongType(IntegralType):
 
 
 class FloatType(DataType):
-    """32-bit IEEE number; in Python a float that such a number can hold."""
+    """32-bit IEEE number; in Python a float that fits in 32 bits without rounding."""
 
     ddl = "float"
 
@@ -119,7 +119,7 @@ class TimestampType(DataType):
 
 
 class TimestampNTZType(DataType):
-    """A reading of calendar and clock without a zone, to the microsecond; in Python a naive datetime."""
+    """A date and time without a time zone, to the microsecond; in Python a naive datetime."""
 
     ddl = "timestamp_ntz"
 
@@ -145,7 +145,7 @@ class DecimalType(DataType):
 
 @dataclass(frozen=True)
 class ArrayType(DataType):
-    """A list of elements of one type, nulls among them."""
+    """A list of elements of one type, or nulls."""
 
     element: DataType
 
@@ -185,7 +185,7 @@ class Field:
 
     @property
     def ddl(self) -> str:
-        """The field as it stands inside struct<…>."""
+        """The field as DDL inside struct<…>."""
         return f"{quoted(self.name)}:{self.type.ddl}"
 
 
@@ -220,7 +220,7 @@ class StructType(DataType):
 
 
 def quoted(name: str) -> str:
-    """Return a column or field name as DDL needs it."""
+    """Return a column or field name as DDL, in backticks if necessary."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
@@ -228,24 +228,24 @@ def quoted(name: str) -> str:
 def parse_type(text: str) -> DataType:
     """Read a type from Spark DDL, like 'bigint' or 'struct<ts: timestamp, v: int>'.
 
-    Raises ConfigurationError showing the text and the place in it.
+    Raises ConfigurationError with the text and the position.
     """
     parser = _Parser(text, "type")
-    found = parser.type()
+    kind = parser.type()
     parser.end()
-    return found
+    return kind
 
 
 @lru_cache(maxsize=1024)
 def parse_schema(text: str) -> StructType:
-    """Read the schema of rows from Spark DDL, like 'id bigint, name string'; 'id: bigint' and struct<…> do as well.
+    """Read the schema of rows from Spark DDL, like 'id bigint, name string'; 'id: bigint' and struct<…> work too.
 
-    Raises ConfigurationError showing the text and the place in it.
+    Raises ConfigurationError with the text and the position.
     """
     parser = _Parser(text, "schema")
-    found = parser.schema()
+    schema = parser.schema()
     parser.end()
-    return found
+    return schema
 
 
 _SCALARS: dict[str, DataType] = {
@@ -277,7 +277,7 @@ _TOKEN = re.compile(
 
 
 class _Parser:
-    """One pass over the text, one token ahead."""
+    """A recursive descent parser with one token of look-ahead."""
 
     def __init__(self, text: str, what: str) -> None:
         if not isinstance(text, str):
@@ -332,7 +332,7 @@ class _Parser:
             at = self._at
             field = self._field()
             if any(field.name == other.name for other in fields):
-                self._fail(f"there is a field named {field.name!r} already", at)
+                self._fail(f"another field is named {field.name!r}", at)
             fields.append(field)
         return self._build(start, StructType, tuple(fields))
 
@@ -346,7 +346,7 @@ class _Parser:
         self._advance()
         if self._token == ":":
             self._advance()
-        found = self.type()
+        kind = self.type()
         if self._word() == "not":
             self._advance()
             if self._word() != "null":
@@ -357,7 +357,7 @@ class _Parser:
             if self._kind != "text":
                 self._fail("expected the comment in quotes")
             self._advance()
-        return Field(name, found)
+        return Field(name, kind)
 
     def _map(self) -> MapType:
         start = self._at
@@ -367,25 +367,25 @@ class _Parser:
 
     def _within(self, parse: Callable[[], T]) -> T:
         self._expect("<")
-        found = parse()
+        result = parse()
         self._expect(">")
-        return found
+        return result
 
     def _numbers(self, least: int, most: int) -> list[int]:
-        found: list[int] = []
+        numbers: list[int] = []
         if self._token != "(" and not least:
-            return found
+            return numbers
         self._expect("(")
         while True:
             if not (self._kind == "word" and self._token.isdecimal()):
                 self._fail("expected a number")
-            found.append(int(self._token))
+            numbers.append(int(self._token))
             self._advance()
-            if self._token != "," or len(found) == most:
+            if self._token != "," or len(numbers) == most:
                 break
             self._advance()
         self._expect(")")
-        return found
+        return numbers
 
     def _build(self, start: int, kind: Callable[..., T], *parts: object) -> T:
         try:
@@ -406,7 +406,7 @@ class _Parser:
         if match is None:
             space = len(self._text) - len(self._text[self._next :].lstrip())
             self._kind = self._token = ""
-            self._fail("this begins nothing that belongs here", space)
+            self._fail("unexpected character", space)
         self._kind = match.lastgroup or ""
         self._token = match[self._kind]
         self._at = match.start(self._kind)
@@ -414,11 +414,11 @@ class _Parser:
 
     def _fail(self, message: str, at: int | None = None) -> NoReturn:
         at = self._at if at is None else at
-        found = f", found {self._token!r}" if message.startswith("expected") and self._token else ""
-        # One line and one column for each character, so that the caret stands below its place.
-        shown = re.sub(r"[\s\x00-\x1f]", " ", self._text)
+        actual = f", found {self._token!r}" if message.startswith("expected") and self._token else ""
+        # One line, and one column for each character, so that the caret points to the position.
+        line = re.sub(r"[\s\x00-\x1f]", " ", self._text)
         raise ConfigurationError(
-            f"cannot read the {self._what}: {message}{found}, at position {at + 1}:\n  {shown}\n  {' ' * at}^",
+            f"cannot read the {self._what}: {message}{actual}, at position {at + 1}:\n  {line}\n  {' ' * at}^",
             hint="types are those of Spark DDL: boolean, tinyint, smallint, int, bigint, float, double, decimal(p,s), "
             "string, binary, date, timestamp, timestamp_ntz, array<…>, map<…,…>, struct<name: type, …>",
             text=self._text,

@@ -1,4 +1,4 @@
-"""What a declaration says of the types before it. Not in evolution.py: to declare must import nothing heavy."""
+"""Hints for the evolution of a type. They are apart from evolution.py so that declarations import nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Hints:
-    """What no type says about how it came of another one, by paths in the new one. See evolution.py for paths."""
+    """Facts about the change from an old type to a new one, by paths in the new one; evolution.py defines paths."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Which field of the same struct a field was before, by name."""
+    """Former names of fields, in the same struct."""
     fill: Mapping[str, Any] = field(default_factory=dict)
-    """What a field that is new has in values that were written without it; else null."""
-    spare: Collection[str] = ()
-    """Fields of older versions, by paths in the old type, whose values nobody misses."""
-    unsaid: Mapping[str, str] = field(default_factory=dict)
-    """Fields that may not be new, and why."""
-    several: bool = False
-    """Whether `renamed` always counts: of a field that has its name already, and of one that becomes several."""
+    """Values of new fields in values that were written without them; else null."""
+    droppable: Collection[str] = ()
+    """Fields of older versions whose values are not needed, by paths in the old type."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Fields that may not be added, with the reason."""
+    always_rename: bool = False
+    """Whether `renamed` applies if the old type has the new name too, or if one field becomes several."""

@@ -1,4 +1,4 @@
-"""Values as people write and read them outside of Python: as JSON, or as plain text where a type is known."""
+"""Conversion of values to and from JSON, and from plain text of a known type."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TEXTS = (StringType, BinaryType, DateType, TimestampType, TimestampNTZType, Dec
 
 
 def from_text(text: str, kind: DataType) -> Any:
-    """Return what a text says, as JSON or, of types that JSON writes in quotes, without them; raise MisfitError.
+    """Return the value of a text, which is JSON, but without quotes if JSON would have them; raise MisfitError.
 
     >>> from strandline.types.datatypes import parse_type
     >>> from_text("ann", parse_type("string")), from_text("17", parse_type("bigint"))
@@ -46,7 +46,7 @@ def from_text(text: str, kind: DataType) -> Any:
 
 
 def from_json(value: Any, kind: DataType) -> Any:
-    """Return what a JSON value stands for, to be checked like any value a user gives; raise MisfitError.
+    """Return the value of a JSON value, which still needs coercion; raise MisfitError.
 
     Times and dates are in ISO 8601, times without a zone in UTC; binary is in base64.
     """
@@ -87,7 +87,7 @@ def _from_text(text: str, kind: DataType) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Return a value so that json.dumps takes it; maps whose keys are no texts become lists of pairs.
+    """Return a value that json.dumps accepts; maps with keys other than strings become lists of pairs.
 
     >>> from strandline.types.records import record_type
     >>> to_json({"at": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "of": record_type(["a", "b"])._make((1, b"x"))})

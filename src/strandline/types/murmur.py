@@ -1,7 +1,7 @@
-"""Spark's `hash(…)` in Python: Murmur3 of 32 bits with seed 42, chained over columns, with Spark's own habits.
+"""Spark's `hash(…)` in Python: 32-bit Murmur3 with seed 42, chained over columns, with Spark's deviations.
 
-Key groups come from Spark's hash in the JVM; a point look-up outside of Spark must come to the same one. Nulls leave
-the hash as it was, -0.0 counts as 0.0, and each byte after the last whole word is a round of its own.
+Spark computes key groups by this hash in the JVM; a point look-up outside of Spark must get the same key group. Nulls
+do not change the hash, -0.0 counts as 0.0, and each byte after the last whole word is a round of its own.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Hash = Callable[[Any, int], int]
 
 
 def spark_hash(values: Sequence[Any], types: Sequence[DataType]) -> int:
-    """Return what Spark's `hash(columns…)` gives: a signed 32-bit integer. Values are in their Python forms."""
-    found = _chain(values, map(hasher, types), SEED)
-    return found - (1 << 32) if found & 0x80000000 else found
+    """Return Spark's `hash(columns…)`, a signed 32-bit integer. Values are in their Python forms."""
+    unsigned = _chain(values, map(hasher, types), SEED)
+    return unsigned - (1 << 32) if unsigned & 0x80000000 else unsigned
 
 
 def key_group(values: Sequence[Any], types: Sequence[DataType], max_parallelism: int) -> KeyGroup:
-    """Return the key group of a key, given as one value for each key column."""
+    """Return the key group of a key, which has one value for each key column."""
     return KeyGroup(spark_hash(values, types) % max_parallelism)
 
 
 def hasher(kind: DataType) -> Hash:
-    """Return the hash of one value of a type."""
+    """Return the hash function for values of a type."""
     if isinstance(kind, StringType):
         return lambda value, seed: _hash_bytes(value.encode(), seed)
     if isinstance(kind, BinaryType):
@@ -89,7 +89,7 @@ def _decimal_hasher(kind: DecimalType) -> Hash:
 
     def hash_large(value: Any, seed: int) -> int:
         number = digits(value)
-        # As Java's BigInteger.toByteArray: the shortest two's complement that keeps the sign.
+        # Like Java's BigInteger.toByteArray: the shortest two's complement with the sign.
         size = ((number if number >= 0 else ~number).bit_length() >> 3) + 1
         return _hash_bytes(number.to_bytes(size, "big", signed=True), seed)
 

@@ -27,36 +27,36 @@ _U32 = np.uint32
 
 
 def key_groups(columns: Sequence[pa.Array], types: Sequence[DataType], max_parallelism: int) -> Numbers:
-    """Return the key group of each row's key, given as the key's columns in their exact types."""
-    found = np.full(len(columns[0]), SEED, _U32)
+    """Return the key group of each row's key; the columns have exactly the types."""
+    hashes = np.full(len(columns[0]), SEED, _U32)
     for column, kind in zip(columns, types, strict=True):
-        found = _hashed(column, kind, found)
-    return (found.view(np.int32).astype(np.int64) % max_parallelism).astype(np.int32)
+        hashes = _hash_column(column, kind, hashes)
+    return (hashes.view(np.int32).astype(np.int64) % max_parallelism).astype(np.int32)
 
 
-def _hashed(column: pa.Array, kind: DataType, seeds: Numbers) -> Numbers:
-    """Return the hashes of a column's values, each with a seed of its own; nulls leave it as it is."""
+def _hash_column(column: pa.Array, kind: DataType, seeds: Numbers) -> Numbers:
+    """Return the hash of each value of a column, from the seed of its row; a null keeps the seed."""
     if isinstance(kind, StructType):
         for child, field in zip(column.flatten(), kind.fields, strict=True):
-            seeds = _hashed(child, field.type, seeds)
+            seeds = _hash_column(child, field.type, seeds)
         return seeds
     if not len(column):
-        # Its buffers may be of any size.
-        return seeds
+        return seeds  # The buffers of an empty column may have any size.
     if isinstance(kind, StringType | BinaryType):
-        found = _of_texts(column, seeds)
+        hashes = _hash_texts(column, seeds)
     elif isinstance(kind, DecimalType):
-        found = _of_decimals(column, kind, seeds)
+        hashes = _hash_decimals(column, kind, seeds)
     else:
         numbers = _bits(arrow_numbers(column, kind))
-        found = _of_longs(numbers, seeds) if isinstance(kind, _LONGS) else _finish(_mix(seeds, numbers.astype(_U32)), 4)
+        is_long = isinstance(kind, _LONGS)
+        hashes = _hash_longs(numbers, seeds) if is_long else _finish(_mix(seeds, numbers.astype(_U32)), 4)
     if column.null_count:
-        found = np.where(column.is_valid().to_numpy(zero_copy_only=False), found, seeds)
-    return found
+        hashes = np.where(column.is_valid().to_numpy(zero_copy_only=False), hashes, seeds)
+    return hashes
 
 
 def _bits(numbers: Numbers) -> Numbers:
-    """Return numbers as unsigned ones of as many bits, or of 32; floats with one NaN and one zero."""
+    """Return the bits of numbers as unsigned integers of 32 or 64 bits; all NaN are equal, and so are 0.0 and -0.0."""
     if numbers.dtype.kind != "f":
         signed: Numbers = numbers if numbers.dtype.itemsize == 8 else numbers.astype(np.int32)
         return signed.view(np.uint64 if numbers.dtype.itemsize == 8 else _U32)
@@ -64,54 +64,54 @@ def _bits(numbers: Numbers) -> Numbers:
     return plain.view(np.uint64 if numbers.dtype.itemsize == 8 else _U32)
 
 
-def _of_longs(numbers: Numbers, seeds: Numbers) -> Numbers:
+def _hash_longs(numbers: Numbers, seeds: Numbers) -> Numbers:
     low, high = numbers.astype(_U32), (numbers >> np.uint64(32)).astype(_U32)
     return _finish(_mix(_mix(seeds, low), high), 8)
 
 
-def _of_decimals(column: pa.Array, kind: DecimalType, seeds: Numbers) -> Numbers:
+def _hash_decimals(column: pa.Array, kind: DecimalType, seeds: Numbers) -> Numbers:
     if kind.precision <= LONG_DECIMAL_PRECISION:
         words = np.frombuffer(column.buffers()[1], np.uint64)
-        return _of_longs(words[2 * column.offset :: 2][: len(column)], seeds)
-    one = hasher(kind)
+        return _hash_longs(words[2 * column.offset :: 2][: len(column)], seeds)
+    hash_one = hasher(kind)
     pairs = zip(to_python(column, kind), seeds.tolist(), strict=True)
-    return np.array([seed if value is None else one(value, seed) for value, seed in pairs], _U32)
+    return np.array([seed if value is None else hash_one(value, seed) for value, seed in pairs], _U32)
 
 
-def _of_texts(column: pa.Array, seeds: Numbers) -> Numbers:
+def _hash_texts(column: pa.Array, seeds: Numbers) -> Numbers:
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     starts, sizes = bounds[:-1], np.diff(bounds)
-    found = seeds.copy()
-    # Three more, so that each byte begins a word.
+    hashes = seeds.copy()
+    # Three more bytes, so that a word begins at each byte.
     padded = np.frombuffer((data.to_pybytes() if data is not None else b"") + b"\0\0\0", np.uint8)
     words = np.lib.stride_tricks.sliding_window_view(padded, 4) if len(padded) > 3 else padded
     counts = sizes >> 2
     for number in range(int(counts.max(initial=0))):
         rows = np.flatnonzero(counts > number)
         word = np.ascontiguousarray(words[starts[rows] + 4 * number]).view("<u4").reshape(-1)
-        found[rows] = _mix(found[rows], word)
+        hashes[rows] = _mix(hashes[rows], word)
     for number in range(3):
         rows = np.flatnonzero((sizes & 3) > number)
         byte = padded[starts[rows] + 4 * counts[rows] + number].view(np.int8)
-        found[rows] = _mix(found[rows], byte.astype(np.int32).view(_U32))
-    return _finish(found, sizes.astype(_U32))
+        hashes[rows] = _mix(hashes[rows], byte.astype(np.int32).view(_U32))
+    return _finish(hashes, sizes.astype(_U32))
 
 
 def _mix(seeds: Numbers, words: Numbers) -> Numbers:
     words = words * _U32(0xCC9E2D51)
-    words = _rotated(words, 15) * _U32(0x1B873593)
-    return _rotated(seeds ^ words, 13) * _U32(5) + _U32(0xE6546B64)
+    words = _rotate(words, 15) * _U32(0x1B873593)
+    return _rotate(seeds ^ words, 13) * _U32(5) + _U32(0xE6546B64)
 
 
-def _rotated(numbers: Numbers, bits: int) -> Numbers:
-    found: Numbers = numbers << _U32(bits) | numbers >> _U32(32 - bits)
-    return found
+def _rotate(numbers: Numbers, bits: int) -> Numbers:
+    result: Numbers = numbers << _U32(bits) | numbers >> _U32(32 - bits)
+    return result
 
 
 def _finish(seeds: Numbers, length: Numbers | int) -> Numbers:
-    found = seeds ^ _U32(length) if isinstance(length, int) else seeds ^ length
-    found = (found ^ found >> _U32(16)) * _U32(0x85EBCA6B)
-    found = (found ^ found >> _U32(13)) * _U32(0xC2B2AE35)
-    mixed: Numbers = found ^ found >> _U32(16)
-    return mixed
+    seeds = seeds ^ _U32(length) if isinstance(length, int) else seeds ^ length
+    seeds = (seeds ^ seeds >> _U32(16)) * _U32(0x85EBCA6B)
+    seeds = (seeds ^ seeds >> _U32(13)) * _U32(0xC2B2AE35)
+    hashes: Numbers = seeds ^ seeds >> _U32(16)
+    return hashes

@@ -1,6 +1,6 @@
-"""The packed layout: msgpack of a value's plain form, in which structs are arrays, and maps keep their order.
+"""Plain forms of values, which msgpack packs: structs are arrays, and maps keep their order.
 
-Each function returns None where there is nothing to convert, so that no pass over the values is made in vain.
+Each function returns None if there is nothing to convert, so that callers skip the pass over the values.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Convert = Callable[[Any], Any]
 
 
 def unscaled(scale: int) -> Callable[[Decimal], int]:
-    """Return the function from a decimal to the integer without its point; more digits than `scale` raise Inexact."""
+    """Return the function from a decimal to its unscaled integer; more digits than `scale` raise Inexact."""
     exact = EXACT_DECIMALS
     return lambda value: int(value.scaleb(scale, exact).to_integral_exact(context=exact))
 
 
 def scaled(scale: int) -> Callable[[int | str], Decimal]:
-    """Return the function that puts the point back into an unscaled integer."""
+    """Return the function from an unscaled integer to its decimal."""
     return lambda value: Decimal(value).scaleb(-scale, EXACT_DECIMALS)
 
 
 def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
-    """Return the conversion of one value (never null) to its plain form; `hashable`, as the key of a map needs it."""
+    """Return the conversion of one value (never null) to its plain form; a key of a map is `hashable`."""
     if isinstance(kind, DecimalType):
         digits = unscaled(kind.scale)
         return lambda value: str(digits(value))
@@ -41,7 +41,7 @@ def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
         return entry_by_entry(to_plain(kind.key, hashable=True), to_plain(kind.value))
     if isinstance(kind, StructType):
         parts = [to_plain(field.type, hashable=hashable) for field in kind.fields]
-        return part_by_part(parts, same) if any(parts) else None
+        return part_by_part(parts, identity) if any(parts) else None
     scalar = FIXED_SCALARS.get(kind)
     return scalar.to_number if scalar else None
 
@@ -78,7 +78,7 @@ def _struct_from_plain(kind: StructType, hashable: bool) -> Convert:
 
 
 def plain_class(kind: DataType) -> type[Any]:
-    """Return the class that the plain form of every value of a packed type has."""
+    """Return the class of the plain forms of a packed type."""
     if isinstance(kind, ArrayType | StructType):
         return list
     if isinstance(kind, MapType):
@@ -87,41 +87,50 @@ def plain_class(kind: DataType) -> type[Any]:
 
 
 def copier(kind: DataType, array: Convert = list, entries: Convert = dict) -> Convert | None:
-    """Return the deep copy of what is mutable in a value, of arrays made by `array` and maps; None if nothing is."""
+    """Return the function that copies a value deeply, with `array` for arrays; None if values are immutable."""
     if isinstance(kind, ArrayType):
-        return _made_of(array, each_element(copier(kind.element, array, entries)))
+        return _compose(array, each_element(copier(kind.element, array, entries)))
     if isinstance(kind, MapType):
-        return _made_of(entries, entry_by_entry(None, copier(kind.value, array, entries)))
+        return _compose(entries, entry_by_entry(None, copier(kind.value, array, entries)))
     if isinstance(kind, StructType):
         parts = [copier(field.type, array, entries) for field in kind.fields]
         return part_by_part(parts, record_type(kind.names)._make) if any(parts) else None
     return None
 
 
-def _made_of(make: Convert, convert: Convert | None) -> Convert:
+def _compose(make: Convert, convert: Convert | None) -> Convert:
     if convert is None:
         return make
     return convert if make is list or make is dict else lambda value: make(convert(value))
 
 
 def part_by_part(converts: Sequence[Convert | None], make: Convert) -> Convert:
-    """Return the function that converts each part of a tuple and calls `make` with the tuple of the results.
+    """Return the function that converts each part of a tuple and calls `make` with the tuple of the results."""
+    return rebuild_function(len(converts), list(enumerate(converts)), make)
 
-    Generated, because a loop over the parts costs twice as much.
+
+def rebuild_function(count: int, parts: Sequence[tuple[int | None, Any]], make: Convert) -> Convert:
+    """Return the function that calls `make` with new parts of a tuple with `count` parts.
+
+    A part is a position in the tuple and the conversion of the value there, or None and a function without arguments.
+    The function is generated code: a loop over the parts is twice as slow.
     """
-    names: dict[str, Any] = {f"c{i}": convert for i, convert in enumerate(converts)}
-    parts = ", ".join(f"v{i}" for i in range(len(converts)))
-    results = ", ".join(
-        f"v{i}" if convert is None else f"None if v{i} is None else c{i}(v{i})" for i, convert in enumerate(converts)
-    )
-    names["make"] = make
-    exec(f"def convert(value):\n    {parts}, = value\n    return make(({results},))\n", names)
-    made: Convert = names["convert"]
-    return made
+    names: dict[str, Any] = {"make": make, **{f"c{i}": convert for i, (_, convert) in enumerate(parts)}}
+    results = []
+    for i, (position, convert) in enumerate(parts):
+        if position is None:
+            results.append("None" if convert is None else f"c{i}()")
+        else:
+            value = f"v{position}"
+            results.append(value if convert is None else f"None if {value} is None else c{i}({value})")
+    values = ", ".join(f"v{i}" for i in range(count))
+    exec(f"def convert(value):\n    {values}, = value\n    return make(({', '.join(results)},))\n", names)
+    convert_all: Convert = names["convert"]
+    return convert_all
 
 
 def each_element(one: Convert | None) -> Convert | None:
-    """Return the function that converts each element of an array that is not null; None for None."""
+    """Return the function that converts each element of an array, except nulls; None for None."""
     return None if one is None else lambda elements: [None if v is None else one(v) for v in elements]
 
 
@@ -129,10 +138,10 @@ def entry_by_entry(key: Convert | None, value: Convert | None) -> Convert | None
     """Return the function that converts the keys and the values of a map; None if both are None."""
     if key is None and value is None:
         return None
-    one_key, one_value = key or same, value or same
+    one_key, one_value = key or identity, value or identity
     return lambda entries: {one_key(k): None if v is None else one_value(v) for k, v in entries.items()}
 
 
-def same(value: Any) -> Any:
-    """Convert nothing."""
+def identity(value: Any) -> Any:
+    """Return the value."""
     return value

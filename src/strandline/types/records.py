@@ -1,4 +1,4 @@
-"""Rows and struct values: tuples whose parts have names."""
+"""Rows and struct values as tuples with names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from strandline.core.errors import ConfigurationError
 
-_FIXED = "{0}: a record never changes; make another, as in record._replace({1}={2!r}), or a dict of record._asdict()"
+_FIXED = "{0}: a record never changes; create another, as in record._replace({1}={2!r}), or a dict of record._asdict()"
 
 
 class Record(tuple[Any, ...]):
     """An event, a row or a struct value: immutable, `record.name` and `record["any name"]`, equal to a plain tuple.
 
-    Names that are no Python identifiers, keywords, or begin with an underscore are reached by [] alone.
+    A name that is not a Python identifier, is a keyword, or begins with an underscore, works with [] only.
     """
 
     __slots__ = ()
@@ -25,19 +25,19 @@ class Record(tuple[Any, ...]):
     _positions: ClassVar[dict[str, int]] = {}
 
     if TYPE_CHECKING:
-        # At run time each name is a descriptor in C; a __getattr__ would make every access slow.
+        # At run time each name is a descriptor in C. A __getattr__ would make every access slow.
         def __getattr__(self, name: str) -> Any: ...
 
         @classmethod
         def _make(cls, values: Any) -> Self:
-            """Make a record of an iterable with one value for each name; the number is not checked: this is hot."""
+            """Make a record of an iterable with one value for each name. For speed, it does not check their number."""
             ...
 
     def __getitem__(self, at: Any) -> Any:
         if type(at) is str:
             position = self._positions.get(at)
             if position is None:
-                raise KeyError(f"there is no {at!r} here: the names are {', '.join(self._fields)}")
+                raise KeyError(f"the record has no {at!r}: the names are {', '.join(self._fields)}")
             at = position
         return tuple.__getitem__(self, at)
 
@@ -52,12 +52,12 @@ class Record(tuple[Any, ...]):
         return dict(zip(self._fields, self, strict=True))
 
     def _replace(self, changes: Mapping[str, Any] | None = None, /, **named: Any) -> Self:
-        """Return a record with some values changed; names that are no identifiers go into a dict."""
+        """Return a record with some values changed; pass names that are not identifiers in a dict."""
         changed = {**(changes or {}), **named}
-        made = self._make([changed.pop(name, value) for name, value in zip(self._fields, self, strict=True)])
+        record = self._make([changed.pop(name, value) for name, value in zip(self._fields, self, strict=True)])
         if changed:
-            raise ValueError(f"there is no {', '.join(changed)} here: the names are {', '.join(self._fields)}")
-        return made
+            raise ValueError(f"the record has no {', '.join(changed)}: the names are {', '.join(self._fields)}")
+        return record
 
     def __repr__(self) -> str:
         parts = (
@@ -71,7 +71,7 @@ class Record(tuple[Any, ...]):
 
 
 def record_type(names: Sequence[str]) -> type[Record]:
-    """Return the record class of these names; the same class for the same names."""
+    """Return the record class for names; equal names have the same class."""
     return _record_type(tuple(names))
 
 
@@ -86,17 +86,17 @@ def _record_type(names: tuple[str, ...]) -> type[Record]:
         "_fields": names,
         "_positions": {name: position for position, name in enumerate(names)},
     }
-    # namedtuple's getters are the fastest there are, and do not care about the class they came from. It must live while
-    # they are taken: garbage collection empties the dict of a class that nobody holds.
+    # namedtuple's getters are the fastest, and work in any class. Keep their class referenced until they are copied:
+    # garbage collection empties the dict of an unreferenced class.
     donor = namedtuple("Getters", [f"f{position}" for position in range(len(names))])  # type: ignore[misc]
     getters = vars(donor)
     for position, name in enumerate(names):
         if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
             members[name] = getters[f"f{position}"]
     # A partial of the C constructor: half the cost of a class method written in Python.
-    made: type[Record] = type("Record", (Record,), members)
-    setattr(made, "_make", staticmethod(partial(tuple.__new__, made)))  # noqa: B010
-    return made
+    record: type[Record] = type("Record", (Record,), members)
+    setattr(record, "_make", staticmethod(partial(tuple.__new__, record)))  # noqa: B010
+    return record
 
 
 def _rebuild(names: tuple[str, ...], values: tuple[Any, ...]) -> Record:

@@ -1,4 +1,4 @@
-"""Fixed-width scalars as numbers: between Python values, numpy arrays and bytes of a fixed layout."""
+"""Conversion of fixed-width scalars between Python values and numpy arrays."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ _LAST_US = (_LAST_DAY + 1) * 86_400_000_000 - 1
 
 
 def tolist(numbers: Numbers) -> list[Any]:
-    """Return the items of an array as Python's own."""
-    found: list[Any] = numbers.tolist()
-    return found
+    """Return the items of an array as Python objects."""
+    items: list[Any] = numbers.tolist()
+    return items
 
 
 @dataclass(frozen=True)
 class FixedScalar:
-    """How one fixed-width type turns into numbers and back. None for a single conversion: nothing to convert."""
+    """Conversions of one fixed-width type to numbers and back. None means that values are numbers already."""
 
     code: str
-    """Its letter in the modules struct, array and numpy."""
+    """The type code in the modules struct, array and numpy."""
     zero: Any
-    """What stands in for null where bytes must be written."""
+    """The placeholder of null in a fixed layout."""
     to_numbers: Callable[[Iterable[Any]], Numbers]
-    """Strict: raises TypeError or OverflowError for what does not fit, None among it."""
+    """Strict: raises TypeError or OverflowError for values that do not fit, and for None."""
     from_numbers: Callable[[Numbers], list[Any]] = tolist
     to_number: Callable[[Any], Any] | None = None
     from_number: Callable[[Any], Any] | None = None
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The numbers as they are stored."""
+        """The stored form of the numbers."""
         return np.dtype("<" + self.code)
 
 
@@ -95,15 +95,15 @@ def _us_after(epoch: dt.datetime, kind: str) -> Callable[[int], dt.datetime]:
     return from_us
 
 
-# Between aware datetimes, in UTC, or naive ones and microseconds since 1970-01-01 00:00.
+# Between datetimes, aware in UTC or naive, and microseconds since 1970-01-01 00:00.
 timestamp_to_us, us_to_timestamp = _us_since(EPOCH), _us_after(EPOCH, "timestamp")
 naive_to_us, us_to_naive = _us_since(NAIVE_EPOCH), _us_after(NAIVE_EPOCH, "timestamp_ntz")
 
 
-def out_of_range(kind: str, what: str) -> CorruptionError:
-    """Return the error for a moment that Python cannot hold."""
+def out_of_range(kind: str, value: str) -> CorruptionError:
+    """Return the error for a date or time that Python cannot hold."""
     return CorruptionError(
-        f"a {kind} of {what} lies outside the years 1 to 9999, which is all that Python can hold",
+        f"a {kind} of {value} lies outside the years 1 to 9999, which is all that Python can hold",
         hint="if it comes from the data, drop or cap such rows before key_by",
     )
 
@@ -125,11 +125,11 @@ def _naive_timestamps(numbers: Numbers) -> list[Any]:
 
 
 def check_range(numbers: Numbers, kind: str) -> None:
-    """Raise CorruptionError for a number that stands for no moment of a type, which is given as DDL."""
+    """Raise CorruptionError if a number is out of Python's range for a type, whose DDL is `kind`."""
     first, last, unit = (_FIRST_US, _LAST_US, "µs since 1970")
     if kind == "date":
         first, last, unit = (_FIRST_DAY, _LAST_DAY, "days since 1970-01-01")
-    # Beyond its range, numpy would give bare ints instead.
+    # Out of range, numpy would return ints instead of dates.
     if len(numbers) and (numbers.min() < first or numbers.max() > last):
         worst = numbers.max() if numbers.max() > last else numbers.min()
         raise out_of_range(kind, f"{worst} {unit}")
@@ -145,10 +145,10 @@ def _days(values: Iterable[Any]) -> Numbers:
 
 
 def _booleans(values: Iterable[Any]) -> Numbers:
-    found = np.array(array("b", values))
-    if found.size and (found.min() < 0 or found.max() > 1):
+    numbers = np.array(array("b", values))
+    if numbers.size and (numbers.min() < 0 or numbers.max() > 1):
         raise TypeError("not a boolean")
-    return found.astype(bool)
+    return numbers.astype(bool)
 
 
 FIXED_SCALARS: dict[DataType, FixedScalar] = {

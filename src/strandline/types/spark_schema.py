@@ -1,4 +1,4 @@
-"""Types and schemas as programs give them: as DDL, or as Spark's own objects, for which no Spark is needed here."""
+"""Types and schemas that users pass, as DDL or as Spark's objects. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -16,76 +16,76 @@ _WORDS = {
 
 
 class SparkType(Protocol):
-    """A type, a column or a schema of Spark's: StructType, StructField, LongType() and so on."""
+    """A type, column or schema of Spark: StructType, StructField, LongType() and so on."""
 
     def jsonValue(self) -> Any:  # noqa: N802
-        """Return it as Spark writes it in JSON."""
+        """Return Spark's JSON form."""
         ...
 
 
-def type_text(given: str | SparkType, what: str) -> str:
-    """Return the DDL of a type; it may be a column of a schema. Errors begin with `what`."""
-    if isinstance(given, str) and given.strip():
-        return given
-    json = _json(given, what, "a Spark DDL type", "write it like 'bigint' or 'struct<ts: timestamp, v: int>'")
+def type_text(spec: str | SparkType, label: str) -> str:
+    """Return the DDL of a type, or of the type of a column. Errors begin with `label`."""
+    if isinstance(spec, str) and spec.strip():
+        return spec
+    json = _json(spec, label, "a Spark DDL type", "write it like 'bigint' or 'struct<ts: timestamp, v: int>'")
     if isinstance(json, dict) and "name" in json:
         json = json["type"]
     return _ddl(json)
 
 
-def type_given(given: str | SparkType, what: str) -> DataType:
-    """Return a type; raise ConfigurationError, which begins with `what`, for what is none."""
+def resolve_type(spec: str | SparkType, label: str) -> DataType:
+    """Return a type, or raise a ConfigurationError that begins with `label`."""
     try:
-        return parse_type(type_text(given, what))
+        return parse_type(type_text(spec, label))
     except ConfigurationError as error:
-        raise _naming(what, error) from None
+        raise _prefix(label, error) from None
 
 
-def schema_given(given: str | SparkType, what: str) -> StructType:
-    """Return the columns of rows; raise ConfigurationError, which begins with `what`, for what are none."""
+def resolve_schema(spec: str | SparkType, label: str) -> StructType:
+    """Return a schema, or raise a ConfigurationError that begins with `label`."""
     try:
-        if isinstance(given, str):
-            found = parse_schema(given)
-            check_names(found.names, what)
-            return found
-        json = _json(given, what, "a schema in Spark DDL, or a StructType", "write it like 'id bigint, name string'")
+        if isinstance(spec, str):
+            schema = parse_schema(spec)
+            check_names(schema.names, label)
+            return schema
+        json = _json(spec, label, "a schema in Spark DDL, or a StructType", "write it like 'id bigint, name string'")
         if isinstance(json, dict) and "name" in json:
             return StructType((Field(json["name"], parse_type(_ddl(json["type"]))),))
         kind = parse_type(_ddl(json))
-        check_names(kind.names if isinstance(kind, StructType) else (), what)
+        check_names(kind.names if isinstance(kind, StructType) else (), label)
     except ConfigurationError as error:
-        raise _naming(what, error) from None
+        raise _prefix(label, error) from None
     if not isinstance(kind, StructType):
         raise ConfigurationError(
-            f"{what} is the type {kind.ddl}, expected columns with their names", hint=f"write 'name {kind.ddl}'"
+            f"{label} is the type {kind.ddl}, expected columns with their names", hint=f"write 'name {kind.ddl}'"
         )
     return kind
 
 
-def check_names(names: Iterable[str], what: str) -> None:
-    """Refuse columns with names of ours: what they hold would be taken for times, flags and origins."""
-    taken = [name for name in names if name.lower().startswith(_RESERVED)]
-    if taken:
+def check_names(names: Iterable[str], label: str) -> None:
+    """Refuse columns with names that Strandline reserves for its times, flags and origins."""
+    reserved = [name for name in names if name.lower().startswith(_RESERVED)]
+    if reserved:
         raise ConfigurationError(
-            f"{what}: the column '{taken[0]}' has a name that Strandline keeps for columns of its own",
-            hint=f"give it another one, which does not begin with {_RESERVED}",
+            f"{label}: the column '{reserved[0]}' has a name that Strandline keeps for columns of its own",
+            hint=f"choose another name, which does not begin with {_RESERVED}",
         )
 
 
-def _json(given: Any, what: str, expected: str, hint: str) -> Any:
-    """Return what an object of Spark's says of itself."""
-    if isinstance(given, type):
-        if hasattr(given, "jsonValue"):
-            hint = f"write {given.__name__}()"
-        elif given.__name__ in _WORDS:
-            hint = f"types are Spark's: '{_WORDS[given.__name__]}' is one whose values are {given.__name__} in Python"
-    elif hasattr(given, "jsonValue"):
-        return given.jsonValue()
-    raise ConfigurationError(f"{what} is {given!r:.200}, expected {expected}", hint=hint)
+def _json(spec: Any, label: str, expected: str, hint: str) -> Any:
+    """Return the JSON form of an object of Spark."""
+    if isinstance(spec, type):
+        if hasattr(spec, "jsonValue"):
+            hint = f"write {spec.__name__}()"
+        elif spec.__name__ in _WORDS:
+            hint = f"types are Spark's: '{_WORDS[spec.__name__]}' is one whose values are {spec.__name__} in Python"
+    elif hasattr(spec, "jsonValue"):
+        return spec.jsonValue()
+    raise ConfigurationError(f"{label} is {spec!r:.200}, expected {expected}", hint=hint)
 
 
 def _ddl(json: Any) -> str:
-    """Return the DDL of what Spark writes as JSON; of what only Spark knows, a text that is refused."""
+    """Return the DDL of Spark's JSON; for a type that only Spark has, a text that the parser refuses."""
     if not isinstance(json, dict):
         return str(json)
     kind = json.get("type")
@@ -99,6 +99,6 @@ def _ddl(json: Any) -> str:
     return str(kind)
 
 
-def _naming(what: str, error: ConfigurationError) -> ConfigurationError:
-    message = error.message if error.message.startswith(what) else f"{what}: {error.message}"
+def _prefix(label: str, error: ConfigurationError) -> ConfigurationError:
+    message = error.message if error.message.startswith(label) else f"{label}: {error.message}"
     return ConfigurationError(message, hint=error.hint, **error.fields)

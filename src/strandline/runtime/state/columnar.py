@@ -21,7 +21,7 @@ from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.values import ValueTable
-from strandline.types.coercion import shown
+from strandline.types.coercion import short_repr
 from strandline.types.columns import build, conform, from_python, to_arrow_type
 
 TimedRows = tuple[pa.RecordBatch, pa.Array | None]
@@ -129,7 +129,7 @@ class VectorValueHandle(Handle):
     def _check_keys(self, keys: Any) -> None:
         if not isinstance(keys, BatchKeys):
             raise self._error(
-                f"it was given {shown(keys)} as keys, a {type(keys).__name__}",
+                f"it was given {short_repr(keys)} as keys, a {type(keys).__name__}",
                 "give ctx.keys, or the distinct ones: keys, row_of = ctx.keys.unique()",
             )
 
@@ -149,7 +149,7 @@ class VectorValueHandle(Handle):
             at = f", of which number {error.index} does not fit" if isinstance(error, OutputError) else ""
             raise self._error(f"put_many got a {type(values).__name__}{at}: {why}") from None
         raise self._error(
-            f"put_many got {shown(values)}, a {type(values).__name__}, as values",
+            f"put_many got {short_repr(values)}, a {type(values).__name__}, as values",
             "give one for each key: a pyarrow or numpy array, or a list",
         )
 

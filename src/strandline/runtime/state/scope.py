@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
 from strandline.core.times import END_US, as_datetime
 from strandline.runtime.state.timers import TimerTable
-from strandline.types.coercion import shown
+from strandline.types.coercion import short_repr
 from strandline.types.scalars import timestamp_to_us
 
 
@@ -191,5 +191,5 @@ def _us(at: Any) -> int:
     elif isinstance(at, dt.datetime):
         hint = "a time without a zone may be any: give it one, as in at.replace(tzinfo=timezone.utc)"
     raise StateTypeError(
-        f"a timer's time is {shown(at)}, a {type(at).__name__}, expected a datetime with a time zone", hint=hint
+        f"a timer's time is {short_repr(at)}, a {type(at).__name__}, expected a datetime with a time zone", hint=hint
     )

@@ -65,7 +65,7 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
         self._processing = rules.processing
         windows = self._declared(contents.value_type)
         # When results come may change at any start.
-        windows.hints = Hints(spare=("events",))
+        windows.hints = Hints(droppable=("events",))
         self.own_states = {"windows": windows, **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
         """Events that were dropped because they were too late."""
