@@ -711,6 +711,28 @@ def test_exactly_once(kafka: Kafka, target: KafkaTarget, check: Check, lanes: st
     check(trial(kafka, target))
 
 
+def test_a_start_outlasts_an_older_driver_that_takes_a_lane_again(kafka: Kafka, target: KafkaTarget) -> None:
+    """It finds the newer run's number only in lanes where that has left it."""
+    target.parallel = False
+    played = trial(kafka, target)
+    older = played.start()
+    assert older.commit(played.stage(older, 1)) == []
+    pending = played.stage(older, 2)
+
+    def meanwhile() -> None:
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(older.commit, pending).result() == []
+
+    newer = played.open()
+    newer.start_patience_s = 20
+    failpoints.arm("kafka.lane_taken", meanwhile)
+    try:
+        assert newer.recover(pending, Epoch(2), fresh=False) == []
+    finally:
+        failpoints.disarm_all()
+    played.expect(1, 2)
+
+
 @contextmanager
 def frozen(kafka: Kafka) -> Iterator[None]:
     """It may do later what it was asked to."""

@@ -247,6 +247,21 @@ def test_a_start_waits_for_a_target_that_is_away_for_a_moment(ledger: Any, monke
     trial.expect(1)
 
 
+def test_a_start_outlasts_an_older_driver_that_writes_while_it_claims(ledger: Any, monkeypatch: Any) -> None:
+    """Kafka's older driver that was fenced takes a lane again, before it finds there that it was replaced."""
+    monkeypatch.setattr("strandline.testing.sinks.trial._PATIENCE_S", 10.0)
+
+    def taken() -> None:
+        raise sl.errors.ConflictError("another driver writes in its place")
+
+    trial = trial_of(ledger)
+    pending = trial.stage(trial.start(), 1)
+    failures = iter([taken, taken])
+    ledger.before = lambda: next(failures, lambda: None)()
+    trial.start(pending, 1)
+    trial.expect(1)
+
+
 def test_a_run_that_goes_on_while_the_target_is_away_claims_it_before_the_first_row(ledger: Any) -> None:
     """A restart, a rescale and a rollback need storage alone; what was staged before, and since, comes in order."""
     trial = trial_of(ledger)

@@ -113,7 +113,8 @@ class Target(ABC):
     def claim(self, writer: Writer) -> None:
         """Have it on record that this generation is the one that writes, as a run begins.
 
-        From then on no transaction of an older one may be committed. Raise FencedError if a newer one has claimed it.
+        From then on no transaction of an older one may be committed. Raise FencedError if a newer one has claimed it,
+        ConflictError if an older one was faster: it is tried again.
         """
 
     @abstractmethod

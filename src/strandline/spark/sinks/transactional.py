@@ -24,7 +24,7 @@ from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.ends.arguments import options_of, place_of
 from strandline.ends.committables import decode_committables
@@ -203,7 +203,8 @@ class Transactional(Sink):
                 self._has_claimed = True
                 break
             except Exception as error:
-                if not self.target.may_pass(error):
+                # A conflict: an older driver writes meanwhile, until it finds that it was replaced.
+                if not isinstance(error, ConflictError) and not self.target.may_pass(error):
                     raise
                 if time.monotonic() + delay_s > until:
                     return reason_of(error)
