@@ -122,6 +122,18 @@ def test_damage_is_said_as_such(checkpoint: Path, tmp_path: Path) -> None:
         found.read_all()
 
 
+def test_an_interrupt_while_rows_are_read_is_no_mistake_in_the_query(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(StateReader, "rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask(checkpoint, "SELECT * FROM op.value")
+
+
 def test_without_duckdb(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(ConfigurationError, match=r"needs DuckDB[^$]*pip install 'strandline\[tables\]'"):

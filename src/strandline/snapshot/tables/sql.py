@@ -30,7 +30,7 @@ class _Source:
     def __init__(self, schema: Callable[[], pa.Schema], rows: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema = schema
         self._rows = rows
-        self.failed: Exception | None = None
+        self.failed: Exception | KeyboardInterrupt | None = None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         schema = self._schema()
@@ -41,7 +41,7 @@ class _Source:
         try:
             for batch in self._rows():
                 yield batch if batch.schema.equals(schema) else batch.cast(schema)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             # DuckDB says that something failed, and not with which error.
             self.failed = error
             raise
@@ -164,10 +164,15 @@ def _watched(
 
 
 def _told(error: Exception, sources: list[_Source], known: list[str], scratch: Path) -> StrandlineError:
-    """Return what went wrong, as our own error where it is one. Raises UnavailableError if a disk is full."""
+    """Return what went wrong, as our own error where it is one.
+
+    Raises UnavailableError if a disk is full, and the KeyboardInterrupt that arrived while rows were read.
+    """
     for source in sources:
         if isinstance(source.failed, StrandlineError):
             return source.failed
+        if isinstance(source.failed, KeyboardInterrupt):
+            raise source.failed
         refuse_full_disk(source.failed, scratch)
     refuse_full_disk(error, scratch)
     names = known + [f"{METADATA}.{name}" for name in METADATA_TABLES]
