@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,6 +123,31 @@ def test_the_pin_of_a_reader_that_was_killed_is_void_in_time(job: Run, clock: Ma
     assert not [*job.jobdir.list(PINS)]
     with pytest.raises(NotFoundError, match=r"not kept any more[^$]*open the job's folder again"):
         pins.renew(snapshot.folder, snapshot.pin)
+
+
+@pytest.mark.parametrize("by_ms", [-2 * LEASE_MS, 2 * LEASE_MS])
+def test_a_clock_that_is_set_takes_no_reader_its_files(job: Run, clock: ManualClock, by_ms: int) -> None:
+    """Or one that differs from the storage's, or has jumped while the machine was suspended."""
+    snapshot = pin_snapshot(url(job))
+    clock.set_by(by_ms)
+    go_on(job, clock, 3)
+    snapshot.check()
+    clock.advance(LEASE_MS)
+    go_on(job, clock)
+    assert files(snapshot) == 0
+
+
+@pytest.mark.parametrize("by_ms", [-2 * LEASE_MS, 2 * LEASE_MS])
+def test_a_pin_is_renewed_whatever_the_clock_of_its_reader_says(
+    job: Run, monkeypatch: pytest.MonkeyPatch, by_ms: int
+) -> None:
+    with pinned_snapshot(url(job)) as snapshot:
+        before = snapshot.folder.head(snapshot.pin)
+        now_ms = SystemClock().now_ms() + by_ms
+        monkeypatch.setattr(SystemClock, "now_ms", lambda self: now_ms)
+        time.sleep(0.002)
+        pins.renew(snapshot.folder, snapshot.pin)
+        assert snapshot.folder.head(snapshot.pin).modified_ms > before.modified_ms
 
 
 def test_garbage_collection_leaves_what_is_read(job: Run, clock: ManualClock) -> None:

@@ -168,6 +168,38 @@ def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
     assert len(looks) == 2
 
 
+def test_sources_are_not_silent_while_spark_waits_for_a_clock_that_was_set_back() -> None:
+    """Spark waits for its next trigger by the clock, and looks at nothing meanwhile."""
+    status = SimpleNamespace(isTriggerActive=lambda: False, isDataAvailable=lambda: False, message=lambda: "Waiting")
+    query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
+    clocks = Clocks()
+    watch, steadily = SourceWatch(query, 2000, clock=clocks), SourceWatch(query, 2000)
+
+    def silent_since(passed_s: float) -> int | None:
+        clocks.now_s, clocks.passed_s = clocks.now_s + passed_s, clocks.passed_s + passed_s
+        for each in (watch, steadily):
+            each.check_clock()
+            each._asked = 0
+        silent_us = [each.silent_since(driver_time(clocks)) for each in (watch, steadily)]
+        assert (silent_us[1] is None) == (passed_s == 0)
+        return silent_us[0]
+
+    assert silent_since(0) is None
+    assert silent_since(5) == 999_998_000_000
+    clocks.now_s -= 30
+    assert silent_since(5) is None
+    assert silent_since(30) is None
+    # It has looked again.
+    assert silent_since(3) is None
+    assert silent_since(5) == 1_000_041_000_000
+    clocks.now_s += 7200
+    assert silent_since(5) == 1_000_046_000_000
+    clocks.now_s -= 7200
+    steadily.check_clock()
+    with pytest.raises(SparkError, match="was set back by 7200 s"):
+        watch.check_clock()
+
+
 class Clocks:
     """A clock that is set, and the time that passes."""
 

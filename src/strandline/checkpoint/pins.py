@@ -4,8 +4,9 @@ A reader (1) reads a manifest, (2) writes its pin, and (3) looks whether the man
 deletes a manifest, (2) lists the pins, and (3) deletes the files that no pin names. So either the reader finds its
 manifest gone and takes a newer one, or the driver finds the pin.
 
-A pin that was not renewed for `LEASE_MS`, by the driver's clock, is void: its reader was killed, or is not used any
-more. The driver and the garbage collector delete it.
+A pin that was not renewed for `LEASE_MS` is void: its reader was killed, or is not used any more. The driver deletes it
+when it has seen it unchanged for so long, by its steady clock: the storage may have another time, and a clock may be
+set, or jump where its machine was suspended. The garbage collector, which looks once, compares the two clocks.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def write_pin(folder: Folder, manifest_path: str) -> str | None:
 def renew(folder: Folder, path: str) -> None:
     """Renew a pin if it is old. Raises NotFoundError if it is gone."""
     try:
-        if folder.head(path).modified_ms < SystemClock().now_ms() - _RENEW_MS:
+        # Where the clocks differ by more, it is renewed each time.
+        if abs(SystemClock().now_ms() - folder.head(path).modified_ms) > _RENEW_MS:
             folder.put(path, folder.get(path))
     except NotFoundError:
         raise NotFoundError(
@@ -93,11 +95,14 @@ class Pins:
         self._clock = clock
         self._files: dict[str, frozenset[str]] = {}
         """By pin, the files that it names."""
+        self._seen: dict[tuple[str, int], float] = {}
+        """By pin and when it was last renewed, when it was first seen so."""
 
     def files(self) -> set[str]:
         """Return the files that pins keep; delete the pins that are void."""
-        found = [pin for pin in self._folder.list(PINS) if is_pin(pin.path)]
-        void = {pin.path for pin in found if is_void(pin, self._clock)}
+        found, now_ms = [pin for pin in self._folder.list(PINS) if is_pin(pin.path)], self._clock.monotonic_ms()
+        self._seen = {at: self._seen.get(at, now_ms) for at in ((pin.path, pin.modified_ms) for pin in found)}
+        void = {path for (path, _), since_ms in self._seen.items() if now_ms - since_ms > LEASE_MS}
         self._files = {
             pin.path: known
             if (known := self._files.get(pin.path)) is not None

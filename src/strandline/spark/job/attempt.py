@@ -147,6 +147,7 @@ class Attempt:
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
             self._sources.deliver(self._watch.has_looked)
+            self._watch.check_clock()
             self._poll_if_idle()
             self._tell_first_epoch()
             now = time.monotonic()

@@ -126,10 +126,13 @@ class Starting:
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
-        between_ms = max(int(b.trigger.get("processingTime", "0").partition(" ")[0]), polling_delay_ms(b.spark))
+        trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
+        between_ms = max(trigger_ms, polling_delay_ms(b.spark))
         query = self._query = writer.start()
         b.draining.begun()
-        watch = SourceWatch(query, between_ms, ends="availableNow" in b.trigger)
+        watch = SourceWatch(
+            query, between_ms, ends="availableNow" in b.trigger, clock=b.clock if trigger_ms else None
+        )  # fmt: skip
         lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
         return Attempt(
             b,
