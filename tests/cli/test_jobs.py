@@ -256,18 +256,19 @@ def test_tables_fit_into_the_terminal(serve: Serve, local_dir: Path, width: int)
     assert ("pid" in header, "memory" in header) == (width == 160, True)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_who_no_longer_waits_takes_nothing_back(
-    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
     monkeypatch.setattr(server, "_HEARTBEAT_S", 0.05)
     run = FakeRun()
     control = serve(run)
     command = [sys.executable, "-m", "strandline.cli.main", "checkpoint", "alerts", "--local-dir", str(local_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as asking:
         assert run.began.wait(30)
-        asking.send_signal(signal.SIGINT)
+        asking.send_signal(number)
         _, said = asking.communicate(timeout=30)
-    assert asking.returncode == 130
+    assert asking.returncode == code
     assert said == "strandline: no longer waiting for 'checkpoint'; job 'alerts' goes on with it\n"
     assert control._workers
     run.finish.set()

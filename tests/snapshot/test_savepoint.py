@@ -182,6 +182,18 @@ def test_of_two_in_one_folder_one_goes_on(tmp_path: Path) -> None:
     assert WRITING not in paths(folder)
 
 
+def test_a_whole_one_whose_writer_was_killed_is_not_called_broken_off(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path)
+    arm("savepoint.published", kill)
+    with pytest.raises(Killed):
+        take(folder)
+    disarm_all()
+    assert {METADATA, WRITING} <= paths(folder)
+    with pytest.raises(ConflictError, match="there is a snapshot already"):
+        begin(folder)
+    assert verify_snapshot(str(tmp_path)).ok
+
+
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_a_manifest_whose_writing_is_in_doubt_may_be_published_again(tmp_path: Path, when: str) -> None:
     store = FaultyStore(open_store("memory://"))

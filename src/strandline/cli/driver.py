@@ -23,7 +23,7 @@ from strandline.core.errors import StrandlineError
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised in the program like Ctrl-C: its `with` blocks and `finally` clauses run."""
+    """SIGTERM or SIGHUP, by its number, raised like Ctrl-C: `with` blocks and `finally` clauses run."""
 
 
 class ShortLines(logging.Handler):
@@ -82,12 +82,12 @@ def run(
 
     check_java()
     prepare(program, own_args)
-    with _signals(_terminate, signal.SIGTERM):
+    with _signals(terminate, signal.SIGTERM):
         try:
             with showing_progress(quiet=quiet):
                 code = _ordered_outcome(program, to_restore, to_drop, claim=claim, again=again, reopen=reopen)
         except KeyboardInterrupt as interrupt:
-            code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+            code = 128 + (interrupt.args[0] if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
         with _signals(signal.SIG_DFL, signal.SIGTERM, signal.SIGINT):
             raise typer.Exit(code if _stop_everything(code) else code or 1)
@@ -186,8 +186,10 @@ def _stop_everything(code: int) -> bool:
     return stopped
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal; a further one ends the process at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated(number)
 
 
 @contextlib.contextmanager

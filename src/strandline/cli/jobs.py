@@ -277,7 +277,7 @@ def call_with_progress(driver: Driver, command: Command[Any, Any], arguments: ms
             return call(driver, command, arguments, on_progress=on_progress)
         except KeyboardInterrupt:
             say(f"strandline: no longer waiting for '{command.name}'; job '{driver.job}' goes on with it")
-            raise typer.Exit(130) from None
+            raise
 
 
 def _identity(driver: Driver) -> dict[str, Any]:

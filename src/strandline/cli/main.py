@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from typing import Annotated, Any
 
@@ -45,6 +46,8 @@ class Commands(TyperGroup):
         except StrandlineError as error:
             say(f"error: {error}")
             raise typer.Exit(1) from None
+        except driver.Terminated as terminated:
+            raise typer.Exit(128 + terminated.args[0]) from None
 
 
 app = typer.Typer(
@@ -104,7 +107,14 @@ def version(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
 
 
 def main() -> None:
-    """Run the command line: exit code 0, 1 for an error or problems found, 2 for wrong usage."""
+    """Run the command line: exit code 0, 1 for an error or problems found, 2 for wrong usage, 128 + a signal's number.
+
+    SIGTERM and SIGHUP end a command like Ctrl-C: it cleans up as after an error.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` has SIGHUP ignored.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, driver.terminate)
     app(prog_name="strandline")
 
 

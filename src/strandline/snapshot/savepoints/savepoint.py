@@ -45,6 +45,8 @@ def begin(folder: Folder, mark: str = "") -> None:
     try:
         folder.create_own(WRITING, f"{mark} {unique_name()}".encode())
     except ConflictError as error:
+        # Not of one that is whole, whose writer was killed before it took its mark away.
+        check_empty(folder)
         raise _is_written(folder) from error
     # Only now: of two that look at the same time, one is first.
     try:
