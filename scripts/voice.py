@@ -26,6 +26,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/format",
     "src/strandline/runtime",
     "src/strandline/storage",
+    "src/strandline/testing",
     "src/strandline/types",
 )
 NAMES = frozenset(
