@@ -28,6 +28,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/plan",
     "src/strandline/runtime",
     "src/strandline/storage",
+    "src/strandline/testing",
     "src/strandline/types",
 )
 NAMES = frozenset(

@@ -149,7 +149,7 @@ def test_what_a_call_takes_out_of_its_lists_comes_again_with_the_next() -> None:
             CALLS.append(([first[0].n], [first[1]]))
 
     trial = trial_of()
-    sink = trial.start(made=sl.sinks.deliver(take, pause="1 ms"))
+    sink = trial.start(sink=sl.sinks.deliver(take, pause="1 ms"))
     RAISING.append(ValueError("busy"))
     sink.commit(trial.stage(sink, 1, tasks=1))
     trial.expect(1)
@@ -165,7 +165,7 @@ def alone(rows: list[Any], ids: list[str]) -> None:
 def test_a_process_makes_one_call_at_a_time() -> None:
     """As where Spark's tasks call a function: what it has for all of its calls, as a connection, need not be shared."""
     trial = trial_of()
-    sink = trial.start(made=sl.sinks.deliver(alone, attempts=1))
+    sink = trial.start(sink=sl.sinks.deliver(alone, attempts=1))
     sink.commit(trial.stage(sink, 1))
     trial.expect(1)
 
@@ -181,7 +181,7 @@ def test_a_rust_librarys_panic_is_of_the_row_that_it_came_with(tmp_path: Path) -
 
     trial = trial_of()
     dead = {"on_error": "dead-letter", "dead_letters": tmp_path}
-    sink = trial.start(made=sl.sinks.deliver(panic, pause="1 ms", attempts=2, **dead))
+    sink = trial.start(sink=sl.sinks.deliver(panic, pause="1 ms", attempts=2, **dead))
     BAD.add(numbers_of(1)[1])
     sink.commit(trial.stage(sink, 1, tasks=1))
     assert set(seen()) == set(numbers_of(1)) - BAD
@@ -204,7 +204,7 @@ def yielding(rows: list[Any], ids: list[str]) -> Any:
 )
 def test_what_a_call_gives_and_nobody_runs_is_not_taken_for_done(function: Any, on_error: Any) -> None:
     trial = trial_of()
-    sink = trial.start(made=sl.sinks.deliver(function, on_error=on_error))
+    sink = trial.start(sink=sl.sinks.deliver(function, on_error=on_error))
     pending = trial.stage(sink, 1)
     with pytest.raises(ConfigurationError, match=r"its function .* gave a (coroutine|generator), which has not run"):
         sink.commit(pending)

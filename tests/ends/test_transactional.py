@@ -290,7 +290,7 @@ def test_a_run_that_goes_on_while_the_target_is_away_claims_it_before_the_first_
     with suppress(FencedError):
         older.commit(trial.stage(older, 4))
     trial.expect(1, 2, 3)
-    trial.start([], 3, made=sink)
+    trial.start([], 3, sink=sink)
     assert waiting_files(trial) == []
 
 
@@ -307,7 +307,7 @@ def test_a_program_that_starts_a_job_for_the_second_time_needs_the_target_again(
         trial.open(sink)
         with pytest.raises(UnavailableError, match="and rows of the last checkpoint wait for it"):
             sink.recover(pending, Epoch(1), fresh=False)
-    trial.start(pending, 1, made=sink)
+    trial.start(pending, 1, sink=sink)
     trial.expect(1)
 
 
@@ -551,7 +551,7 @@ def test_refused_rows_are_dead_letters_and_all_others_are_there(
     target = Kept("refusing", parallel=parallel)
     target.max_rows = rows
     made = sl.sinks.Transactional(target, on_error="dead-letter", dead_letters=aside)
-    sink = trial.start(made=made)
+    sink = trial.start(sink=made)
     pending = [text for epoch in (1, 2, 3) for text in trial.stage(sink, epoch, tasks=tasks)]
     numbers = [n for epoch in (1, 2, 3) for n in numbers_of(epoch)]
     ledger.bad = {numbers[at] for at in bad}
@@ -580,7 +580,7 @@ def test_refused_rows_are_dead_letters_and_all_others_are_there(
 
 def test_a_job_may_leave_out_what_is_refused_and_counts_it(ledger: Any, caplog: Any) -> None:
     trial = trial_of(ledger)
-    sink = trial.start(made=sl.sinks.Transactional(Kept(ledger.name), on_error="skip"))
+    sink = trial.start(sink=sl.sinks.Transactional(Kept(ledger.name), on_error="skip"))
     ledger.bad = {numbers_of(1)[2]}
     assert sink.commit(trial.stage(sink, 1)) == []
     assert len(ledger.rows) == 5

@@ -206,18 +206,20 @@ MISTAKES = [
     ),
     made("a mode of a file sink", lambda: sl.sinks.files("out", mode="append"), "'mode' is no option of a file format"),
     # -- harnesses
-    harness("no schema", lambda: Harness(Count()), "it is not said what the events are", 'schema="user string, n int"'),
+    harness(
+        "no schema", lambda: Harness(Count()), "schema and key of the events are missing", 'schema="user string, n int"'
+    ),
     harness(
         "no output",
         lambda: Harness(Count(), schema="user string", key="user"),
-        "it is not said which columns its rows have",
+        "output, the columns of its rows, is missing",
     ),
     harness("an unknown backend of a harness", lambda: Harness(Count(), backend="redis"), "expected one of memory"),  # type: ignore[arg-type]
     harness("no function", lambda: Harness(len), "expected a process function or a stream"),  # type: ignore[arg-type]
     harness(
         "a window's arguments",
         lambda: Harness(COUNTED, key="user"),
-        "only backend and parallelism can be said of a stream",
+        "only backend and parallelism are options for a stream",
     ),
     harness(
         "a right stream for one",

@@ -126,7 +126,7 @@ def test_orc(s3: Any) -> None:
     url = s3.url(f"orc-{uuid.uuid4().hex[:8]}")
     sink = sl.sinks.files(url, format="orc", storage_options=s3.options)
     trial = Trial(SESSION, lambda: sink)
-    trial.start(made=sink)
+    trial.start(sink=sink)
     frame: Any = inprocess.Given(schema, rows)
     sink.commit(trial.write(sink, 1, frame))
     ((name, data),) = shown(url, s3.options).items()
@@ -157,7 +157,7 @@ def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: s
     sink = sl.sinks.files(url, format=form, storage_options=s3.options, **options)
     sink.try_out(df.limit(0))
     trial = Trial(spark, lambda: sink)
-    trial.start(made=sink)
+    trial.start(sink=sink)
     sink.commit(trial.write(sink, 1, df.repartition(3)))
     ours, sparks = tmp_path / "ours", tmp_path / "sparks"
     ours.mkdir()

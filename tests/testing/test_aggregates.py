@@ -204,7 +204,7 @@ def test_as_a_later_operator(kind: Any) -> None:
         ),
         (
             lambda: Harness(KEYED.agg(n=sl.agg.count(), uid="operator"), output="k string, n bigint"),
-            "Harness: only backend and parallelism can be said of a stream: it has said all else already",
+            "Harness: only backend and parallelism are options for a stream, which has all others itself",
         ),
     ],
 )

@@ -387,7 +387,7 @@ def test_other_mistakes() -> None:
         with pytest.raises(ConfigurationError, match="after an epoch"):
             h.then(Twice(), key="k", output=OUT, uid="second")
         with everything(parallelism=2) as other:
-            with pytest.raises(ConfigurationError, match="the snapshot is one of another harness"):
+            with pytest.raises(ConfigurationError, match="the snapshot is of another harness"):
                 other.restore(h.snapshot())
             other.push(event("a"))
     for use in (h.push, h.tick, h.snapshot, h.crash, lambda: h.state("a")):

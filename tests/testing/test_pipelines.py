@@ -264,9 +264,9 @@ def test_mistakes() -> None:
             h.push(Right((1,)))
         with pytest.raises(UserCodeError, match="never"):
             h.push(one=[("a", 1, at(1))])
-    with pytest.raises(ConfigurationError, match="only backend and parallelism can be said of a stream"):
+    with pytest.raises(ConfigurationError, match="only backend and parallelism are options for a stream"):
         Harness(stream, schema=SALES)
-    with pytest.raises(ConfigurationError, match="it is not said what the events are"):
+    with pytest.raises(ConfigurationError, match="schema and key of the events are missing"):
         Harness(Never())
 
 

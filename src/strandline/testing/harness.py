@@ -1,4 +1,4 @@
-"""The harness: a process function, or a chain of them, run epoch by epoch as a test says."""
+"""The harness, in which a test runs process functions or a pipeline epoch by epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from strandline.types.spark_schema import SparkType
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a checkpoint holds: the state after an epoch, how far event time was, and the rows given until then."""
+    """The contents of a checkpoint: state, watermarks and output after an epoch."""
 
     epoch: int
     files: list[list[list[LocalFile]]]
@@ -38,24 +38,23 @@ class Snapshot:
 class Harness:
     """Runs a process function with its real state, without Spark and without other processes.
 
-    Each call is one epoch. Rows are placed by their keys as Spark places them, state is kept by the real backend in a
-    temporary directory, and the function is shipped as a job ships it: by pickling, so that the instance a test
-    makes is not the one that runs. Errors are those of a job; an epoch that fails is not applied.
+    Each call is one epoch. Keys assign rows to partitions as in Spark, the real backend keeps state in a temporary
+    directory, and the function is pickled as in a job: the instance that runs is a copy of the test's instance. Errors
+    are those of a job; an epoch that fails is not applied.
 
-    With `event_time`, events have the time in that column, and the watermark stands still until `advance_watermark`;
-    with `watermark` too, it follows the events at this delay, as `Stream.watermark` lets it: when an epoch has ended.
-    The clock moves only when told to; it starts at 2024-01-01 UTC.
+    `event_time` is the column of event times. The watermark moves by `advance_watermark`; with `watermark`, it also
+    follows the events at this delay when an epoch ends, as in `Stream.watermark`. The clock starts at 2024-01-01 UTC
+    and moves only by `advance_clock`.
 
-    With `order_by`, each epoch's events come in the order of these columns, as `key_by(…, order_by=)` sorts them.
+    With `order_by`, each epoch's events are sorted by these columns, as by `key_by(…, order_by=)`.
 
-    A function of two streams, a KeyedCoProcess or KeyedBroadcastProcess, has the schema of the other one as `right`,
-    whose events are given by `push_right`, or by `push` in `Right`. Of connected streams, `right_key`,
-    `right_event_time` and `right_watermark` are as on the left unless given, and the slower side's watermark counts.
-    Rules have no key, no event time unless `right_event_time` says which, and apply in the order of the columns
-    `order_by`, then as in a job.
+    For a function of two streams, a KeyedCoProcess or KeyedBroadcastProcess, `right` is the schema of the second one.
+    `push_right`, or `push` with `Right`, pushes its events. For connected streams, `right_key`, `right_event_time` and
+    `right_watermark` default to those of the left stream, and the slower watermark counts. Rules have no key, an event
+    time only by `right_event_time`, and apply in the order of the columns `order_by`, then as in a job.
 
-    Windows, built-in aggregates and whole pipelines are given as a stream, which begins with `testing.events`: it says
-    all but `backend` and `parallelism` itself, and its watermark follows the events.
+    For windows, built-in aggregates and whole pipelines, pass a stream that begins with `testing.events`. It has all
+    options but `backend` and `parallelism`, and its watermark follows the events.
 
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
@@ -112,24 +111,25 @@ class Harness:
         lefts = StreamOptions(schema, key, event_time, watermark)
         rights = StreamOptions(right, right_key, right_event_time, right_watermark)
         if isinstance(process, Stream):
-            nothing = StreamOptions(), StreamOptions(), "operator", None, None, None, None, "fail"
-            if (lefts, rights, uid, output, sides, order_by, max_parallelism, on_error) != nothing:
+            defaults = StreamOptions(), StreamOptions(), "operator", None, None, None, None, "fail"
+            if (lefts, rights, uid, output, sides, order_by, max_parallelism, on_error) != defaults:
                 raise ConfigurationError(
-                    "Harness: only backend and parallelism can be said of a stream: it has said all else already",
-                    hint="leave the others out: testing.events(schema) and the stream's own methods have them",
+                    "Harness: only backend and parallelism are options for a stream, which has all others itself",
+                    hint="leave the others out: testing.events(schema) and the stream's methods take them",
                 )
             self._end = process
         else:
             check_function(process)
             if schema is None or key is None:
                 raise ConfigurationError(
-                    "Harness: it is not said what the events are", hint='give schema="user string, n int", key="user"'
+                    "Harness: schema and key of the events are missing",
+                    hint='write schema="user string, n int", key="user"',
                 )
             keyed = streams_of(process, uid, lefts, rights, order_by)
             if output is None:
                 raise ConfigurationError(
-                    f"operator '{uid}': it is not said which columns its rows have",
-                    hint='give output="user string, n bigint"',
+                    f"operator '{uid}': output, the columns of its rows, is missing",
+                    hint='write output="user string, n bigint"',
                 )
             self._end = keyed.process(
                 process, output, uid=uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error
@@ -162,10 +162,10 @@ class Harness:
         max_parallelism: int | None = None,
         on_error: OnError | Then = "fail",
     ) -> Self:
-        """Add an operator that reads the main output of the one before, or its side output `side`; before any epoch.
+        """Add an operator that reads the main output of the last one, or its side output `side`; before any epoch.
 
-        From then on the harness gives the new operator's rows. What reads several streams is written as a pipeline of
-        `testing.events`.
+        Then the harness returns the rows of the new operator. To read several streams, write a pipeline that begins
+        with `testing.events`.
         """
         if self._epoch:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
@@ -184,83 +184,81 @@ class Harness:
         self.close()
 
     def close(self) -> None:
-        """End in an orderly way: each function's `close` is called, and the temporary directory removed."""
+        """Call each function's `close`, and remove the temporary directory."""
         self._run.close()
 
     # -- epochs
 
-    def push(self, *events: Any, **of: Sequence[Any]) -> list[Any]:
-        """Process one epoch of events, dicts or tuples, and return the rows it gave.
+    def push(self, *events: Any, **by_source: Sequence[Any]) -> list[Any]:
+        """Process one epoch of events, dicts or tuples, and return its output rows.
 
-        A column that a dict does not name is null. Events of the right one of two streams are put into `Right`, those
-        of a pipeline's named sources are given by their names, `push(payments=[…], orders=[…])`; in a job, those of an
-        epoch come in any order. Timers that the epoch's events made due fire in the next one, as in a job: `tick` runs
-        it.
+        A column that a dict does not name is null. Wrap events of the right stream in `Right`. Pass events of named
+        sources by name: `push(payments=[…], orders=[…])`; in a job, the order within an epoch is undefined. Timers
+        that become due by this epoch's events fire in the next epoch, as in a job: `tick` runs it.
         """
-        given: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._sources}
-        # Of a function's one stream, or the left one of two; a pipeline of one source may name it.
-        first = "left" if "left" in given else next(iter(given)) if len(given) == 1 else ""
+        pushed: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._sources}
+        # The only or left stream of a function, or the only source of a pipeline.
+        first = "left" if "left" in pushed else next(iter(pushed)) if len(pushed) == 1 else ""
         named = [("right", event.event) if isinstance(event, Right) else (first, event) for event in events]
-        named += [(name, event) for name, some in of.items() for event in some]
-        for name in (*of, *(name for name, _ in named)):
-            if name == "right" and name not in given:
+        named += [(name, event) for name, batch in by_source.items() for event in batch]
+        for name in (*by_source, *(name for name, _ in named)):
+            if name == "right" and name not in pushed:
                 raise ConfigurationError(
-                    "Harness: there is no right stream, as the function is one of one stream",
+                    "Harness: there is no right stream: the function reads one stream",
                     hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or use push() alone",
                 )
-            if name not in given:
+            if name not in pushed:
                 raise ConfigurationError(
                     f"Harness: push() was given events of {name or 'no named source'}; the sources are "
-                    f"{', '.join(given)}",
-                    hint="give each source's events by its name: push(payments=[…], orders=[…])",
+                    f"{', '.join(pushed)}",
+                    hint="pass each source's events by its name: push(payments=[…], orders=[…])",
                 )
         for at, (name, event) in enumerate(named):
-            given[name].append((at, event))
-        return self._process(given)
+            pushed[name].append((at, event))
+        return self._process(pushed)
 
     def push_right(self, *events: Any) -> list[Any]:
-        """Process one epoch of events of the right one of two streams, and return the rows it gave."""
+        """Process one epoch of events of the right stream, and return its output rows."""
         return self.push(*map(Right, events))
 
     def tick(self) -> list[Any]:
         """Run epochs without events until no timer is due, as a job does while its source is silent."""
-        found = self._process({})
+        rows = self._process({})
         while self._run.is_due(self._times.of_epoch):
-            found += self._process({})
-        return found
+            rows += self._process({})
+        return rows
 
     def advance_watermark(self, to: dt.datetime) -> list[Any]:
-        """Let the watermark reach a time, run an epoch without events, and return the rows that timers gave."""
-        self._times.let_watermark_reach(to)
+        """Move the watermark to a time, run an epoch without events, and return its output rows."""
+        self._times.advance_watermark(to)
         return self._process({})
 
     def advance_to_end(self) -> list[Any]:
-        """Bring event time to its end, as a job's drain does; run an epoch without events, and return its rows.
+        """End event time, as a job's drain does; run an epoch without events, and return its output rows.
 
-        Windows give what they have, and all event-time timers fire, those too that they set, up to 1000 in a row;
-        timers of processing time fire if they are due by the clock, in epochs before. Every event that is pushed
-        afterwards is late.
+        Windows output their results, and all event-time timers fire, as do the timers they set, up to 1000 in a row.
+        Processing-time timers fire before, if the clock has reached them. All events that are pushed later are late.
         """
-        found: list[Any] = []
+        rows: list[Any] = []
         while self._run.is_due(EpochTimes(None, self._times.now_us)):
-            found += self._process({})
-        self._times.come_to_end()
-        return found + self._process({})
+            rows += self._process({})
+        self._times.advance_to_end()
+        return rows + self._process({})
 
     def advance_clock(self, by: str | dt.timedelta | dt.datetime) -> list[Any]:
-        """Move the clock by a duration, or to a time; run an epoch without events, and return its rows."""
+        """Move the clock by a duration, or to a time; run an epoch without events, and return its output rows."""
         self._times.move_clock(by)
         return self._process({})
 
-    # -- what came of it
+    # -- results
 
     @property
     def output(self) -> list[Any]:
-        """All rows so far of the stream that the pipeline ends with, or of the last operator's main output."""
+        """All rows so far of the last stream of the pipeline, or of the last operator's main output."""
         return list(self._output.get(self._end._node, []))
 
     def side(self, name: str) -> list[Any]:
-        """Return all rows of a side output so far; of several with the name, the last operator's."""
+        """Return all rows so far of a side output; if several have the name, of the last operator's."""
         return list(self._output.get(self._run.side(name), []))
 
     @property
@@ -269,9 +267,9 @@ class Harness:
         return [row for node in self._run.dead_letters for row in self._output.get(node, [])]
 
     def state(self, key: Any, uid: str | None = None) -> dict[str, Any]:
-        """Return the states of a key by name, defaults for what it does not have; in a chain, say whose by its uid.
+        """Return the states of a key by name, or their defaults; in a chain, `uid` names the operator.
 
-        A list is a list, a map a dict, of broadcast rules too; of an aggregating state, it is the result.
+        Lists are lists, maps and broadcast states are dicts, and an aggregating state is its result.
         """
         return self._run.find(uid).state(key)
 
@@ -281,13 +279,13 @@ class Harness:
         return self._run.broadcasting.broadcast_state()
 
     def timers(self, key: Any, uid: str | None = None, *, processing: bool = False) -> list[dt.datetime]:
-        """Return when a key's timers of one kind are set for, the first one first."""
-        found = self._run.find(uid).timers(key)
-        return [as_datetime(at_us) for at_us, is_processing in found if is_processing is processing]
+        """Return the times of a key's timers of one kind, in order."""
+        timers = self._run.find(uid).timers(key)
+        return [as_datetime(at_us) for at_us, is_processing in timers if is_processing is processing]
 
     @property
     def watermark(self) -> dt.datetime | None:
-        """How far event time has come: the next epoch's watermark."""
+        """The watermark of the next epoch."""
         at_us = self._times.watermark_us
         return None if at_us is None else as_datetime(at_us)
 
@@ -298,42 +296,42 @@ class Harness:
 
     @property
     def epoch(self) -> int:
-        """How many epochs the state has seen."""
+        """The number of epochs applied to the state."""
         return self._epoch
 
     @property
     def late_rows(self) -> int:
-        """How many events of the last epoch were late when they reached their first operator."""
+        """The number of events of the last epoch that were late at their first operator."""
         return self._run.late_rows
 
     @property
     def failed_events(self) -> int:
-        """How many events of the last epoch a function failed for, and `on_error` has left out."""
+        """The number of events of the last epoch that failed and that `on_error` skipped."""
         return self._run.failed_events
 
     # -- failures
 
     def snapshot(self) -> Snapshot:
-        """Take a checkpoint: what `crash` goes back to, and `restore`."""
+        """Take a checkpoint, to which `crash` and `restore` go back."""
         self._run.check_open()
         output = {at: list(rows) for at, rows in self._output.items()}
         self._last = Snapshot(self._epoch, self._run.snapshot(), self._times.stored(), output)
         return self._last
 
     def crash(self) -> None:
-        """Lose everything since the last snapshot, or since the beginning, and start anew from its files.
+        """Lose everything since the last snapshot, or since the start, and restart from its files.
 
-        Rows given since are forgotten too, as a sink with exactly-once rows forgets them. The clock goes on.
+        Output since then is removed too, as by an exactly-once sink. The clock does not go back.
         """
         self.restore(self._last)
 
     def restore(self, snapshot: Snapshot | None) -> None:
-        """Go back to a snapshot of this harness, None for the beginning: new backends are opened with its files."""
+        """Go back to a snapshot of this harness, or to the start for None; open new backends with its files."""
         self._run.check_open()
         if snapshot is not None and not self._run.fits(snapshot.files):
             raise ConfigurationError(
-                "Harness: the snapshot is one of another harness, with other operators or another parallelism",
-                hint="give restore() what snapshot() of this harness returned",
+                "Harness: the snapshot is of another harness, with other operators or another parallelism",
+                hint="pass restore() a result of snapshot() of this harness",
             )
         epoch = Epoch(snapshot.epoch if snapshot else 0)
         self._run.restore(snapshot.files if snapshot else None, epoch)
@@ -342,17 +340,15 @@ class Harness:
         self._epoch = epoch
         self._output = {at: list(rows) for at, rows in snapshot.output.items()} if snapshot else {}
 
-    # -- inside
-
-    def _process(self, given: Mapping[str, Sequence[tuple[int, Any]]]) -> list[Any]:
+    def _process(self, pushed: Mapping[str, Sequence[tuple[int, Any]]]) -> list[Any]:
         """Run one epoch through the pipeline."""
         self._run.check_open()
         epoch = Epoch(self._epoch + 1)
         rows: dict[Node, Rows] = {
-            source: self._events[name].rows(given.get(name, [])) for name, source in self._sources.items()
+            source: self._events[name].rows(pushed.get(name, [])) for name, source in self._sources.items()
         }
-        found = self._run.run(epoch, self._times, rows)
+        output = self._run.run(epoch, self._times, rows)
         self._epoch = epoch
-        for node, records in found.items():
+        for node, records in output.items():
             self._output.setdefault(node, []).extend(records)
-        return found[self._end._node]
+        return output[self._end._node]

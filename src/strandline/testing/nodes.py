@@ -1,4 +1,4 @@
-"""Each kind of node in the process itself: rows are Arrow batches, of the rows before them."""
+"""Evaluation of each kind of stateless node on Arrow batches, in the test's process."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from strandline.types.datatypes import StructType, parse_schema
 from strandline.types.ordering import comparable
 
 Rows: TypeAlias = pa.RecordBatch
-"""A node's columns, those that rows carry unseen, and AT."""
+"""A batch with a node's columns, its hidden columns, and AT."""
 
 
-def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes, report: Report | None = None) -> Rows:
-    """Return the rows of a node that has no state; `report` hears of those that fail."""
+def evaluate(node: Node, parents: Sequence[Rows], times: EpochTimes, report: Report | None = None) -> Rows:
+    """Return the rows of a node without state; `report` counts those that fail."""
     rows = parents[0]
     match node:
         case MapNode():
-            return _mapped(node, rows, report)
+            return _map(node, rows, report)
         case KeylessNode():
             return _with(rows.filter(_has_no_key(node, rows)), {}, node.columns)
         case WatermarkNode():
-            return _timed(node, rows)
+            return _set_times(node, rows)
         case OutputNode():
             return _output(node, rows)
         case PartialNode():
@@ -59,11 +59,11 @@ def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes, report: Repo
 
 
 def schema_of(columns: Columns) -> pa.Schema:
-    """Return what the rows of a node look like."""
+    """Return the schema of a node's rows."""
     return arrow_schema(parse_schema(columns.ddl)).append(pa.field(AT, pa.int64()))
 
 
-def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
+def sort_rows(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
     """Return rows sorted as Spark sorts them."""
     if not order_by:
         return rows
@@ -73,14 +73,14 @@ def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
     return rows.take(pa.array(order, pa.int64()))
 
 
-def _mapped(node: MapNode, rows: Rows, report: Report | None) -> Rows:
-    carried = [*node.columns.hidden, AT]
-    function = node.row_function(carried, report if node.is_counted else None)
-    found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
-    return one(found, arrow_schema(parse_schema(node.raw_ddl)).append(pa.field(AT, pa.int64())))
+def _map(node: MapNode, rows: Rows, report: Report | None) -> Rows:
+    passed = [*node.columns.hidden, AT]
+    function = node.row_function(passed, report if node.is_counted else None)
+    batches = list(function(iter([rows.select([*parse_schema(node.input).names, *passed])])))
+    return concat(batches, arrow_schema(parse_schema(node.raw_ddl)).append(pa.field(AT, pa.int64())))
 
 
-def _timed(node: WatermarkNode, rows: Rows) -> Rows:
+def _set_times(node: WatermarkNode, rows: Rows) -> Rows:
     spec = node.spec
     added = {TIME: rows.column(spec.column).cast(pa.int64())}
     if spec.per is not None:
@@ -97,7 +97,7 @@ def _output(node: OutputNode, rows: Rows) -> Rows:
 
 
 def _accumulators(node: PartialNode, rows: Rows) -> Rows:
-    """Make each row an accumulator."""
+    """Return an accumulator for each row."""
     cut = node.cut
     if cut.every_us:
         rows = rows.filter(pc.is_valid(rows.column(TIME)))
@@ -114,7 +114,7 @@ def _accumulators(node: PartialNode, rows: Rows) -> Rows:
 
 def _pairs(node: PairNode, *inputs: Rows) -> Rows:
     schema = schema_of(node.columns)
-    found = []
+    batches = []
     for half, (input_, rows) in enumerate(zip(node.halves, inputs, strict=True)):
         columns = [pa.nulls(rows.num_rows, field.type) for field in schema]
         packed = schema.field(half).type
@@ -126,36 +126,36 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
         for name in (*node.columns.hidden, AT):
             if name in rows.schema.names:
                 columns[schema.get_field_index(name)] = rows.column(name)
-        found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return _as_they_came(node, found, schema)
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return _merge(node, batches, schema)
 
 
 def _union(node: UnionNode, inputs: Sequence[Rows]) -> Rows:
     schema = schema_of(node.columns)
-    found = []
+    batches = []
     for rows in inputs:
-        there = dict(zip(rows.schema.names, rows.columns, strict=True))
-        columns = [there.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]
-        found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return _as_they_came(node, found, schema)
+        by_name = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns = [by_name.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return _merge(node, batches, schema)
 
 
-def _as_they_came(node: PairNode | UnionNode, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
-    """Return the rows of several inputs as one, with their origins, in the order in which they were pushed."""
-    found = []
+def _merge(node: PairNode | UnionNode, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
+    """Return the rows of several inputs in one batch, with their origins, in the order in which they were pushed."""
+    batches = []
     for at, rows in enumerate(inputs):
         if node.tells_inputs_apart and ORIGIN in node.columns.hidden:
-            own = rows.column(ORIGIN).fill_null("")
+            origins = rows.column(ORIGIN).fill_null("")
             rows = rows.set_column(
-                schema.get_field_index(ORIGIN), schema.field(ORIGIN), pc.binary_join_element_wise(f"{at}/", own, "")
+                schema.get_field_index(ORIGIN), schema.field(ORIGIN), pc.binary_join_element_wise(f"{at}/", origins, "")
             )
-        found.append(rows)
-    rows = one(found, schema)
+        batches.append(rows)
+    rows = concat(batches, schema)
     return rows.take(pc.sort_indices(rows, sort_keys=[(AT, "ascending")]))
 
 
 def _late(node: LateNode, rows: Rows, times: EpochTimes) -> Rows:
-    """Keep late rows. What timers gave further up comes before the watermark moves on."""
+    """Return the late rows. Rows from timers of upstream operators come before the watermark advances."""
     at = rows.column(TIME)
     reached = pa.array([times.watermark_us] * rows.num_rows, pa.int64())
     if FIRED in rows.schema.names:
@@ -163,12 +163,12 @@ def _late(node: LateNode, rows: Rows, times: EpochTimes) -> Rows:
     kind = node.kind
     end = pa.array(_ends(rows, kind.offset_us, kind.every_us, kind.size_us))
     is_over = pc.less_equal(pc.add(end, node.lateness_us), reached).fill_null(False)
-    # With gaps between windows, a row may be in none: that is not late.
+    # A row in a gap between windows is not late.
     is_late = pc.and_(pc.less(at, end), is_over)
-    found = pc.or_(pc.is_null(at), is_late.fill_null(False))
+    mask = pc.or_(pc.is_null(at), is_late.fill_null(False))
     if node.keys:
-        found = pc.and_not(found, _has_no_key(node, rows))
-    return _with(rows.filter(found), {}, node.columns)
+        mask = pc.and_not(mask, _has_no_key(node, rows))
+    return _with(rows.filter(mask), {}, node.columns)
 
 
 def _has_no_key(node: KeylessNode | LateNode, rows: Rows) -> pa.Array:
@@ -176,18 +176,18 @@ def _has_no_key(node: KeylessNode | LateNode, rows: Rows) -> pa.Array:
 
 
 def _ends(rows: Rows, offset_us: int, every_us: int, size_us: int) -> np.ndarray:
-    """Return the end of the last window, or pane, that each row's time is in."""
+    """Return the end of the last window, or pane, that contains each row's time."""
     at = rows.column(TIME).fill_null(0).to_numpy()
     return np.asarray(at - (at - offset_us) % every_us + size_us)
 
 
 def _with(rows: Rows, added: dict[str, pa.Array], columns: Columns) -> Rows:
-    """Return rows with other columns, those of a node."""
+    """Return rows with the columns of a node."""
     schema = schema_of(columns)
     arrays = [added[name] if name in added else rows.column(name) for name in schema.names]
     return pa.RecordBatch.from_arrays([a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
 
 
-def one(found: Sequence[Rows], schema: pa.Schema) -> Rows:
-    """Return rows in one batch, also of none."""
-    return pa.concat_batches([pa.RecordBatch.from_pylist([], schema), *(batch.cast(schema) for batch in found)])
+def concat(batches: Sequence[Rows], schema: pa.Schema) -> Rows:
+    """Return the rows of any number of batches in one batch."""
+    return pa.concat_batches([pa.RecordBatch.from_pylist([], schema), *(batch.cast(schema) for batch in batches)])

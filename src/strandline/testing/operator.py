@@ -1,4 +1,4 @@
-"""One operator in a harness: its partitions, each with a real backend in a directory of its own."""
+"""One operator in a harness: its partitions, each with a real backend and directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapH
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import EpochTimes, Task
 from strandline.testing.events import AT
-from strandline.testing.nodes import Rows, in_order, one
+from strandline.testing.nodes import Rows, concat, sort_rows
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
@@ -53,7 +53,7 @@ _RUN: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _OpenPartition:
     partition: OperatorPartition
     process: Process
     backend: Backend
@@ -64,23 +64,23 @@ class _Opened:
 
 
 class Partitions:
-    """A process function bound to its state, with no process but this one."""
+    """A process function bound to its state, all in the test's process."""
 
-    def __init__(self, settled: pipeline.Operator, backend: BackendName, directory: Path) -> None:
-        self.node: OperatorNode = settled.node
-        self.program = settled.program(backend=backend, **_RUN)
+    def __init__(self, operator: pipeline.Operator, backend: BackendName, directory: Path) -> None:
+        self.node: OperatorNode = operator.node
+        self.program = operator.program(backend=backend, **_RUN)
         self._directory = directory
         self._places = 0
         self._schema = parse_schema(self.program.input_schema)
         self._key_types = self._schema.types_of(self.node.keys)
         self._record = record_type(parse_schema(self.program.output_schema).names)._make
         self._keys = KeyCodec(self._key_types)
-        self._partitions: list[_Opened] = []
+        self._partitions: list[_OpenPartition] = []
 
     # -- life
 
     def open(self, snapshot: Sequence[Sequence[LocalFile]] | None, epoch: Epoch) -> None:
-        """Open every partition, at a snapshot's state or at none; those that are open are left, as in a crash."""
+        """Open every partition with the state of a snapshot, or empty; abandon open ones, as in a crash."""
         self.abandon()
         for index in range(self.program.parallelism):
             database = self._place()
@@ -91,19 +91,19 @@ class Partitions:
             backend, task = open_task(self.program, process, Partition(index), database)
             if task.unsaved is not None:
                 task.unsaved.epochs_left = math.inf
-            self._partitions.append(_Opened(OperatorPartition(task, epoch), process, backend))
+            self._partitions.append(_OpenPartition(OperatorPartition(task, epoch), process, backend))
 
     def snapshot(self) -> list[list[LocalFile]]:
-        """Write a snapshot of every partition; its files stay as they are."""
-        taken = []
+        """Write a snapshot of every partition; its files do not change later."""
+        snapshots = []
         for each in self._partitions:
             frozen = each.task.store.freeze()
-            taken.append(each.backend.persist(frozen.changes(), self._place()))
+            snapshots.append(each.backend.persist(frozen.changes(), self._place()))
             frozen.release()
-        return taken
+        return snapshots
 
     def close(self) -> None:
-        """End in an orderly way: the function's `close` is called."""
+        """Call the function's `close`, and close the backends."""
         try:
             for each in self._partitions:
                 each.task.close()
@@ -111,7 +111,7 @@ class Partitions:
             self.abandon()
 
     def abandon(self) -> None:
-        """End as a crash does: nothing of the function is called."""
+        """Close the backends without a call of the function, as in a crash."""
         for each in self._partitions:
             each.backend.close()
         self._partitions = []
@@ -119,86 +119,86 @@ class Partitions:
     # -- epochs
 
     def run(self, epoch: Epoch, times: EpochTimes, rows: Rows) -> Rows:
-        """Process an epoch up to where it could be committed; return the raw output."""
+        """Process an epoch without the commit; return the raw output."""
         batches: list[pa.RecordBatch] = []
         for each, part in zip(self._partitions, self._divide(rows), strict=True):
             batches += each.partition.run(epoch, times, [part] if part.num_rows else [])
             each.task.store.check(in_full=True)
-            for found in each.task.findings:
-                if found.is_certain:
-                    raise found.error
-                warnings.warn_explicit(str(found.error), UserWarning, found.file, found.line)
-        given = one(batches, self._partitions[0].task.output_schema)
-        return given.append_column(AT, pa.array(range(given.num_rows), pa.int64()))
+            for finding in each.task.findings:
+                if finding.is_certain:
+                    raise finding.error
+                warnings.warn_explicit(str(finding.error), UserWarning, finding.file, finding.line)
+        output = concat(batches, self._partitions[0].task.output_schema)
+        return output.append_column(AT, pa.array(range(output.num_rows), pa.int64()))
 
     def commit(self) -> None:
-        """Keep what the epoch wrote."""
+        """Commit the writes of the epoch."""
         for each in self._partitions:
             each.partition.commit()
 
     def abort(self) -> None:
-        """Forget what the epoch wrote."""
+        """Discard the writes of the epoch."""
         for each in self._partitions:
             each.partition.abort()
 
     @property
     def newest_us(self) -> dict[str, int]:
-        """The newest event times of the last epoch, by whose watermark they move."""
-        found: dict[str, int] = {}
+        """The newest event times of the last epoch, by origin."""
+        newest: dict[str, int] = {}
         for each in self._partitions:
             for origin, at_us in each.task.newest_us.items():
-                found[origin] = max(at_us, found.get(origin, at_us))
-        return found
+                newest[origin] = max(at_us, newest.get(origin, at_us))
+        return newest
 
     @property
     def late_rows(self) -> int:
-        """How many events of the last epoch were late."""
+        """The number of late events in the last epoch."""
         return sum(each.task.late_rows for each in self._partitions)
 
     @property
     def failed_events(self) -> int:
-        """How many events failed in the last epoch, and were left out."""
+        """The number of events of the last epoch that failed and were skipped."""
         return sum(each.task.failed_events for each in self._partitions)
 
     def is_due(self, times: EpochTimes) -> bool:
-        """Whether some timer may be due."""
+        """Whether any timer may be due."""
         return any(is_due(*each.task.next_timers_us, times.watermark_us, times.now_us) for each in self._partitions)
 
-    # -- looking
+    # -- reads
 
     def state(self, key: Any) -> dict[str, Any]:
-        """Return the states of a key, by name; of windows and built-in aggregates, their results so far."""
+        """Return the states of a key by name; for windows and built-in aggregates, their results so far."""
         key, group, each = self._find(key)
         each.task.store.turn_to(group, key)
         try:
             if isinstance(each.process, WindowOperator):
                 return {"results": list(map(self._record, each.process.current_results(key)))}
             if isinstance(each.process, ColumnarProcess):
-                given = [batch.to_pylist() for batch, _ in each.process.current_results(self._batch_of(key, group))]
-                return {"results": [self._record(row.values()) for rows in given for row in rows]}
+                results = [batch.to_pylist() for batch, _ in each.process.current_results(self._batch_of(key, group))]
+                return {"results": [self._record(row.values()) for rows in results for row in rows]}
             states = declared_states(each.process)
             return {name: self._read(vars(each.process)[name], state, group, key) for name, state in states.items()}
         finally:
-            # A long list that was read is put together: that is no epoch's write.
+            # A read compacts a long list. Discard that write, which belongs to no epoch.
             each.task.abort()
 
     def broadcast_state(self) -> dict[str, dict[Any, Any]]:
         """Return the Broadcast states, which must be the same in all partitions."""
         states = declared_states(self._partitions[0].process)
-        found = {name: state for name, state in states.items() if isinstance(state, Broadcast)}
-        if not found:
+        broadcast = {name: state for name, state in states.items() if isinstance(state, Broadcast)}
+        if not broadcast:
             raise ConfigurationError(
                 f"operator '{self.program.uid}' has no Broadcast states",
-                hint="a KeyedBroadcastProcess has them; the others' are seen by state(key)",
+                hint="a KeyedBroadcastProcess has them; state(key) returns the states of other functions",
             )
-        copies = [{name: dict(vars(each.process)[name]) for name in found} for each in self._partitions]
+        copies = [{name: dict(vars(each.process)[name]) for name in broadcast} for each in self._partitions]
         for partition, copy in enumerate(copies):
-            for name, state in found.items():
-                if _encoded(state, copy[name]) != _encoded(state, copies[0][name]):
+            for name, state in broadcast.items():
+                if _encode(state, copy[name]) != _encode(state, copies[0][name]):
                     raise UserCodeError(
                         f"operator '{self.program.uid}': the Broadcast '{name}' is {copies[0][name]!r} in partition 0, "
                         f"and {copy[name]!r} in partition {partition}",
-                        hint="on_broadcast must do the same everywhere: decide by the event and Broadcast states alone",
+                        hint="on_broadcast must do the same in all partitions: use only the event and Broadcast states",
                         operator=self.program.uid,
                     )
         return copies[0]
@@ -208,7 +208,7 @@ class Partitions:
         key, group, each = self._find(key)
         return each.task.store.timers_of(group, key)
 
-    def _find(self, key: Any) -> tuple[Any, KeyGroup, _Opened]:
+    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
         try:
             key = self._keys.coerce(key)
         except StateTypeError as error:
@@ -219,8 +219,8 @@ class Partitions:
 
     def _read(self, handle: Any, state: State, group: KeyGroup, key: Any) -> Any:
         if isinstance(handle, VectorValueHandle):
-            found = handle.get_many(self._batch_of(key, group))
-            return to_python(found, parse_type(state.value_type))[0]
+            values = handle.get_many(self._batch_of(key, group))
+            return to_python(values, parse_type(state.value_type))[0]
         if isinstance(handle, ListHandle):
             return handle.get()
         if isinstance(handle, MapHandle):
@@ -234,11 +234,11 @@ class Partitions:
     def _parts(self, key: Any) -> Sequence[Any]:
         return [key] if len(self._key_types) == 1 else key
 
-    # -- placement, as Spark does it
+    # -- assignment to partitions, as in Spark
 
     def _divide(self, rows: Rows) -> list[pa.RecordBatch]:
-        """Return each partition's rows as its keeper gets them."""
-        rows = in_order(rows, self.node.order_by, self._schema)
+        """Return each partition's rows in the layout that its keeper receives."""
+        rows = sort_rows(rows, self.node.order_by, self._schema)
         keys = zip(self.node.keys, self._key_types, strict=True)
         values = [to_python(rows.column(name), kind) for name, kind in keys]
         groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*values, strict=True)]
@@ -248,11 +248,11 @@ class Partitions:
         for_all = [False] * len(groups)
         if self.node.broadcast_order is not None:
             for_all = rows.column(RIGHT).is_valid().to_pylist()
-        wanted: list[list[int]] = [[] for _ in self._partitions]
+        indices: list[list[int]] = [[] for _ in self._partitions]
         for row, group in enumerate(groups):
-            for some in wanted if for_all[row] else (wanted[self._partition(group)],):
-                some.append(row)
-        return [whole.take(pa.array(some, pa.int64())) for some in wanted]
+            for each in indices if for_all[row] else (indices[self._partition(group)],):
+                each.append(row)
+        return [whole.take(pa.array(each, pa.int64())) for each in indices]
 
     def _partition(self, group: KeyGroup) -> Partition:
         return partition_of(group, self.program.max_parallelism, self.program.parallelism)
@@ -262,7 +262,7 @@ class Partitions:
         return self._directory / str(self._places)
 
 
-def _encoded(state: Broadcast, entries: Mapping[Any, Any]) -> dict[bytes, bytes]:
-    """Return entries as they are stored: there, what is the same is equal, be it NaN."""
+def _encode(state: Broadcast, entries: Mapping[Any, Any]) -> dict[bytes, bytes]:
+    """Return entries in their stored form, in which NaN equals NaN."""
     subs, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
     return {subs.encode_sub(sub): values.encode(value) for sub, value in entries.items()}

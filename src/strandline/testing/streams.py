@@ -1,4 +1,4 @@
-"""The streams of a harness that was given a function, said in words: written as a program writes them."""
+"""The streams of a harness for a function, built from the harness's options with the public API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strandline.types.spark_schema import SparkType
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """One stream, in the user's words."""
+    """The options of one stream."""
 
     schema: str | SparkType | None = None
     key: str | Sequence[str] | None = None
@@ -26,7 +26,7 @@ class StreamOptions:
 
 
 def check_function(process: Any) -> None:
-    """Refuse what is written as a method of a stream, or is no function at all."""
+    """Refuse an object that is not a process function."""
     if not isinstance(process, KeyedProcess | KeyedBatchProcess | type):
         raise ConfigurationError(
             f"Harness: it was given a {type(process).__name__}, expected a process function or a stream",
@@ -38,24 +38,24 @@ def check_function(process: Any) -> None:
 def streams_of(
     process: Any, uid: str, left: StreamOptions, right: StreamOptions, order_by: Sequence[str] | str | None
 ) -> Processed[Any]:
-    """Return what a function is given: its stream, or its two brought together."""
+    """Return the input of a function: its stream, or its two streams connected."""
     order = () if order_by is None else listed(order_by)
     check_process(process, uid)
     if not isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
         if right != StreamOptions():
             raise ConfigurationError(
-                f"Harness: {type(process).__name__} is a function of one stream, and something was said of a right one",
-                hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave all of right… out",
+                f"Harness: {type(process).__name__} is a function of one stream, and right… options are set",
+                hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave the right… options out",
             )
-        return _timed(left).key_by(*listed(left.key), order_by=order)
+        return _stream(left).key_by(*listed(left.key), order_by=order)
     if not right.schema:
         raise ConfigurationError(
             f"Harness: {type(process).__name__} is a function of two streams, and there is no right one",
-            hint='say what its events are: Harness(…, right="customer string, name string")',
+            hint='write the schema of its events: Harness(…, right="customer string, name string")',
         )
     is_broadcast = isinstance(process, KeyedBroadcastProcess)
-    right = _completed(right, left, is_broadcast)
-    keyed, other = _timed(left, "left").key_by(*listed(left.key)), _timed(right, "right")
+    right = _with_defaults(right, left, is_broadcast)
+    keyed, other = _stream(left, "left").key_by(*listed(left.key)), _stream(right, "right")
     if is_broadcast:
         return keyed.broadcast(other, order_by=order)
     if order:
@@ -66,25 +66,25 @@ def streams_of(
     return keyed.connect(other.key_by(*listed(right.key)))
 
 
-def _timed(told: StreamOptions, name: str | None = None) -> Stream:
-    """Return a stream with event time, if it has some."""
-    stream, which = events(told.schema or "", name), "right_" if name == "right" else ""
-    if told.event_time is not None:
-        return stream.watermark(told.event_time, told.watermark or "0s")
-    if told.watermark is not None:
+def _stream(options: StreamOptions, name: str | None = None) -> Stream:
+    """Return a stream, with a watermark if it has event time."""
+    stream, prefix = events(options.schema or "", name), "right_" if name == "right" else ""
+    if options.event_time is not None:
+        return stream.watermark(options.event_time, options.watermark or "0s")
+    if options.watermark is not None:
         raise ConfigurationError(
-            f"Harness: {which}watermark was given without {which}event_time",
-            hint=f'say which column it follows: {which}event_time="ts"',
+            f"Harness: {prefix}watermark was given without {prefix}event_time",
+            hint=f'name the column that it follows: {prefix}event_time="ts"',
         )
     return stream
 
 
-def _completed(right: StreamOptions, left: StreamOptions, is_broadcast: bool) -> StreamOptions:
-    """Return the right stream with what is as on the left, as it was not said."""
+def _with_defaults(right: StreamOptions, left: StreamOptions, is_broadcast: bool) -> StreamOptions:
+    """Return the options of the right stream, with those of the left stream as defaults."""
     if is_broadcast and right.key is not None:
         raise ConfigurationError(
             f"Harness: right_key is {right.key!r}, and the rules of a KeyedBroadcastProcess have no key",
-            hint="leave it out: every partition hears of all rules",
+            hint="leave it out: every partition receives all rules",
         )
     event_time = right.event_time
     if event_time is None and not is_broadcast:
@@ -92,10 +92,11 @@ def _completed(right: StreamOptions, left: StreamOptions, is_broadcast: bool) ->
     watermark = right.watermark
     if watermark is None and event_time is not None:
         watermark = left.watermark
-    for what, mine, theirs in (("event_time", left.event_time, event_time), ("watermark", left.watermark, watermark)):
-        if mine is None and theirs is not None:
+    pairs = (("event_time", left.event_time, event_time), ("watermark", left.watermark, watermark))
+    for option, left_value, right_value in pairs:
+        if left_value is None and right_value is not None:
             raise ConfigurationError(
-                f"Harness: right_{what} was given, and {what} was not",
-                hint=f"give {what} too: either both streams have it, or neither",
+                f"Harness: right_{option} was given, and {option} was not",
+                hint=f"pass {option} too: either both streams have it, or neither",
             )
     return replace(right, key=left.key if right.key is None else right.key, event_time=event_time, watermark=watermark)

@@ -1,1 +1,1 @@
-"""Checks for the sinks and targets of your own: the ones that the built-in sinks pass."""
+"""Conformance checks for custom sinks and targets, the same that the built-in sinks pass."""

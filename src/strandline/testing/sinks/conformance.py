@@ -1,10 +1,10 @@
-"""What every sink must do, by what it promises: checks to be run on each, ours and yours.
+"""Conformance checks for sinks, by the promises of a sink.
 
     @pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
     def test_my_sink(check, spark, tmp_path):
         check(Trial(spark, make=lambda: MySink(tmp_path), visible=lambda: numbers_in(tmp_path)))
 
-Each check needs a place of its own, and a session whose tasks are tried again: `local[2,4]`, not `local[2]`.
+Each check needs a separate place, and a session that retries tasks: `local[2,4]`, not `local[2]`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Check = Callable[[Trial], None]
 
 
 class Promise(Enum):
-    """What a sink says of its rows. Without any, it must only run."""
+    """A promise of a sink about its rows. A sink without promises must only run."""
 
-    SEEN = "every row can be seen, at least once, when its epoch is committed"
-    EXACTLY_ONCE = "and not before; exactly once, whatever crashed: `visibility` is 'checkpoint'"
-    LASTING = "what is staged and shown outlives its driver, in a place for several drivers, jobs and sinks"
-    WAITS = "its rows wait while what they go to is away, and come when it is back: the trial says how to take it away"
-    TAKES_BACK = "rows that a checkpoint has shown disappear with a restore to one before it"
+    SEEN = "every row is visible at least once when its epoch is committed"
+    EXACTLY_ONCE = "and not before; exactly once after any crash: `visibility` is 'checkpoint'"
+    LASTING = "staged and visible rows outlive their driver, in a place for several drivers, jobs and sinks"
+    WAITS = "rows wait while the target is unavailable, and are written when it is back; needs `away` of the trial"
+    TAKES_BACK = "a restore to an earlier checkpoint removes the visible rows of later ones"
 
 
 _CHECKS: list[tuple[Promise | None, Check]] = []
 
 
 def checks(*promises: Promise) -> list[Check]:
-    """Return the checks of a sink that promises this. Whoever promises more also promises the first ones."""
+    """Return the checks of a sink with these promises. Later promises include the first ones."""
     kept = {None, *promises}
     if kept & {Promise.LASTING, Promise.WAITS, Promise.TAKES_BACK}:
         kept.add(Promise.EXACTLY_ONCE)
@@ -51,7 +51,7 @@ def checks(*promises: Promise) -> list[Check]:
 
 
 def name_of(check: Check) -> str:
-    """Return what a check is about, for a test's name."""
+    """Return the name of a check, for a test's id."""
     return check.__name__
 
 
@@ -63,12 +63,12 @@ def _needs(promise: Promise | None) -> Callable[[Check], Check]:
     return add
 
 
-# -- of every sink
+# -- every sink
 
 
 @_needs(None)
 def it_runs_and_closes(trial: Trial) -> None:
-    """Also when it was never opened, or is closed twice: a run may end before it has begun."""
+    """It closes also if it was never opened, or twice: a run may end before it begins."""
     trial.make().close()
     sink = trial.start()
     sink.commit([])
@@ -79,7 +79,7 @@ def it_runs_and_closes(trial: Trial) -> None:
 
 @_needs(None)
 def an_epoch_without_rows(trial: Trial) -> None:
-    """It shows nothing, and nothing stays of it."""
+    """No rows are visible, and nothing stays staged."""
     sink = trial.start()
     nothing = trial.rows(1).where("n < 0")
     pending = [*trial.write(sink, 1, nothing), *trial.write(sink, 2, nothing)]
@@ -91,7 +91,7 @@ def an_epoch_without_rows(trial: Trial) -> None:
 
 @_needs(None)
 def rows_are_read_once_and_to_their_end(trial: Trial) -> None:
-    """An operator's state is touched once an epoch; with `reads_once = False` the engine keeps its rows."""
+    """The rows are read once, as an operator updates state then; with `reads_once = False` the engine caches them."""
     sink = trial.start()
     with tempfile.TemporaryDirectory(prefix="strandline-") as directory:
         trial.write(sink, 1, noting_ends(trial.rows(1), Path(directory)))
@@ -104,7 +104,7 @@ def rows_are_read_once_and_to_their_end(trial: Trial) -> None:
 
 @_needs(Promise.SEEN)
 def every_row_of_every_task_is_seen(trial: Trial) -> None:
-    """Of one task and of many, of which some have no rows; the same object goes on after a failure of its run."""
+    """With one task, and with many of which some have no rows; the same object continues after its run fails."""
     sink = trial.start()
     pending = [*trial.stage(sink, 1), *trial.stage(sink, 2, tasks=1)]
     sink.commit(pending)
@@ -116,7 +116,7 @@ def every_row_of_every_task_is_seen(trial: Trial) -> None:
 
 @_needs(Promise.SEEN)
 def rows_of_a_task_that_fails_are_seen(trial: Trial) -> None:
-    """It fails when it has given all of its rows, and Spark tries it again."""
+    """The task fails after its last row, and Spark retries it."""
     sink = trial.start()
     with tempfile.TemporaryDirectory(prefix="strandline-") as directory:
         marker = Path(directory) / "failed"
@@ -129,7 +129,7 @@ def rows_of_a_task_that_fails_are_seen(trial: Trial) -> None:
 
 @_needs(Promise.SEEN)
 def commits_come_from_another_thread(trial: Trial) -> None:
-    """Not the one that opened the sink, and while the next epoch is written."""
+    """Another thread than the one that opened the sink commits while the next epoch is written."""
     sink = trial.start()
     pending = trial.stage(sink, 1)
     with ThreadPoolExecutor(1) as other:
@@ -146,7 +146,7 @@ def commits_come_from_another_thread(trial: Trial) -> None:
 
 @_needs(Promise.EXACTLY_ONCE)
 def nothing_is_visible_before_its_commit(trial: Trial) -> None:
-    """Neither before the first one nor later, and only what it lists."""
+    """A commit makes visible only the rows that it lists, the first and later ones."""
     sink = trial.start()
     assert sink.visibility == "checkpoint", f"visibility is {sink.visibility!r}, expected 'checkpoint'"
     first, second = trial.stage(sink, 1), trial.stage(sink, 2)
@@ -160,7 +160,7 @@ def nothing_is_visible_before_its_commit(trial: Trial) -> None:
 
 @_needs(Promise.EXACTLY_ONCE)
 def a_commit_may_come_again(trial: Trial) -> None:
-    """The next checkpoint was triggered while this one committed: it lists the same, and more."""
+    """A checkpoint that was triggered during a commit lists the same rows, and more."""
     sink = trial.start()
     pending = trial.stage(sink, 1, 2)
     sink.commit(pending)
@@ -177,10 +177,10 @@ def a_commit_may_come_again(trial: Trial) -> None:
 
 @_needs(Promise.EXACTLY_ONCE)
 def a_restart_shows_what_is_listed_and_nothing_later(trial: Trial) -> None:
-    """However often it is repeated, and whatever the epochs hold that come again."""
+    """Any number of restarts does, and epochs are replayed with other rows."""
     sink = trial.start()
     trial.stage(sink, 1, 2)
-    # No checkpoint yet: nothing of it counts.
+    # Without a checkpoint, none of these rows count.
     sink = trial.start()
     trial.expect()
     pending = trial.stage(sink, 1, version=1)
@@ -195,7 +195,7 @@ def a_restart_shows_what_is_listed_and_nothing_later(trial: Trial) -> None:
 
 @_needs(Promise.EXACTLY_ONCE)
 def an_epoch_that_is_written_again_counts_once(trial: Trial) -> None:
-    """It was read in part, from an attempt that the operator then forgot: what was staged first is in no list."""
+    """The operator discarded the first attempt: no checkpoint lists the rows that it staged."""
     sink = trial.start()
     trial.stage(sink, 1)
     pending = trial.stage(sink, 1, version=1)
@@ -207,7 +207,7 @@ def an_epoch_that_is_written_again_counts_once(trial: Trial) -> None:
 
 @_needs(Promise.EXACTLY_ONCE)
 def a_crash_anywhere_in_a_write(trial: Trial) -> None:
-    """Nothing of the epoch is visible, or left; it comes again, with other rows."""
+    """No row of the epoch is visible or stays staged; the epoch is replayed with other rows."""
     sink = trial.start()
     pending, epoch = trial.stage(sink, 1), 1
     sink.commit(pending)
@@ -227,7 +227,7 @@ def a_crash_anywhere_in_a_write(trial: Trial) -> None:
 
 @_needs(Promise.EXACTLY_ONCE)
 def a_crash_anywhere_in_a_commit_and_in_the_restart(trial: Trial) -> None:
-    """Part of what was listed is visible then: a restart shows the rest, also one after a restart that crashed."""
+    """Part of the listed rows are visible: a restart shows the rest, also after a restart that crashed."""
     sink = trial.start()
     pending, epoch = trial.stage(sink, 1, 2), 2
     with Steps(sink) as commit:
@@ -253,7 +253,7 @@ def a_crash_anywhere_in_a_commit_and_in_the_restart(trial: Trial) -> None:
 
 @_needs(Promise.LASTING)
 def an_older_run_changes_nothing_more(trial: Trial) -> None:
-    """It was stopped as if dead, and goes on when another has taken over. It may be told so by any error."""
+    """It was paused, and continues after another run has taken over. It may get any error."""
     older = trial.start()
     first, second = trial.stage(older, 1), trial.stage(older, 2)
     older.commit(first)
@@ -273,7 +273,7 @@ def an_older_run_changes_nothing_more(trial: Trial) -> None:
 
 @_needs(Promise.LASTING)
 def a_run_that_was_stopped_while_it_started_takes_nothing_back(trial: Trial) -> None:
-    """Another one is at work when it goes on, and has shown and staged more."""
+    """Another run has shown and staged more before it continues."""
     sink = trial.start()
     first = trial.stage(sink, 1)
     sink.commit(first)
@@ -291,7 +291,7 @@ def a_run_that_was_stopped_while_it_started_takes_nothing_back(trial: Trial) -> 
 
 @_needs(Promise.LASTING)
 def lives_and_sinks_share_a_place(trial: Trial) -> None:
-    """A job that begins anew touches nothing of the one before, nor one sink anything of another."""
+    """A new life of a job does not touch rows of the last one, nor a sink those of another."""
     mine = trial.start()
     first, second = trial.stage(mine, 1), trial.stage(mine, 2)
     mine.commit(first)
@@ -310,7 +310,7 @@ def lives_and_sinks_share_a_place(trial: Trial) -> None:
 
 @_needs(Promise.WAITS)
 def a_target_that_is_away_is_caught_up_with(trial: Trial) -> None:
-    """The job goes on meanwhile, and may be restarted; it begins again only when what its checkpoint lists is there."""
+    """The job continues, and may be restarted; a restart waits until the rows that its checkpoint lists are written."""
     sink = trial.start()
     first = trial.stage(sink, 1)
     sink.commit(first)
@@ -324,7 +324,9 @@ def a_target_that_is_away_is_caught_up_with(trial: Trial) -> None:
         except UnavailableError:
             pass
         else:
-            raise AssertionError("a run began without what its checkpoint lists: expected UnavailableError")
+            raise AssertionError(
+                "a run began before all rows of its checkpoint were written: expected UnavailableError"
+            )
     trial.expect(1)
     sink = trial.start(left, 3)
     trial.expect(1, 2, 3)
@@ -337,14 +339,14 @@ def a_target_that_is_away_is_caught_up_with(trial: Trial) -> None:
 
 def _left(sink: Sink, pending: Sequence[str]) -> Sequence[str]:
     left = sink.commit(pending)
-    assert left, "commit gave nothing, expected what it could not write"
-    assert set(left) <= set(pending), f"commit gave {left!r}, expected some of {pending!r}"
+    assert left, "commit returned nothing, expected the committables that it could not write"
+    assert set(left) <= set(pending), f"commit returned {left!r}, expected some of {pending!r}"
     return left
 
 
 @_needs(Promise.WAITS)
 def an_answer_that_is_lost_is_asked_for(trial: Trial) -> None:
-    """The target has done the work, and nobody is told: it counts once, in a run that goes on and after a restart."""
+    """The target has committed and the answer is lost: rows count once, in the same run and after a restart."""
     sink = trial.start()
     first = trial.stage(sink, 1)
     with trial.mute(), suppress(Exception):
@@ -364,7 +366,7 @@ def an_answer_that_is_lost_is_asked_for(trial: Trial) -> None:
 
 @_needs(Promise.TAKES_BACK)
 def an_older_checkpoint_takes_back_what_came_later(trial: Trial) -> None:
-    """Also when the restart crashes, anywhere: the same epochs come again, with other rows."""
+    """Also if the restart crashes at any line: the same epochs are replayed with other rows."""
     sink = trial.start()
     older = trial.stage(sink, 1, 2)
     sink.commit(older)

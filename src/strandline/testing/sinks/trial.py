@@ -1,4 +1,4 @@
-"""A sink on trial: the engine's part in its runs, played without an engine, and crashes between two of its lines."""
+"""Trial of a sink: runs it as the engine does, and injects crashes between two of its lines."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ _ROWS = 6
 
 
 class Crash(BaseException):
-    """The driver is dead: nothing of it runs any more, but for what `finally` and `with` do."""
+    """A crash of the driver. Only its `finally` and `with` blocks still run."""
 
 
 def numbers_of(epoch: int, version: int = 0) -> range:
-    """Return the rows of an epoch; an epoch that comes again may hold others."""
+    """Return the rows of an epoch; a replayed epoch may have another version of them."""
     start = epoch * 1_000_000 + version * 1000
     return range(start, start + _ROWS)
 
 
 def frame_of(spark: SparkSession, numbers: range, tasks: int) -> DataFrame:
-    """Return a DataFrame of these rows in so many partitions: one column, `n bigint`."""
+    """Return a DataFrame of numbers in one column, `n bigint`, with one partition for each task."""
     return spark.range(numbers.start, numbers.stop, 1, tasks).toDF("n")
 
 
 def failing_once(df: DataFrame, marker: Path) -> DataFrame:
-    """Return these rows, of which one task fails once it has given all of its own; `marker` says that it did."""
+    """Return the rows; one task fails once, after its last row, and creates the file `marker`."""
     master = df.sparkSession.sparkContext.master or ""
     if re.fullmatch(r"local(\[[^,]*\])?", master):
-        raise ConfigurationError(f"the master {master} tries no task again", hint="say how often: local[2,4]")
+        raise ConfigurationError(
+            f"the master {master} does not retry tasks", hint="set the number of attempts: local[2,4]"
+        )
 
     def step(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
         with suppress(FileExistsError):
             marker.touch(exist_ok=False)
-            raise RuntimeError("a task fails once, to see what becomes of its rows")
+            raise RuntimeError("injected failure of a task after its last row")
 
     return df.mapInArrow(step, df.schema)
 
 
 def noting_ends(df: DataFrame, directory: Path) -> DataFrame:
-    """Return these rows; whenever a partition was read to its end, there is a file more that is named after it."""
+    """Return the rows; each time a partition is read to its end, create a file whose name begins with its index."""
 
     def step(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
@@ -78,69 +80,68 @@ class Trial:
 
     spark: SparkSession
     make: Callable[[], Sink]
-    """Gives the sink, as each driver would make it for this place; or one object, if its rows go with its driver."""
+    """Returns a new sink for the place, as each driver makes one; or one object, if its rows die with the driver."""
     visible: Callable[[], Iterable[int]] = tuple
-    """Reads what everybody can see now: `n` of every row."""
+    """Returns `n` of every visible row."""
     left: Callable[[], Any] = tuple
-    """What is staged, of any run; after a restart it must be nothing: empty, zero or None."""
+    """Returns what is staged by any run; after a restart it must be empty, zero or None."""
     frame: Callable[[SparkSession, range, int], DataFrame] = frame_of
     away: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Takes what rows go to away, for as long as the context lasts: nobody reaches it."""
+    """A context in which the target is unreachable."""
     mute: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Meanwhile, what rows go to does what it is asked to, and its answers are lost, at least that to a commit."""
+    """A context in which the target executes requests, but its answers are lost, at least that to a commit."""
     crashes: int = 8
-    """At how many of a step's lines to crash, at most."""
+    """The greatest number of crashes in one step."""
     generation: int = field(default=0, init=False)
     storage: str = field(default_factory=lambda: mkdtemp(prefix="strandline-trial-"), init=False)
-    """What stands for the checkpoints' storage, for sinks whose rows wait there."""
+    """The checkpoint storage, for sinks whose rows wait there."""
 
     def __post_init__(self) -> None:
         finalize(self, shutil.rmtree, self.storage, ignore_errors=True)
 
     def open(
-        self, made: Sink | None = None, *, life: str = "life", name: str = "out", gone: Collection[str] = ()
+        self, sink: Sink | None = None, *, life: str = "life", name: str = "out", gone: Collection[str] = ()
     ) -> Sink:
-        """Return the sink, or this object again, opened for the next generation of a job; `gone` are former names."""
+        """Return a new sink, or this one, opened for the next generation of a job; `gone` are former names."""
         self.generation += 1
-        made = made or self.make()
-        # A trial has no hour to wait.
-        made.patience_s = made.start_patience_s = _PATIENCE_S
+        sink = sink or self.make()
+        sink.patience_s = sink.start_patience_s = _PATIENCE_S
         place = Place(url=self.storage, path="sinks", fsync=False)
         generation = Generation(self.generation)
         gone = frozenset(gone)
-        made.open(SinkContext(self.spark, "job", life, generation, name, fsync=False, staging=place, gone=gone))
-        return made
+        sink.open(SinkContext(self.spark, "job", life, generation, name, fsync=False, staging=place, gone=gone))
+        return sink
 
-    def start(self, pending: Sequence[str] = (), epoch: int = 0, made: Sink | None = None) -> Sink:
-        """Return the sink, started from a checkpoint of this epoch that lists these rows; 0: the job begins."""
-        made = self.open(made)
-        made.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
-        assert not self.left(), f"staged by older runs, and left by a restart: {self.left()}"
-        return made
+    def start(self, pending: Sequence[str] = (), epoch: int = 0, sink: Sink | None = None) -> Sink:
+        """Return a sink, started from a checkpoint of this epoch that lists these rows; 0 starts a new job."""
+        sink = self.open(sink)
+        sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+        assert not self.left(), f"a restart left what older runs had staged: {self.left()}"
+        return sink
 
     def stage(self, sink: Sink, *epochs: int, version: int = 0, tasks: int = TASKS) -> list[str]:
-        """Write epochs; return their committables, and how far the sink has come."""
-        found = [text for epoch in epochs for text in self.write(sink, epoch, self.rows(epoch, version, tasks))]
-        assert len(set(found)) == len(found), f"committables that are the same: {found}"
+        """Write epochs; return their committables, and that of `reached`."""
+        committables = [text for epoch in epochs for text in self.write(sink, epoch, self.rows(epoch, version, tasks))]
+        assert len(set(committables)) == len(committables), f"equal committables: {committables}"
         reached = sink.reached()
-        return found if reached is None else [*found, reached]
+        return committables if reached is None else [*committables, reached]
 
     def write(self, sink: Sink, epoch: int, df: DataFrame) -> list[str]:
         """Write these rows as an epoch; return its committables."""
         return committables_of("on trial", sink.write(df, Epoch(epoch)))
 
     def rows(self, epoch: int, version: int = 0, tasks: int = TASKS) -> DataFrame:
-        """Return an epoch's rows, in one version of them."""
+        """Return a version of an epoch's rows."""
         return self.frame(self.spark, numbers_of(epoch, version), tasks)
 
     def expect(self, *epochs: int | tuple[int, int], at_least: bool = False) -> None:
-        """Assert that the rows of these epochs, or versions of an epoch, are visible, each once, and no others."""
-        wanted: Counter[int] = Counter()
+        """Assert that exactly the rows of these epochs, or (epoch, version) pairs, are visible, each once."""
+        expected: Counter[int] = Counter()
         for epoch in epochs:
-            wanted.update(numbers_of(*epoch) if isinstance(epoch, tuple) else numbers_of(epoch))
+            expected.update(numbers_of(*epoch) if isinstance(epoch, tuple) else numbers_of(epoch))
         seen = Counter(self.visible())
-        assert not wanted - seen, f"rows are missing: {sorted(wanted - seen)}"
-        assert at_least or seen == wanted, f"rows that must not be visible, or not so often: {seen - wanted}"
+        assert not expected - seen, f"rows are missing: {sorted(expected - seen)}"
+        assert at_least or seen == expected, f"rows that must not be visible, or not so often: {seen - expected}"
 
     def expect_none_twice(self) -> None:
         """Assert that no row is visible twice."""
@@ -148,54 +149,54 @@ class Trial:
         assert not twice, f"rows are visible twice: {sorted(twice)}"
 
     def moments(self, steps: int) -> Iterator[int]:
-        """Return at which of so many steps to crash: spread over all of them, the first and the last included."""
+        """Return the steps at which to crash, spread from the first to the last."""
         many = min(self.crashes, steps)
         return (i * (steps - 1) // max(1, many - 1) for i in range(many))
 
 
 class Steps:
-    """A context that counts the lines which a sink's own modules run, and crashes before one of them.
+    """A context that counts the executed lines of a sink's modules, and crashes before one of them.
 
-    Its modules are those in the folder of its class. It takes the place of a debugger or a coverage measurement
-    meanwhile, and sees only this thread.
+    Its modules are those in the folder of its class. The context replaces the trace function of debuggers and
+    coverage tools, and traces only this thread.
     """
 
     def __init__(self, sink: Sink, crash_at: int | None = None) -> None:
         self.count = 0
         self._crash_at = crash_at
-        classes = [made for made in type(sink).__mro__ if made not in Sink.__mro__]
-        functions = [value for made in classes for value in vars(made).values() if isfunction(value)]
+        classes = [cls for cls in type(sink).__mro__ if cls not in Sink.__mro__]
+        functions = [value for cls in classes for value in vars(cls).values() if isfunction(value)]
         self._folders = {Path(function.__code__.co_filename).parent for function in functions}
         self._is_own: dict[str, bool] = {__file__: False}
         self._before: Any = None
 
     def __enter__(self) -> Steps:
         self._before = sys.gettrace()
-        sys.settrace(self._called)
+        sys.settrace(self._trace_call)
         return self
 
     def __exit__(self, kind: object, *_: object) -> bool:
         sys.settrace(self._before)
         return kind is Crash
 
-    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _trace_call(self, frame: FrameType, event: str, arg: Any) -> Any:
         file, before = frame.f_code.co_filename, 0
         if file not in self._is_own:
             self._is_own[file] = Path(file).parent in self._folders
         if not self._is_own[file]:
             return None
 
-        def stepped(frame: FrameType, event: str, arg: Any) -> Any:
+        def trace_line(frame: FrameType, event: str, arg: Any) -> Any:
             nonlocal before
             if event == "line":
-                # Where it goes back, and not to a loop's next round, a `with` block may end: it would keep what it
-                # holds, while a process that dies holds no locks. From Python 3.12 on, so does the next round of a
-                # comprehension, which is in the function's own frame.
+                # Do not crash at a jump back that is not a loop's next round: there a `with` block may end, and a crash
+                # would keep its lock, which a dead process does not hold. From Python 3.12 on, the next round of a
+                # comprehension is such a jump too, as it runs in the frame of the function.
                 is_back, before = frame.f_lineno <= before, frame.f_lineno
                 if not is_back or linecache.getline(file, before).lstrip().startswith(("for ", "while ")):
                     if self.count == self._crash_at:
                         raise Crash
                     self.count += 1
-            return stepped
+            return trace_line
 
-        return stepped
+        return trace_line
