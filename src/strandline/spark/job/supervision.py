@@ -16,7 +16,7 @@ from typing import IO, Any
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
 from strandline.control import journal
-from strandline.control.announcements import tell
+from strandline.control.announcements import tell, tell_always
 from strandline.control.driverlog import DriverLog
 from strandline.control.server import ControlServer
 from strandline.control.status import State
@@ -255,12 +255,8 @@ class Supervisor:
         self._enter("running")
         self._tell_begin(self.attempt)
         if self._failed_at:
-            restored = self.attempt.restored
-            log.warning(
-                "job '%s' goes on %s, %.1f s after it failed", self.blueprint.name,
-                f"from checkpoint {restored.checkpoint}" if restored else "from its beginning",
-                time.monotonic() - self._failed_at,
-            )  # fmt: skip
+            failed_s = time.monotonic() - self._failed_at
+            tell_always(f"job '{self.blueprint.name}' works again, {failed_s:.1f} s after it failed")
             self._failed_at = 0.0
 
     def preparation(self, desired: Desired) -> Preparation:
