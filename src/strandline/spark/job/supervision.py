@@ -324,6 +324,19 @@ class Supervisor:
             # Whoever runs the program hears it as an error.
             self._log.note(self.last_failure)
         tell(f"job '{self.blueprint.name}' has {'failed' if self.state == 'failed' else 'ended'}{after}")
+        if self.state == "stopped" and self.attempt is not None:
+            self._tell_next_start(self.attempt)
+
+    def _tell_next_start(self, attempt: Attempt) -> None:
+        """Announce where a job that was stopped goes on when it is started again."""
+        status = status_after(attempt)
+        if (newest := status["last_checkpoint"]) is not None:
+            begins = f"goes on from checkpoint {newest.checkpoint} in {self.blueprint.jobdir.url}"
+            begins += ", and processes the rows after it again" if status["uncovered_ms"] else ", which has everything"
+        else:
+            begins = f"begins with {status['depends_on']} again" if status["depends_on"] else "begins afresh"
+            begins = f"has no complete checkpoint, and {begins}"
+        tell(f"job '{self.blueprint.name}' {begins} when the same command starts it")
 
     def _note_failure(self, error: BaseException) -> str:
         self.last_failure, self.last_failure_ms = self._telling.in_logs(error), self.blueprint.clock.now_ms()
