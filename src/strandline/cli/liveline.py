@@ -74,7 +74,10 @@ class _Lines:
 
 
 class _Terminal(_Lines):
-    """Progress as a live line for each job at the bottom of a terminal; other output is printed above it."""
+    """Progress as a live line for each job at the bottom of a terminal; other output is printed above it.
+
+    Not by rich.live: it would wrap lines of the program's output again, and end those that are not finished.
+    """
 
     def __init__(self) -> None:
         super().__init__()
