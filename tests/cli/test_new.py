@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from strandline.cli import new
+from strandline.core.version import VERSION
 from tests.cli.conftest import ROOT, Command, environment
 
 
@@ -25,7 +27,8 @@ def test_a_project_is_made_and_its_test_passes(strandline: Command, tmp_path: Pa
     assert list(home.parent.iterdir()) == [home]
     assert home.stat().st_mode & 0o777 == 0o755
     texts = {path.name: path.read_text() for path in home.iterdir()}
-    assert not [name for name, text in texts.items() if "@job@" in text]
+    assert not [name for name, text in texts.items() if re.search("@[a-z]+@", text)]
+    assert texts["requirements.txt"].startswith("strandline")
     assert '"page-visits"' in texts["app.py"]
     assert "strandline status page-visits " in texts["README.md"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -45,6 +48,33 @@ def test_what_is_there_is_not_touched(strandline: Command, tmp_path: Path) -> No
     assert list((tmp_path / "mine").iterdir()) == []
     found = strandline("new", tmp_path / "file" / "below")
     assert found.stderr.startswith(f"error: {tmp_path / 'file' / 'below'} cannot be made: ")
+
+
+def test_the_requirement_is_where_this_strandline_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        record: str | None = None
+
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return self.record
+
+    installed = Installed()
+    monkeypatch.setattr(new, "distribution", lambda name: installed)
+    assert new.requirement() == f"strandline>={VERSION}", "from the index, where this version is"
+    # As the packaging guide has them: https://packaging.python.org/en/latest/specifications/direct-url/
+    for record, expected in (
+        ('{"url": "file:///src/strandline", "dir_info": {"editable": true}}', "strandline @ file:///src/strandline"),
+        ('{"url": "https://x/s.git", "vcs_info": {"vcs": "git", "commit_id": "7921"}}',
+         "strandline @ git+https://x/s.git@7921"),
+    ):  # fmt: skip
+        installed.record = record
+        assert new.requirement() == expected
+
+    def none(name: str) -> None:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(new, "distribution", none)
+    assert new.requirement() == f"strandline>={VERSION}"
 
 
 @pytest.mark.parametrize("name", ["7x", "a b", "é", "..", "/", "_x"])

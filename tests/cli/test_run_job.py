@@ -112,6 +112,7 @@ def check_what_it_said(seen: bytes, home: Path) -> None:
         line.startswith("strandline: job 'visits': epoch ") and "is the first to be done" in line for line in told
     )
     assert told.count("strandline: stopping job 'visits'") == 1
+    assert told[-1].startswith("strandline: job 'visits' goes on from checkpoint ")
     assert len(told) == len(set(told))
 
 
@@ -124,7 +125,11 @@ def check_what_it_left(strandline: Command, pid: int, root: Path, checkpoints: P
     assert "has been stopped at" in after.stderr
     logged = strandline("logs", "visits", "--driver", "-n", 100, "--local-dir", root).stdout
     assert "checkpoint 1 is complete" in logged
-    assert "job 'visits' has ended after epoch" in logged.splitlines()[-1]
+    ended, goes_on = logged.splitlines()[-2:]
+    assert "job 'visits' has ended after epoch" in ended
+    (newest, *_) = strandline("snapshots", "list", checkpoints, "--json").json
+    assert f"job 'visits' goes on from checkpoint {newest['checkpoint']} in {checkpoints.as_uri()}/visits, " in goes_on
+    assert goes_on.endswith(" when the same command starts it")
     assert "the job was stopped" in strandline("logs", "visits", "--local-dir", root, "-n", 1).stdout
     (checkpoint, *_) = strandline("snapshots", "list", checkpoints, "--json").json
     assert (checkpoint["job"], checkpoint["state"]) == ("visits", "complete")

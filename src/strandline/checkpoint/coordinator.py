@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,8 +23,6 @@ from strandline.core.failure import as_exception
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, size_of
-
-log = logging.getLogger(__name__)
 
 _CLEAN_AGAIN_MS = 5_000
 _SHOW_AGAIN_MS = 5_000
@@ -401,11 +398,6 @@ class Coordinator:
                 "completed", self._clock.now_ms(), uploaded_bytes=manifest.uploaded_bytes,
                 total_bytes=manifest.total_bytes, path=f"{self._jobdir.url}/{manifest_path(pending.checkpoint)}",
                 frees=freed,
-            )  # fmt: skip
-        if freed:
-            log.warning(
-                "job '%s' stands on its own with checkpoint %d: it needs nothing of %s any more",
-                manifest.job, manifest.checkpoint, freed,
             )  # fmt: skip
 
     def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:

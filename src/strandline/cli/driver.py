@@ -82,10 +82,9 @@ def run(
 
     check_java()
     prepare(program, own_args)
-    with _signals(terminate, signal.SIGTERM):
+    with _signals(terminate, signal.SIGTERM), showing_progress(quiet=quiet):
         try:
-            with showing_progress(quiet=quiet):
-                code = _ordered_outcome(program, to_restore, to_drop, claim=claim, again=again, reopen=reopen)
+            code = _ordered_outcome(program, to_restore, to_drop, claim=claim, again=again, reopen=reopen)
         except KeyboardInterrupt as interrupt:
             code = 128 + (interrupt.args[0] if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.

@@ -74,7 +74,10 @@ class _Lines:
 
 
 class _Terminal(_Lines):
-    """Progress as a live line for each job at the bottom of a terminal; other output is printed above it."""
+    """Progress as a live line for each job at the bottom of a terminal; other output is printed above it.
+
+    Not by rich.live: it would wrap lines of the program's output again, and end those that are not finished.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,16 +98,16 @@ class _Terminal(_Lines):
     def refreshing(self) -> Iterator[None]:
         """Show the status of the jobs meanwhile, and print other output above it."""
         before = sys.stdout, sys.stderr
-        with super().refreshing():
-            sys.stderr = self._beside(sys.stderr)
-            if sys.stdout.isatty():
-                sys.stdout = self._beside(sys.stdout)
-            try:
+        try:
+            with super().refreshing():
+                sys.stderr = self._beside(sys.stderr)
+                if sys.stdout.isatty():
+                    sys.stdout = self._beside(sys.stdout)
                 yield
-            finally:
-                sys.stdout, sys.stderr = before
-        with self._lock:
-            self._erase()
+        finally:
+            sys.stdout, sys.stderr = before
+            with self._lock:
+                self._erase()
 
     def _beside(self, stream: TextIO) -> Any:
         return _Beside(stream, self._write)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
@@ -16,6 +19,7 @@ import typer
 from strandline.cli.output import print_json
 from strandline.cli.stores import AsJson
 from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
+from strandline.core.version import VERSION
 
 _FILES = {
     "app.py": "app.py",
@@ -26,6 +30,8 @@ _FILES = {
 }
 _JOB = "@job@"
 """The placeholder of the name in these files."""
+_REQUIREMENT = "@strandline@"
+"""The placeholder of what installs Strandline."""
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -58,6 +64,17 @@ def new(
     print("      python -m pytest")
 
 
+def requirement() -> str:
+    """Return what installs this Strandline for pip: where it was installed from, or its version on the index."""
+    with suppress(PackageNotFoundError):
+        if record := distribution("strandline").read_text("direct_url.json"):
+            origin = json.loads(record)
+            if vcs := origin.get("vcs_info"):
+                return f"strandline @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+            return f"strandline @ {origin['url']}"
+    return f"strandline>={VERSION}"
+
+
 def make_project(target: Path, name: str) -> list[str]:
     """Create a project whose job has this name, atomically; return its files."""
     hidden = None
@@ -66,7 +83,8 @@ def make_project(target: Path, name: str) -> list[str]:
         hidden = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
         for source, file in _FILES.items():
             text = files("strandline.cli").joinpath("project", source).read_text(encoding="utf-8")
-            (hidden / file).write_text(text.replace(_JOB, name), encoding="utf-8")
+            text = text.replace(_JOB, name).replace(_REQUIREMENT, requirement())
+            (hidden / file).write_text(text, encoding="utf-8")
         hidden.chmod(0o755)
         hidden.rename(target)
     except OSError as error:

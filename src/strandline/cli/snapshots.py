@@ -338,17 +338,9 @@ def gc_(
         )
     deleted = 0 if dry_run else gc.execute(plan)
     if json:
-        print_json(
-            {
-                "job": job,
-                "garbage": [asdict(item) for item in plan.garbage],
-                "total_bytes": plan.total_bytes,
-                "too_young": plan.too_young,
-                "live": plan.live,
-                "dry_run": dry_run,
-                "deleted": deleted,
-            }
-        )
+        figures = {"total_bytes": plan.total_bytes, "too_young": plan.too_young, "live": plan.live}
+        garbage = [asdict(item) for item in plan.garbage]
+        print_json({"job": job, "garbage": garbage, **figures, "dry_run": dry_run, "deleted": deleted})
     else:
         print("nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted")
 

@@ -138,7 +138,7 @@ def release(
     except StrandlineError as error:
         log.warning("the claimed savepoint is still there: %s", error.message)
         return False
-    log.warning(
+    log.info(
         "the claimed savepoint %s is deleted: checkpoint %d needs none of it", restored.url, choice.manifest.checkpoint
     )
     return True

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from strandline.control.announcements import tell
+from strandline.control.announcements import tell, tell_always
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
 from strandline.spark.base import auto_warmup as behind
@@ -141,7 +141,7 @@ def session(
     ignore_lost_updates(made.sparkContext)
     _write_logs_plainly(made)
     if ui and (address := made.sparkContext.uiWebUrl):
-        log.warning("Spark's UI is at %s", address)
+        tell_always(f"Spark's UI is at {address}")
     if is_new:
         tell(f"Spark {made.version} is there, after {time.monotonic() - began:.1f} s")
     return made

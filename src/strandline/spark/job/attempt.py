@@ -257,6 +257,9 @@ class Attempt:
                 size = f"{stats.total_bytes:,} bytes, {stats.uploaded_bytes:,} of them new"
                 what = f"checkpoint {number} is complete, of epoch {stats.epoch}: {size}"
                 tell(f"job '{self._b.name}': {what}, in {stats.end_to_end_ms} ms", detail=True)
+                if stats.frees:
+                    what = f"stands on its own with checkpoint {number}: it needs nothing of {stats.frees} any more"
+                    tell(f"job '{self._b.name}' {what}")
 
     def _poll_if_idle(self) -> None:
         """While no epoch runs, hear how a checkpoint goes, and begin one that is due."""

@@ -16,7 +16,7 @@ from typing import IO, Any
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
 from strandline.control import journal
-from strandline.control.announcements import tell
+from strandline.control.announcements import tell, tell_always
 from strandline.control.driverlog import DriverLog
 from strandline.control.server import ControlServer
 from strandline.control.status import State
@@ -255,12 +255,8 @@ class Supervisor:
         self._enter("running")
         self._tell_begin(self.attempt)
         if self._failed_at:
-            restored = self.attempt.restored
-            log.warning(
-                "job '%s' goes on %s, %.1f s after it failed", self.blueprint.name,
-                f"from checkpoint {restored.checkpoint}" if restored else "from its beginning",
-                time.monotonic() - self._failed_at,
-            )  # fmt: skip
+            failed_s = time.monotonic() - self._failed_at
+            tell_always(f"job '{self.blueprint.name}' works again, {failed_s:.1f} s after it failed")
             self._failed_at = 0.0
 
     def preparation(self, desired: Desired) -> Preparation:
@@ -328,6 +324,19 @@ class Supervisor:
             # Whoever runs the program hears it as an error.
             self._log.note(self.last_failure)
         tell(f"job '{self.blueprint.name}' has {'failed' if self.state == 'failed' else 'ended'}{after}")
+        if self.state == "stopped" and self.attempt is not None:
+            self._tell_next_start(self.attempt)
+
+    def _tell_next_start(self, attempt: Attempt) -> None:
+        """Announce where a job that was stopped goes on when it is started again."""
+        status = status_after(attempt)
+        if (newest := status["last_checkpoint"]) is not None:
+            begins = f"goes on from checkpoint {newest.checkpoint} in {self.blueprint.jobdir.url}"
+            begins += ", and processes the rows after it again" if status["uncovered_ms"] else ", which has everything"
+        else:
+            begins = f"begins with {status['depends_on']} again" if status["depends_on"] else "begins afresh"
+            begins = f"has no complete checkpoint, and {begins}"
+        tell(f"job '{self.blueprint.name}' {begins} when the same command starts it")
 
     def _note_failure(self, error: BaseException) -> str:
         self.last_failure, self.last_failure_ms = self._telling.in_logs(error), self.blueprint.clock.now_ms()

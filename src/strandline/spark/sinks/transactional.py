@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
+from strandline.control.announcements import tell_always
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
@@ -166,7 +167,7 @@ class Transactional(Sink):
             self._late_since = now
             log.warning("%s: %s rows wait in storage, and the job goes on: %s", self._writer.label, f"{rows:,}", why)
         elif self._late_since and not left:
-            log.warning("%s: what waited is delivered", self._writer.label)
+            tell_always(f"{self._writer.label}: what waited is delivered")
             self._late_since = 0.0
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
         self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.folder import folder_at
+from strandline.control.announcements import tell_always
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import (
@@ -540,7 +541,7 @@ class TableSink(TableFormat):
             log.warning("%s: %s rows wait for the table, and the job goes on: %s", self._label, f"{rows:,}", why)
         elif self._late_since and not waiting:
             self._late_since = 0.0
-            log.warning("%s: what waited is in the table", self._label)
+            tell_always(f"{self._label}: what waited is in the table")
         waiting_ms = round((now - self._late_since) * 1000) if waiting else 0
         self._told = SinkStatus(
             self._opened.sink,
