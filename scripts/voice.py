@@ -26,6 +26,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/keeper",
     "src/strandline/plan",
     "src/strandline/runtime",
+    "src/strandline/snapshot",
     "src/strandline/storage",
 )
 NAMES = frozenset(

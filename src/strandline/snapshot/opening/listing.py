@@ -1,4 +1,4 @@
-"""Lists and verifies snapshots wherever they lie, without a job."""
+"""Lists and verifies snapshots in any folder, without a job."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from strandline.snapshot.opening.snapshot import (
     open_folder,
 )
 
-_JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
+_JOB_FILE = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
-    """One line of a list; of a manifest that cannot be read, only url, kind, state and reason are known."""
+    """One line of a list. If its manifest cannot be read, it has only url, kind, state and reason."""
 
     url: str
     kind: Kind
@@ -42,9 +42,9 @@ class SnapshotSummary:
 
 
 def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[SnapshotSummary]:
-    """List the savepoints and checkpoints at a path or url and everywhere below it, newest first.
+    """List the savepoints and checkpoints at a path or url and below it, newest first.
 
-    Sizes are checked, contents are not. Raises NotFoundError for a local directory that is not there.
+    It checks sizes, but not contents. Raises NotFoundError for a local directory that does not exist.
     """
     here = open_folder(url, options, fsync=False)
     sizes = {info.path: info.size_bytes for info in here.list()}
@@ -52,22 +52,22 @@ def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[S
         return [_single(here, url, options)]
     if DELETING in sizes:
         return [_half_deleted(here)]
-    jobs = {match[1] or "" for path in sizes if (match := _JOBS_OWN.fullmatch(path))}
-    found = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
+    jobs = {match[1] or "" for path in sizes if (match := _JOB_FILE.fullmatch(path))}
+    snapshots = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
     for path in sizes:
         match = _SAVEPOINT.fullmatch(path)
-        if match and not _JOBS_OWN.fullmatch(path):
-            found.append(_savepoint(Folder(here.store, match[1]), sizes))
+        if match and not _JOB_FILE.fullmatch(path):
+            snapshots.append(_savepoint(Folder(here.store, match[1]), sizes))
         folder, _, name = path.rpartition("/")
         if name == DELETING and f"{folder}/{METADATA}" not in sizes:
-            found.append(_half_deleted(Folder(here.store, folder)))
-    return sorted(found, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
+            snapshots.append(_half_deleted(Folder(here.store, folder)))
+    return sorted(snapshots, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
 
 
 def verify_snapshot(url: str, options: Mapping[str, str] | None = None) -> VerifyReport:
-    """Read every byte of a snapshot, and name each file that is missing or damaged.
+    """Read every byte of a snapshot, and return each file that is missing or damaged.
 
-    One that is void where it lies has a problem, too. Raises NotFoundError as `open_snapshot` does.
+    A void checkpoint has a problem, too. Raises NotFoundError as `open_snapshot` does.
     """
     try:
         snapshot = find_snapshot(url, options, fsync=False)
@@ -87,7 +87,7 @@ def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
     try:
         jobdir = as_job(folder)
     except NotFoundError:
-        # No manifest, or none that can be read: then nobody knows the job's name, and nothing can be judged.
+        # Without a readable manifest, the job's name is unknown, and its checkpoints cannot be checked.
         names = [info.path for info in folder.list() if re.fullmatch(rf"chk-\d+/{METADATA}", info.path)]
         reason = "its manifest cannot be read"
         return [
