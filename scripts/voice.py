@@ -27,6 +27,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/keeper",
     "src/strandline/plan",
     "src/strandline/runtime",
+    "src/strandline/snapshot",
     "src/strandline/storage",
     "src/strandline/testing",
     "src/strandline/types",

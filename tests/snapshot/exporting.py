@@ -16,8 +16,8 @@ from strandline.snapshot.savepoints.exporters import Exporters
 
 
 class _Here(Exporters):
-    def export(self, part: ExportPart, wrote: Callable[[int], None]) -> Files:
-        return export(part, wrote)
+    def export(self, part: ExportPart, report: Callable[[int], None]) -> Files:
+        return export(part, report)
 
 
 @contextmanager

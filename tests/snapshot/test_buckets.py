@@ -53,7 +53,7 @@ def bucket(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) 
 def test_checkpoints(bucket: ObjectStore, asked: str) -> None:
     snapshot = opened.open_snapshot(asked)
     assert (snapshot.url, snapshot.folder.url) == ("s3://bucket/ck/job/chk-1", "s3://bucket/ck/job")
-    assert "secret" not in snapshot.asked
+    assert "secret" not in snapshot.requested_url
     assert snapshot.lies_in(JobDirectory(Prefix(bucket, "ck"), "job"))
     assert not snapshot.lies_in(JobDirectory(Prefix(bucket, "elsewhere"), "job"))
 

@@ -284,4 +284,4 @@ def test_a_key_group_that_no_column_can_hold_is_refused_in_words(tmp_path: Path)
     rows = pa.RecordBatch.from_arrays([pa.array([7], pa.int32()), value], ["key_group", "value"])
     sorter = RowSorter(range(5, 9), tmp_path)
     with pytest.raises(StateLimitError, match=r"key group 7 hold .* 2,147,483,647 at most[^$]*max_parallelism"):
-        sorter._together([rows, rows], 2)
+        sorter._concat([rows, rows], 2)

@@ -75,7 +75,7 @@ def rows(**values: Any) -> list[dict[str, Any]]:
 
 
 def numbers(state: StateDiff) -> tuple[int, int, int]:
-    return state.added.found, state.changed.found, state.removed.found
+    return state.added.observed, state.changed.observed, state.removed.observed
 
 
 def only(found: SnapshotDiff) -> StateDiff:
@@ -142,7 +142,7 @@ def test_keys_of_every_kind_and_type(one: Stored, rng: random.Random) -> None:
 def test_keys_and_what_they_have(tmp_path: Path) -> None:
     before = made(tmp_path, (value(), rows(a=1, b=2, c=3)))
     after = made(tmp_path, (value(), rows(b=5, c=3, d=4)), parallelism=3)
-    found = only(diff_snapshots(before, after, shown=9))
+    found = only(diff_snapshots(before, after, most_keys=9))
     assert numbers(found) == (1, 1, 1)
     shown = {key.key["k"]: (key.change, key.before, key.after) for key in found.keys}
     assert shown == {
@@ -150,7 +150,7 @@ def test_keys_and_what_they_have(tmp_path: Path) -> None:
         "b": ("changed", [{"value": 2}], [{"value": 5}]),
         "d": ("added", [], [{"value": 4}]),
     }
-    assert len(only(diff_snapshots(before, after, shown=2)).keys) == 2
+    assert len(only(diff_snapshots(before, after, most_keys=2)).keys) == 2
     assert diff_snapshots(before, before).is_equal
 
 
@@ -158,7 +158,7 @@ def test_many_rows_of_a_key_are_shown_in_part(tmp_path: Path) -> None:
     info = StateInfo(name="x", kind="list", value_type="bigint")
     before = made(tmp_path, (info, [{"k": "a", "position": n, "value": n} for n in range(100)]))
     after = made(tmp_path, (info, [{"k": "a", "position": n, "value": n} for n in range(3)]))
-    (key,) = only(diff_snapshots(before, after, shown=1)).keys
+    (key,) = only(diff_snapshots(before, after, most_keys=1)).keys
     assert (len(key.before), key.rows_before, key.rows_after) == (20, 97, 0)
     assert key.before[0] == {"position": 3, "value": 3}
 
@@ -167,7 +167,7 @@ def test_broadcast_state_is_one_map(tmp_path: Path) -> None:
     info = StateInfo(name="rules", kind="broadcast", value_type="double", key_type="string")
     before = made(tmp_path, (info, [{"map_key": "a", "value": 1.0}, {"map_key": "b", "value": 0.0}]), parallelism=2)
     after = made(tmp_path, (info, [{"map_key": "b", "value": -0.0}, {"map_key": "c", "value": math.nan}]))
-    found = only(diff_snapshots(before, after, shown=9, sample=0.1))
+    found = only(diff_snapshots(before, after, most_keys=9, sample=0.1))
     assert numbers(found) == (1, 1, 1), "of a sample, too, all of it is read; -0.0 is another value"
     assert found.added == Count(1, 1, 0)
     assert [key.after for key in found.keys if key.change == "added"] == [[{"value": "nan"}]]
@@ -206,7 +206,7 @@ def test_values_of_an_older_type_are_compared_as_the_newer_one(tmp_path: Path) -
     newer = value(kind="struct<n: bigint>", schema_id=1, older={0: OlderSchema(value_type="bigint")})
     wider = value(kind="decimal(20,0)", schema_id=1, older={0: OlderSchema(value_type="bigint")})
     after = made(tmp_path, (wider, rows(a=1, b=3)))
-    found = only(diff_snapshots(before, after, shown=1))
+    found = only(diff_snapshots(before, after, most_keys=1))
     assert numbers(found) == (0, 1, 0)
     assert found.notes == (
         "its type is decimal(20,0), was bigint: values were compared as those of the newer type",
@@ -240,10 +240,10 @@ def test_a_sample_is_the_same_each_time_and_within_its_error(tmp_path: Path) -> 
     assert (found.groups_read, found.groups) == (26, 128)
     assert found == diff_snapshots(before, after, sample=0.2)
     state = only(found)
-    assert state.changed.found < 475 < state.changed.estimate + state.changed.error
+    assert state.changed.observed < 475 < state.changed.estimate + state.changed.error
     assert abs(state.changed.estimate - 475) <= state.changed.error
     assert abs(state.removed.estimate - 100) <= state.removed.error
-    assert state.added.found == state.added.estimate == 0 < state.added.error
+    assert state.added.observed == state.added.estimate == 0 < state.added.error
     assert diff_snapshots(before, after, sample=0.001).groups_read == 8
     with pytest.raises(ConfigurationError, match="sample is 0"):
         diff_snapshots(before, after, sample=0)

@@ -70,7 +70,7 @@ def test_a_savepoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["{}", "{}/", "{}/_metadata", "file://{}", "{}/../sp"])
 def test_however_it_is_written(tmp_path: Path, written: str) -> None:
     write_savepoint(tmp_path / "sp")
-    assert opened(written.format(tmp_path / "sp")).asked == url(tmp_path / "sp")
+    assert opened(written.format(tmp_path / "sp")).requested_url == url(tmp_path / "sp")
 
 
 def test_urls_without_secrets() -> None:
@@ -95,7 +95,7 @@ def test_a_checkpoint(job: Path, tmp_path: Path) -> None:
 
 def test_the_newest_of_a_job(job: Path) -> None:
     snapshot = opened(job)
-    assert (snapshot.asked, snapshot.url) == (url(job), url(job / "chk-3"))
+    assert (snapshot.requested_url, snapshot.url) == (url(job), url(job / "chk-3"))
     assert snapshot.sha256 == opened(job / "chk-3").sha256
     (job / "chk-3/_metadata").write_bytes(b"")
     assert opened(job).url == url(job / "chk-2")
@@ -115,7 +115,7 @@ def test_a_job_that_was_moved_and_renamed(job: Path, tmp_path: Path) -> None:
 def test_a_link_is_followed_and_remembered_as_it_was_asked(job: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(job / "chk-2")
     snapshot = opened(tmp_path / "latest")
-    assert (snapshot.asked, snapshot.url) == (url(tmp_path / "latest"), url(job / "chk-2"))
+    assert (snapshot.requested_url, snapshot.url) == (url(tmp_path / "latest"), url(job / "chk-2"))
     assert snapshot.lies_in(jobdir_at(tmp_path))
 
 

@@ -29,7 +29,7 @@ from strandline.snapshot.savepoints.builder import SavepointBuilder
 from strandline.snapshot.savepoints.savepoint import fetching
 from strandline.snapshot.savepoints.tablewriter import TableWriter
 from strandline.snapshot.tools.patch import Patch, make_patched
-from strandline.snapshot.tools.regroup import regrouped_marks
+from strandline.snapshot.tools.regroup import regroup_marks
 from strandline.snapshot.tools.transform import transform
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
@@ -197,7 +197,7 @@ SAID = st.dictionaries(st.integers(0, 11), st.integers(-3, 3))
 def test_no_key_is_promised_more_than_before(marks: dict[int, int], filled: set[int], before: int, after: int) -> None:
     marks = {group: mark for group, mark in marks.items() if group < before}
     filled = {group for group in filled if group < before}
-    found = regrouped_marks(marks, filled, before, after)
+    found = regroup_marks(marks, filled, before, after)
     for a_hash in range(before * after):
         mark = found.get(a_hash % after)
         if mark is not None and a_hash % before in {*marks, *filled}:

@@ -19,7 +19,12 @@ def as_data(diff: SnapshotDiff) -> dict[str, Any]:
 
 
 def _state(state: StateDiff) -> dict[str, Any]:
-    return {"equal": state.is_equal, **asdict(state)}
+    return {"equal": state.is_equal, **asdict(state, dict_factory=_fields)}
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a dataclass for JSON, where Count.observed has the name `found`."""
+    return {"found" if name == "observed" else name: value for name, value in pairs}
 
 
 def print_diff(diff: SnapshotDiff) -> None:

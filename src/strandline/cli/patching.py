@@ -86,7 +86,7 @@ def patch(
                 hint="give --drop, --rename, --max-parallelism, --delete, --transform or --rows; "
                 "`strandline snapshots copy --canonical` makes a savepoint without a change",
             )
-        plan = changes.planned(snapshot.manifest.operators)
+        plan = changes.plan(snapshot.manifest.operators)
         with progress_bar() as report:
 
             def report_states(at: PatchProgress) -> None:

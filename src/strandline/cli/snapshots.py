@@ -36,7 +36,7 @@ from strandline.storage.place import Place
 if TYPE_CHECKING:
     from strandline.snapshot.savepoints.progress import SavepointProgress
     from strandline.snapshot.savepoints.take import Form
-    from strandline.snapshot.tools.copy import Copied
+    from strandline.snapshot.tools.copy import CopyResult
 
 app = typer.Typer(
     help="List, show, verify, copy, compare and delete snapshots.",
@@ -274,7 +274,7 @@ def diff(
         def report_groups(done: int, total: int) -> None:
             report(ProgressMessage("comparing", done, total, "key groups"))
 
-        differences = diff_snapshots(old, new, sample=part, shown=keys, progress=report_groups)
+        differences = diff_snapshots(old, new, sample=part, most_keys=keys, progress=report_groups)
     if json:
         print_json(as_data(differences))
     else:
@@ -370,7 +370,7 @@ def _form(snapshot: Snapshot, form: Form | None) -> Form | None:
     return form
 
 
-def _copy_files(snapshot: Snapshot, folder: Folder) -> Copied:
+def _copy_files(snapshot: Snapshot, folder: Folder) -> CopyResult:
     from strandline.snapshot.tools.copy import copy_snapshot
 
     with progress_bar() as report:
@@ -379,9 +379,9 @@ def _copy_files(snapshot: Snapshot, folder: Folder) -> Copied:
         return copy_snapshot(snapshot, folder, counter.add)
 
 
-def _take_savepoint(snapshot: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
+def _take_savepoint(snapshot: Snapshot, target: Place, form: Form, options: dict[str, str]) -> CopyResult:
     from strandline.snapshot.savepoints.take import take_savepoint
-    from strandline.snapshot.tools.copy import Copied
+    from strandline.snapshot.tools.copy import CopyResult
 
     with progress_bar() as report:
 
@@ -392,4 +392,4 @@ def _take_savepoint(snapshot: Snapshot, target: Place, form: Form, options: dict
         manifest = take_savepoint(snapshot.manifest, snapshot.folder.place(options), target, form, report=report_rows)
     files = manifest.stored()
     size_bytes = sum(file.size for file in files)
-    return Copied(len(files), size_bytes, len(files), size_bytes)
+    return CopyResult(len(files), size_bytes, len(files), size_bytes)

@@ -1,1 +1,1 @@
-"""Opens, lists, verifies and deletes snapshots wherever they lie; decides what a job starts from."""
+"""Opens, lists, verifies and deletes snapshots in any folder; decides what a job starts from."""

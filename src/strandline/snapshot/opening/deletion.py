@@ -1,8 +1,7 @@
-"""Deletes savepoints: by hand, or once the job that has claimed one needs none of it any more.
+"""Deletes savepoints: at a user's request, or once the job that claimed one does not need it any more.
 
-Only a savepoint can be deleted or claimed: its files are no one else's. A checkpoint shares files with others of its
-job, whose driver deletes what it does not need any more, and another one of which may come back at any time and need
-the rest.
+Only a savepoint can be deleted or claimed: it shares no files. A checkpoint shares files with others of its job. The
+job's driver deletes files that it does not need, and a driver that restarts may need all others.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from strandline.snapshot.opening.snapshot import (
 )
 
 DELETING = "_deleting"
-"""Has the manifest of a savepoint whose deletion has begun: its files are still to be deleted."""
+"""Copy of the manifest of a savepoint whose deletion has begun, and whose files still have to be deleted."""
 
 log = logging.getLogger(__name__)
 
 
 def delete_snapshot(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
-    """Delete a savepoint, and return what it was. A job that has restored it must stand on its own by now.
+    """Delete a savepoint, and return it. A job that has restored it must have a checkpoint of its own by now.
 
-    Whatever else lies in its folder stays. What a crash leaves is no savepoint any more; deleted again, it goes. Raises
-    ConfigurationError for a checkpoint: its job deletes it.
+    Other files in its folder stay. After a crash, the rest is no savepoint, and another call deletes it. Raises
+    ConfigurationError for a checkpoint, which its job deletes.
     """
     snapshot = find_deletable(url, options)
     delete_files(snapshot)
@@ -51,7 +50,7 @@ def delete_snapshot(url: str, options: Mapping[str, str] | None = None) -> Snaps
 
 
 def find_deletable(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
-    """Return the savepoint that is there, or whose deletion was broken off. Raises as `delete_snapshot` does."""
+    """Return a savepoint, whole or half deleted. Raises as `delete_snapshot` does."""
     snapshot = find_half_deleted(url, options) or find_snapshot(url, options)
     if snapshot.kind == "checkpoint":
         raise ConfigurationError(
@@ -63,7 +62,7 @@ def find_deletable(url: str, options: Mapping[str, str] | None = None) -> Snapsh
 
 
 def find_half_deleted(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Snapshot | None:
-    """Return the savepoint whose deletion was broken off here; None if there is none, or it is there again."""
+    """Return the savepoint whose deletion was interrupted here; None if there is none, or a new savepoint."""
     here = open_folder(url, options, fsync=fsync)
     try:
         here.head(METADATA)
@@ -77,12 +76,12 @@ def find_half_deleted(url: str, options: Mapping[str, str] | None = None, *, fsy
 
 
 def delete_files(savepoint: Snapshot) -> None:
-    """Delete a savepoint: its manifest before the files that it names, so that what stays is never taken for whole.
+    """Delete a savepoint: its manifest before its files, so that a part of it never looks like a whole one.
 
-    1. A copy of the manifest says what is to be deleted, whoever ends it.
-    2. The manifest, which makes it a savepoint.
-    3. The files, and who has claimed it.
-    4. The copy.
+    1. Copy the manifest, which lets a later call continue an interrupted deletion.
+    2. Delete the manifest, which makes the folder a savepoint.
+    3. Delete the files and the claim.
+    4. Delete the copy.
     """
     folder = savepoint.folder
     try:
@@ -104,10 +103,10 @@ def delete_files(savepoint: Snapshot) -> None:
 def release(
     jobdir: JobDirectory, owned: Claim, options: Mapping[str, str] | None = None, *, fsync: bool = True
 ) -> bool:
-    """Delete the savepoint that the job has claimed, if the job has a checkpoint of its own since.
+    """Delete the savepoint that the job has claimed, if the job has a later checkpoint of its own.
 
-    To be called after a checkpoint, and after a restart, until it returns True: nothing remains to be done. What
-    storage refuses is logged. Raises FencedError: then the job, and the savepoint, are another driver's.
+    Call it after each checkpoint and restart until it returns True, when nothing is left to do. It logs errors of the
+    storage. Raises FencedError if the job and the savepoint belong to another driver.
     """
     restored = owned.restored
     if restored is None or not restored.claimed:
@@ -116,7 +115,7 @@ def release(
         choice = choose(jobdir)
         if choice.manifest is None:
             return False
-        # A driver before this one may have been killed while it deleted it.
+        # An earlier driver may have been killed in the middle of the deletion.
         half = find_half_deleted(restored.url, options, fsync=fsync)
         snapshot = half or find_snapshot(restored.url, options, fsync=fsync)
         if snapshot.kind != "savepoint" or snapshot.sha256 != restored.sha256:

@@ -1,4 +1,4 @@
-"""Lists and verifies snapshots wherever they lie, without a job."""
+"""Lists and verifies snapshots in any folder, without a job."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from strandline.snapshot.opening.snapshot import (
     open_folder,
 )
 
-_JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
+_JOB_FILE = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
 
 
 def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[SnapshotSummary]:
-    """List the savepoints and checkpoints at a path or url and everywhere below it, newest first.
+    """List the savepoints and checkpoints at a path or url and below it, newest first.
 
-    Sizes are checked, contents are not. Raises NotFoundError for a local directory that is not there.
+    It checks sizes, but not contents. Raises NotFoundError for a local directory that does not exist.
     """
     here = open_folder(url, options, fsync=False)
     sizes = {info.path: info.size_bytes for info in here.list()}
@@ -45,16 +45,16 @@ def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[S
         return [_single(here, url, options)]
     if DELETING in sizes:
         return [_half_deleted(here)]
-    jobs = {match[1] or "" for path in sizes if (match := _JOBS_OWN.fullmatch(path))}
-    found = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
+    jobs = {match[1] or "" for path in sizes if (match := _JOB_FILE.fullmatch(path))}
+    snapshots = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
     for path in sizes:
         match = _SAVEPOINT.fullmatch(path)
-        if match and not _JOBS_OWN.fullmatch(path):
-            found.append(_savepoint(Folder(here.store, match[1]), sizes))
+        if match and not _JOB_FILE.fullmatch(path):
+            snapshots.append(_savepoint(Folder(here.store, match[1]), sizes))
         folder, _, name = path.rpartition("/")
         if name == DELETING and f"{folder}/{METADATA}" not in sizes:
-            found.append(_half_deleted(Folder(here.store, folder)))
-    return sorted(found, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
+            snapshots.append(_half_deleted(Folder(here.store, folder)))
+    return sorted(snapshots, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
 
 
 def current(snapshots: Sequence[SnapshotSummary]) -> list[SnapshotSummary]:
@@ -71,10 +71,10 @@ def current(snapshots: Sequence[SnapshotSummary]) -> list[SnapshotSummary]:
 def verify_snapshot(
     url: str, options: Mapping[str, str] | None = None, on_bytes: OnBytes = ignore_bytes
 ) -> VerifyReport:
-    """Read every byte of a snapshot, and name each file that is missing or damaged.
+    """Read every byte of a snapshot, and return each file that is missing or damaged.
 
-    `on_bytes` is called with each file's size. A snapshot that is void where it lies has a problem, too. Raises
-    NotFoundError as `open_snapshot` does.
+    `on_bytes` is called with each file's size. A void checkpoint has a problem, too. Raises NotFoundError as
+    `open_snapshot` does.
     """
     try:
         snapshot = find_snapshot(url, options, fsync=False)
@@ -94,7 +94,7 @@ def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
     try:
         jobdir = as_job(folder)
     except NotFoundError:
-        # No manifest, or none that can be read: the job's name is unknown, and nothing can be judged.
+        # Without a readable manifest, the job's name is unknown, and its checkpoints cannot be checked.
         return [
             SnapshotSummary(
                 f"{folder.url}/chk-{number}", "checkpoint", "damaged", "its manifest cannot be read", "", number,

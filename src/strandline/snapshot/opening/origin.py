@@ -1,17 +1,16 @@
-"""What a job starts from: its own newest checkpoint, a snapshot that somebody names, or nothing.
+"""The origin of a job's start: its own newest checkpoint, a snapshot that the user names, or nothing.
 
-A snapshot is named again and again, since whoever looks after a job repeats its command: `--restore URL` restores it
-once. From then on the job's records say that its history descends from it, and the job goes on from its own newest
-checkpoint. Naming another snapshot restores that one. The records remember all of them: one that was restored before
-another one is not restored once more when it is named, because what the job did since would be lost to a command that
-somebody has left somewhere. That takes a name of its own (`again`), which counts once, too.
+Users repeat the command of a job, so that `--restore URL` restores a snapshot once. From then on, the job's records
+name it as the job's ancestor, and the job continues from its own newest checkpoint. Another URL restores that snapshot.
+The records keep all of them: a job does not restore an earlier snapshot again, since a stale command would then discard
+the job's later work. To restore one again takes a new name (`again`), which works once, too.
 
-Until its first own checkpoint, a job depends on what it restored: a restart restores the same again, and fails if it is
-gone or another one. Then nothing is lost if an earlier one is named, and it is restored. Where a snapshot of another
-job lies, nothing is written and nothing deleted, unless it is claimed (`owner.py`).
+Until its first own checkpoint, a job depends on the snapshot that it restored. A restart restores the same one again,
+and fails if it is gone or replaced. An earlier snapshot can be restored then, since no work is lost. The job writes and
+deletes nothing in the folder of another job's snapshot, unless it claims the snapshot (`owner.py`).
 
-What the job has becomes void when it goes back, or over to another snapshot. So every byte of what it is to have
-instead is read before (`verify`).
+A job's checkpoints become void when it goes back, or over to another snapshot. So it reads every byte of the
+replacement before (`verify`).
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Origin:
-    """What a job starts from."""
+    """The state from which a job starts."""
 
     choice: Choice
-    """What the job's own directory has: what was skipped there, and the number of the next checkpoint."""
+    """The checkpoints of the job's own directory: the newest one, skipped ones, and the number of the next."""
     manifest: Manifest | None
-    """What is restored; None: the job begins empty, unless `choice` has lost something."""
+    """The manifest to restore; None if the job begins empty, unless `choice` has lost something."""
     folder: Folder
-    """To which the paths of the manifest's files are relative."""
+    """The folder to which paths of the manifest's files are relative."""
     restored: Restored | None = None
-    """The snapshot, if it is one that somebody named: now, or before the job had a checkpoint of its own."""
+    """The snapshot that the user named: now, or before the job had a checkpoint of its own."""
     is_new: bool = False
-    """True: it is restored on purpose, now, and what the job has beside its history becomes void."""
+    """Whether the user names it now, so that the job's checkpoints outside of its history become void."""
     is_own: bool = True
-    """False: the snapshot is no checkpoint of this directory, so that no checkpoint may reference its files."""
+    """Whether it is a checkpoint of the job's directory, whose files the next checkpoint may reference."""
 
     @property
     def confirmed(self) -> Manifest | None:
@@ -61,18 +60,18 @@ class Origin:
 
     @property
     def is_fork(self) -> bool:
-        """Whether the job begins a life of its own with it: what sinks have staged and shown stays another life's."""
+        """Whether the job begins a life of its own: output that sinks staged or published belongs to another life."""
         return self.manifest is not None and not self.is_own and self.manifest.life != self.choice.life
 
     @property
     def life(self) -> str:
-        """Names the job's life that goes on; "" if a new one begins."""
+        """The life of the job that continues; "" if a new one begins."""
         if self.manifest is not None and self.is_own:
             return self.manifest.life
         return "" if self.is_fork and self.is_new else self.choice.life
 
     def text(self, where: str) -> str:
-        """Return where the job begins, in words behind its name; `where` is its own folder."""
+        """Return where the job begins, as text that follows its name; `where` is the job's folder."""
         if self.manifest is None:
             return f"begins in {where} once more, without a checkpoint" if self.life else f"starts afresh in {where}"
         if self.is_own:
@@ -82,20 +81,20 @@ class Origin:
 
     @property
     def url(self) -> str:
-        """Where the snapshot is that is restored."""
+        """The url of the snapshot to restore."""
         if self.manifest is None or self.depends_on:
             return self.depends_on
         return f"{self.folder.url}/{manifest_path(self.manifest.checkpoint).rpartition('/')[0]}"
 
     @property
     def depends_on(self) -> str:
-        """Where the snapshot is that the job needs until its first own checkpoint; "" if it needs none."""
+        """The url of the snapshot that the job needs until its first own checkpoint; "" if it needs none."""
         return "" if self.is_own or self.restored is None else self.restored.url
 
     def make_base(self, jobdir: JobDirectory, owned: Claim) -> None:
-        """Record what this generation goes on from, as `Claim.set_base` does: before anything else is touched.
+        """Record the base of this generation by `Claim.set_base`, before any other change.
 
-        A savepoint that is claimed is the job's before that. Raises as `settle_owner` does.
+        A savepoint that the job claims belongs to the job before that. Raises as `settle_owner` does.
         """
         if self.is_new and self.restored is not None and self.restored.kind == "savepoint":
             settle_owner(self.folder, jobdir, claimed=self.restored.claimed)
@@ -114,13 +113,13 @@ def decide(
     exclude: frozenset[CheckpointId] = frozenset(),
     fsync: bool = True,
 ) -> Origin:
-    """Say what the job starts from, touching nothing. `wanted` is the snapshot that somebody names, if any.
+    """Return the origin of a job's start, without changing anything. `wanted` is the snapshot that the user names.
 
-    With `owned`, the answer is prepared for `Origin.make_base`, which must follow. `options` are the storage's where
-    the snapshot lies, `exclude` are own checkpoints that `fetch` found damaged. With `claimed`, a savepoint is the
-    job's from now on (`claimed.py`). A snapshot that was restored before is restored once more under a name, `again`,
-    that it was not restored under. Raises what `open_snapshot` does, CorruptionError if the job needs a snapshot that
-    is gone, ConfigurationError for one that cannot be claimed, and ConflictError for one that another job has claimed.
+    With `owned`, `Origin.make_base` must follow. `options` are those of the snapshot's storage, `exclude` has own
+    checkpoints that `fetch` found damaged. With `claimed`, a savepoint belongs to the job from now on (`owner.py`). A
+    new name `again` restores a snapshot that was restored before. Raises what `open_snapshot` does, CorruptionError if
+    the job needs a snapshot that is gone, ConfigurationError for a snapshot that cannot be claimed, and ConflictError
+    for one that another job has claimed.
     """
     choice = choose(jobdir, owned, exclude)
     if wanted is not None and _is_new(jobdir, choice, wanted, again):
@@ -138,51 +137,51 @@ def decide(
 
 
 def _is_new(jobdir: JobDirectory, choice: Choice, wanted: str, again: str) -> bool:
-    """Whether a snapshot that somebody names is to be restored, because it was not yet."""
-    asked = plain_url(wanted)
+    """Whether to restore the snapshot that the user names: not if the job restored it before."""
+    requested_url = plain_url(wanted)
     if not choice.is_history_known:
         raise CorruptionError(
-            f"job '{jobdir.job}': whether it has restored {asked} before is unknown: {choice.damaged_bases[0]}",
+            f"job '{jobdir.job}': whether it has restored {requested_url} before is unknown: {choice.damaged_bases[0]}",
             hint="start it without a snapshot to restore: it goes on from its own newest checkpoint",
         )
     if choice.restored is None:
         return True
-    # As they are written today: an earlier release told s3a:// and s3:// apart.
+    # Normalize stored urls: an earlier release distinguished s3a:// and s3://.
     before = [(plain_url(url), name) for url, name in choice.restored.commands]
-    # Without a checkpoint of its own, the job has done nothing since that could be lost.
-    return (asked, again) not in (before if choice.manifest is not None else before[-1:])
+    # Without a checkpoint of its own, the job has no work to lose.
+    return (requested_url, again) not in (before if choice.manifest is not None else before[-1:])
 
 
 def _from_snapshot(jobdir: JobDirectory, choice: Choice, snapshot: Snapshot, claimed: bool, again: str) -> Origin:
-    own = snapshot.lies_in(jobdir)
+    is_own = snapshot.lies_in(jobdir)
     if snapshot.kind == "savepoint":
         check_owner(snapshot.folder, jobdir)
-    if claimed and not own and snapshot.kind == "checkpoint":
+    if claimed and not is_own and snapshot.kind == "checkpoint":
         raise ConfigurationError(
             f"{snapshot.url}: a checkpoint of job '{snapshot.manifest.job}' cannot be claimed: other checkpoints "
             "may share its files, and a driver of that job may come back",
             hint="restore it with claim=False, and remove that job's folder yourself once this job stands on its own; "
             "or take a savepoint, and claim that",
         )
-    if not own and is_left(jobdir, read_catalog(jobdir).chain, snapshot.manifest):
+    if not is_own and is_left(jobdir, read_catalog(jobdir).chain, snapshot.manifest):
         raise ConfigurationError(
             f"{snapshot.url}: job '{jobdir.job}' has gone back behind this snapshot, or on beside it, since it was "
             f"taken: what its sinks had shown up to epoch {snapshot.manifest.epoch} was taken back, and cannot be "
             "shown again",
             hint="restore it as another job: with another name or checkpoint directory, and sinks of its own",
         )
-    restored = snapshot.restored(choice.restored, claimed=claimed and not own, again=again)
-    folder = jobdir if own else snapshot.folder
-    return Origin(choice, snapshot.manifest, folder, restored, is_new=True, is_own=own)
+    restored = snapshot.restored(choice.restored, claimed=claimed and not is_own, again=again)
+    folder = jobdir if is_own else snapshot.folder
+    return Origin(choice, snapshot.manifest, folder, restored, is_new=True, is_own=is_own)
 
 
 def _open_again(jobdir: JobDirectory, before: Restored, options: Mapping[str, str] | None, fsync: bool) -> Snapshot:
-    """Open a snapshot that the job restored before, and needs until it has a checkpoint of its own."""
+    """Open the snapshot that the job restored, and needs until it has a checkpoint of its own."""
     try:
         snapshot = find_snapshot(before.url, options, fsync=fsync)
         if snapshot.sha256 != before.sha256:
             raise CorruptionError(f"{snapshot.url}: this is another snapshot")
-        # It was not void when it was chosen: what its job has done since is that job's affair, while the files stay.
+        # It was not void when the user named it. It is usable while its files stay, even if its job went back since.
         snapshot = replace(snapshot, refused="")
         snapshot.check()
     except (NotFoundError, CorruptionError) as error:
@@ -195,10 +194,10 @@ def _open_again(jobdir: JobDirectory, before: Restored, options: Mapping[str, st
 
 
 def verify(jobdir: JobDirectory, origin: Origin, before: Origin | None = None) -> None:
-    """Read every byte of a snapshot that is to take the place of what the job has, if it has anything.
+    """Read every byte of a snapshot that replaces the job's own checkpoints, if there are any.
 
-    To be called before `Origin.make_base`. `before` is an answer that was verified: the same is not read again. Raises
-    CorruptionError if a file is missing or damaged: nothing is void then.
+    Call it before `Origin.make_base`. `before` is an origin that was verified, and is not read again. Raises
+    CorruptionError if a file is missing or damaged, before any checkpoint is void.
     """
     newest, chosen = origin.choice.manifest, origin.manifest
     if not origin.is_new or newest is None or chosen is None:
@@ -218,7 +217,7 @@ def _read(folder: Folder, manifest: Manifest, what: str, still: str) -> None:
     files = manifest.files()
     problems = verify_files(folder, files)
     if problems:
-        # Once more, as `fetch` does: it may have been on the way.
+        # Read damaged files again, as `fetch` does: the transfer may have damaged them.
         damaged = {problem.path for problem in problems}
         problems = verify_files(folder, [file for file in files if (file.path or file.name) in damaged])
     if problems:
@@ -230,20 +229,20 @@ def _read(folder: Folder, manifest: Manifest, what: str, still: str) -> None:
 
 
 def rollback(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock) -> Generation:
-    """Have a job that is stopped go on from an older checkpoint of its own when it starts next; return the claim.
+    """Let a stopped job continue from an older checkpoint of its own at its next start; return the new generation.
 
-    What it published later is void from then on, and sinks take back what they have shown since, when the job starts.
-    A driver that still runs is fenced. Every byte is read before. Raises NotFoundError if the job has no such
-    checkpoint that can be restored, and CorruptionError if its bytes are damaged.
+    Later checkpoints are void from then on, and sinks revoke later output when the job starts. A driver that still runs
+    is fenced. All bytes of the checkpoint are read before. Raises NotFoundError if the job cannot restore such a
+    checkpoint, and CorruptionError if it is damaged.
     """
     verify_own(jobdir, checkpoint)
     return go_back(jobdir, checkpoint, clock).generation
 
 
 def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previous: Claim | None = None) -> Claim:
-    """Do what `rollback` does, for a driver that has the `previous` claim and goes on with the one that it gets.
+    """Do what `rollback` does for a running driver, which replaces its `previous` claim with the returned one.
 
-    It has called `verify_own`.
+    The caller has called `verify_own`.
     """
     check_own(jobdir, checkpoint)
     owned = claim(jobdir, clock, previous)
@@ -254,7 +253,7 @@ def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previo
 
 
 def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
-    """Read every byte of a checkpoint that a job is to go back to; return its manifest. Raises as `rollback` does."""
+    """Read every byte of a checkpoint before a job goes back to it; return its manifest. Raises as `rollback` does."""
     catalog = check_own(jobdir, checkpoint)
     newest = max(catalog.live)
     if checkpoint != newest:
@@ -264,7 +263,7 @@ def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
 
 
 def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Catalog:
-    """Raise NotFoundError if a job has no such checkpoint that can be restored; return what it has."""
+    """Raise NotFoundError if a job cannot restore such a checkpoint; return the job's catalog."""
     catalog = read_catalog(jobdir)
     whole = [i for i, manifest in catalog.live.items() if not catalog.missing(manifest)]
     if checkpoint in whole:

@@ -1,7 +1,7 @@
 """The owner of a savepoint: the one job that has claimed it, which `_claim` in its folder names.
 
-It is written by one conditional create, before the job records that it restores the savepoint. A job that is killed in
-between claims it again, or leaves a claim behind.
+One conditional create writes it, before the job records that it restores the savepoint. A job that is killed in between
+claims the savepoint again, or leaves a stale claim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLAIM = "_claim"
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that has claimed a savepoint, and its folder: another job may have the same name."""
+    """The job that has claimed a savepoint, with its folder, since another job may have the same name."""
 
     job: str
     url: str
@@ -29,7 +29,7 @@ _OWNER = RecordFormat(b"SLOWNER1", 1, Owner, "the savepoint's claim")
 
 
 def check_owner(savepoint: Folder, jobdir: JobDirectory) -> bool:
-    """Raise ConflictError if a savepoint is another job's; return whether it is this one's."""
+    """Raise ConflictError if another job owns a savepoint; return whether this one owns it."""
     try:
         owner = savepoint.read(CLAIM, _OWNER.decode)
     except NotFoundError:
@@ -45,9 +45,9 @@ def check_owner(savepoint: Folder, jobdir: JobDirectory) -> bool:
 
 
 def settle_owner(savepoint: Folder, jobdir: JobDirectory, *, claimed: bool) -> None:
-    """Before a job records that it restores a savepoint: make it the job's own if it is claimed.
+    """Claim a savepoint if `claimed`, before the job records that it restores the savepoint.
 
-    Raises ConflictError if it is another job's, and NotFoundError if it was deleted meanwhile.
+    Raises ConflictError if another job owns it, and NotFoundError if it was deleted meanwhile.
     """
     if claimed:
         try:
@@ -61,7 +61,7 @@ def settle_owner(savepoint: Folder, jobdir: JobDirectory, *, claimed: bool) -> N
     try:
         savepoint.head(METADATA)
     except NotFoundError:
-        # Its owner may have deleted it since it was opened.
+        # Its owner deleted it after this job opened it.
         if claimed:
             delete_quietly(savepoint, [CLAIM])
         raise

@@ -1,4 +1,4 @@
-"""A snapshot wherever it lies: a savepoint's folder, a checkpoint of a job, or a job's newest one; moved or not."""
+"""Snapshots in any folder: a savepoint, a checkpoint of a job, or a job's newest one; also moved or copied."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 METADATA = "_metadata"
 
 _IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
-_SHOWN = 10
+_MOST_NAMES = 10
 _MOST_TRIES = 10
 _READ_THE_NEWEST = "read the job's folder: its newest checkpoint; Checkpoints(retain=…) keeps more of them"
 _NOTHING_YET = "let the job complete a checkpoint, or give a savepoint"
@@ -43,47 +43,47 @@ _NOTHING_YET = "let the job complete a checkpoint, or give a savepoint"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that was found, and where its files are."""
+    """An opened snapshot, and the folder of its files."""
 
     manifest: Manifest
     folder: Folder
-    """To which the paths of the manifest's files are relative: a savepoint's own, or the job's."""
+    """The folder to which paths of the manifest's files are relative: the savepoint's, or the job's."""
     url: str
-    """Of the folder with the manifest, without secrets and symbolic links."""
-    asked: str
-    """The url that led here, as `plain_url` writes it."""
+    """The url of the folder with the manifest, without secrets and symbolic links."""
+    requested_url: str
+    """The url that the caller passed, as `plain_url` returns it."""
     kind: Kind
     sha256: str
-    """Of the manifest."""
+    """Hash of the manifest."""
     refused: str = ""
-    """Why the snapshot must not be restored, as far as its manifest and the job's records say; "" if it may."""
+    """The reason from its manifest or the job's records why it must not be restored; "" if there is none."""
     pin: str = ""
-    """Where in the folder its files are pinned, if they are: see checkpoint/pins.py."""
+    """The path of the pin that keeps its files, if there is one: see checkpoint/pins.py."""
 
     @property
     def metadata(self) -> str:
-        """Where in the folder of the files a manifest is that stays as long as the files are kept."""
+        """The path, in the folder of the files, of a manifest that exists as long as the files."""
         below = self.url.removeprefix(self.folder.url).strip("/")
         return self.pin or (f"{below}/{METADATA}" if below else METADATA)
 
     @property
     def reading_url(self) -> str:
-        """What opens exactly this again, as long as its files are kept."""
+        """A url that opens this very snapshot again, as long as its files exist."""
         return f"{self.folder.url}/{self.pin.removesuffix(f'/{METADATA}')}" if self.pin else self.url
 
     def lies_in(self, jobdir: JobDirectory) -> bool:
-        """Whether this is a checkpoint of that very directory, where it was published."""
+        """Whether this is a checkpoint of that job, in the directory where the job published it."""
         in_place = self.url == f"{self.folder.url}/chk-{self.manifest.checkpoint}"
         return self.kind == "checkpoint" and in_place and _resolved(self.folder.url) == _resolved(jobdir.url)
 
     def missing(self) -> list[str]:
-        """Return what is wrong with stored files, as far as their sizes show it; empty if nothing is."""
+        """Return the stored files that are missing or have a wrong size."""
         stored = self.manifest.stored()
-        found = in_parallel(lambda file: look_at(self.folder, file), stored)
-        return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, found, strict=True) if problem]
+        problems = in_parallel(lambda file: look_at(self.folder, file), stored)
+        return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, problems, strict=True) if problem]
 
     def check(self) -> None:
-        """Raise CorruptionError if the snapshot must not or cannot be restored. Contents are verified by `fetch`."""
+        """Raise CorruptionError if the snapshot must not or cannot be restored. `fetch` verifies contents."""
         if self.refused:
             raise CorruptionError(
                 f"{self.url}: {self.refused}",
@@ -99,10 +99,10 @@ class Snapshot:
             )
 
     def restored(self, before: Restored | None = None, *, claimed: bool = False, again: str = "") -> Restored:
-        """Return the record of a job that restores this, after it has restored what came before."""
+        """Return the record of a job that restores this; `before` is the record of its last restore."""
         manifest = self.manifest
         return Restored(
-            asked=self.asked, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
+            asked=self.requested_url, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
             generation=manifest.generation, life=manifest.life, sha256=self.sha256, claimed=claimed,
             again=again or UNSET, earlier=before.commands if before else UNSET,
         )  # fmt: skip
@@ -111,8 +111,8 @@ class Snapshot:
 def open_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Snapshot:
     """Return the snapshot at a path or url: a savepoint, a checkpoint (`…/job/chk-17`), or a job's newest (`…/job`).
 
-    It may have been moved or copied. Every file is there with its size. Raises NotFoundError, which says what was
-    looked for and what is there, and CorruptionError for a snapshot that is damaged, or void where it lies.
+    It may have been moved or copied. Every file exists with its size. Raises NotFoundError, which names the snapshots
+    that exist there, and CorruptionError for a snapshot that is damaged, or void.
     """
     snapshot = find_snapshot(url, options, fsync=fsync)
     snapshot.check()
@@ -121,32 +121,32 @@ def open_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: 
 
 @contextmanager
 def pinned_snapshot(url: str, options: Mapping[str, str] | None = None) -> Iterator[Snapshot]:
-    """Open a snapshot as `open_snapshot` does, and keep its files while it is read, also from the job that runs.
+    """Open a snapshot as `open_snapshot` does, and pin its files in the block, so that a running job keeps them.
 
-    Where nothing may be written, files are read as long as the job leaves them.
+    In a folder without write access there is no pin, and the job may delete the files.
     """
     snapshot = pin_snapshot(url, options)
     try:
         with renewed(snapshot.folder, snapshot.pin) if snapshot.pin else nullcontext():
             yield snapshot
     finally:
-        # One that was there before stays for who has written it.
-        if snapshot.pin and not f"{snapshot.asked}/{METADATA}".endswith(snapshot.pin):
+        # A pin that was opened by its url belongs to the process that wrote it.
+        if snapshot.pin and not f"{snapshot.requested_url}/{METADATA}".endswith(snapshot.pin):
             delete_quietly(snapshot.folder, [snapshot.pin])
 
 
 def pin_snapshot(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
-    """Open a snapshot as `open_snapshot` does, and pin it; the pin is void when it is not renewed in time."""
+    """Open a snapshot as `open_snapshot` does, and pin it; the pin expires unless it is renewed in time."""
     before: set[CheckpointId] = set()
     for _ in range(_MOST_TRIES):
         try:
             return _pinned(find_snapshot(url, options, fsync=False))
         except (NotFoundError, CorruptionError):
-            # A job that runs deletes checkpoints under the eyes of who looks for the newest.
-            there = _checkpoints_at(url, options)
-            if there in (before, set()):
+            # A running job may have deleted the newest checkpoint: try again if its checkpoints have changed.
+            current = _checkpoints_at(url, options)
+            if current in (before, set()):
                 raise
-            before = there
+            before = current
     return _pinned(find_snapshot(url, options, fsync=False))
 
 
@@ -172,7 +172,7 @@ def _pinned(snapshot: Snapshot) -> Snapshot:
 
 
 def _can_be_pinned(folder: Folder) -> bool:
-    """Whether a job may delete what is there, and a pin can be written."""
+    """Whether a job may delete files of this folder, and the process can write a pin."""
     if folder.url.startswith("file://") and not os.access(unquote(urlsplit(folder.url).path), os.W_OK):
         return False
     return next(folder.list(GENERATIONS), None) is not None
@@ -188,42 +188,42 @@ def find_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: 
     def open_at(address: str) -> Folder:
         return open_folder(address, options, fsync=fsync)
 
-    asked, address = plain_url(url), _resolved(_address(url))
+    requested_url, address = plain_url(url), _resolved(_address(url))
     here = open_at(address)
     try:
         manifest, sha256 = here.read(METADATA, decode_hashed)
     except NotFoundError:
-        return _newest_of_job(here, asked)
+        return _newest_of_job(here, requested_url)
     if manifest.savepoint:
-        return Snapshot(manifest, here, here.url, asked, "savepoint", sha256)
-    above, name = _parted(address)
-    over, pins = _parted(above)
+        return Snapshot(manifest, here, here.url, requested_url, "savepoint", sha256)
+    parent, name = _split(address)
+    grandparent, pins = _split(parent)
     if is_pin(f"{pins}/{name}/{METADATA}"):
-        jobdir = JobDirectory(open_at(over).store, manifest.job, folder="")
+        jobdir = JobDirectory(open_at(grandparent).store, manifest.job, folder="")
         where, pin = f"{jobdir.url}/chk-{manifest.checkpoint}", f"{pins}/{name}/{METADATA}"
-        return Snapshot(manifest, jobdir, where, asked, "checkpoint", sha256, pin=pin)
-    jobdir = JobDirectory(open_at(above).store, manifest.job, folder="")
+        return Snapshot(manifest, jobdir, where, requested_url, "checkpoint", sha256, pin=pin)
+    jobdir = JobDirectory(open_at(parent).store, manifest.job, folder="")
     refused = _why_void(jobdir, manifest.checkpoint) if name == f"chk-{manifest.checkpoint}" else ""
-    return Snapshot(manifest, jobdir, here.url, asked, "checkpoint", sha256, refused)
+    return Snapshot(manifest, jobdir, here.url, requested_url, "checkpoint", sha256, refused)
 
 
 def open_folder(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Folder:
-    """Open the folder at a path or url. A local one must be there: looking makes nothing."""
+    """Open the folder at a path or url. A local one must exist: this function creates none."""
     address = _address(url)
     if address.startswith("file://") and not (path := Path(unquote(urlsplit(address).path))).is_dir():
-        there = "a file" if path.exists() else "not there"
-        raise NotFoundError(f"{path}: expected a directory, and it is {there}", hint=_around(path))
+        actual = "a file" if path.exists() else "not there"
+        raise NotFoundError(f"{path}: expected a directory, and it is {actual}", hint=_list_siblings(path))
     return Folder(RetryingStore(open_store(address, options, fsync=fsync)))
 
 
 def place_of(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
-    """Return where a folder is to be made: in the store above it, under its name. A bucket is a folder, too."""
-    above, name = _parted(_address(url))
-    return Place(url=above, path=name, options=dict(options or {}), fsync=fsync)
+    """Return the place of a new folder: its name in the store of its parent. A bucket is a folder, too."""
+    parent, name = _split(_address(url))
+    return Place(url=parent, path=name, options=dict(options or {}), fsync=fsync)
 
 
 def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
-    """Return where a savepoint is to be made. Raises ConfigurationError for a path at which none can be."""
+    """Return the place of a new savepoint. Raises ConfigurationError for a path that cannot have one."""
     target = place_of(url, options, fsync=fsync)
     if not target.path:
         raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
@@ -237,30 +237,30 @@ def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync
 
 
 def check_outside_jobs(url: str, options: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigurationError for a place among what a job's directory has for its own: its driver deletes there."""
+    """Raise ConfigurationError for a folder inside a job's own files, where its driver deletes unknown files."""
     address = _address(url)
-    above, name = _parted(address)
+    parent, name = _split(address)
     while name:
-        if is_ours(name) and _is_a_jobs(above, options):
+        if is_ours(name) and _is_job_directory(parent, options):
             raise ConfigurationError(
-                f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(above)}, where the job "
+                f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(parent)}, where the job "
                 "deletes what it does not know",
                 hint="name a folder outside of it, or beside the job's directory",
             )
-        above, name = _parted(above)
+        parent, name = _split(parent)
 
 
 def check_checkpoints_place(url: str, options: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigurationError for a directory of checkpoints that is a job's own directory, or in what it deletes."""
-    if _is_a_jobs(_address(url), options):
+    """Raise ConfigurationError for a directory of checkpoints that is one job's directory, or inside its files."""
+    if _is_job_directory(_address(url), options):
         raise ConfigurationError(
             f"checkpoints: {plain_url(url)} is the directory of one job, and cannot have those of jobs",
-            hint=f"give the directory above, {_parted(plain_url(url))[0]}: a job's own has the job's name",
+            hint=f"give the directory above, {_split(plain_url(url))[0]}: a job's own has the job's name",
         )
     check_outside_jobs(url, options)
 
 
-def _is_a_jobs(address: str, options: Mapping[str, str] | None) -> bool:
+def _is_job_directory(address: str, options: Mapping[str, str] | None) -> bool:
     try:
         return next(open_folder(address, options, fsync=False).list(GENERATIONS), None) is not None
     except NotFoundError:
@@ -268,24 +268,24 @@ def _is_a_jobs(address: str, options: Mapping[str, str] | None) -> bool:
 
 
 def plain_url(url: str) -> str:
-    """Return the same address always written the same way, without secrets."""
+    """Return the normal form of an address, without secrets."""
     address = _address(url)
     parts = urlsplit(address)
     return address if parts.scheme == "file" else remote_url(address)
 
 
 def _address(url: str) -> str:
-    """Return the url of the folder that is meant: a manifest stands for its folder."""
+    """Return the url of a folder; the path of a manifest stands for its folder."""
     parts = urlsplit(check_url(url))
     if not url.strip():
-        # As of a variable that is not set: the working directory is '.'.
+        # Perhaps from an unset variable: the working directory is '.'.
         raise ConfigurationError("the path or url of a snapshot is empty", hint="name a folder")
     if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
         raise ConfigurationError(
             f"{url}: '{parts.netloc}' is a machine there, and no folder", hint="write file:///absolute/path"
         )
     if "://" in url and (parts.query or parts.fragment):
-        # What is behind them may be a signature.
+        # The rest may be a signature: do not show it.
         raise ConfigurationError(
             f"{re.split('[?#]', url)[0]}…: a url of a folder ends where a '?' or '#' begins",
             hint="write %3F or %23 if the folder's name has them",
@@ -298,29 +298,29 @@ def _address(url: str) -> str:
     return (absolute.parent if absolute.name == METADATA else absolute).as_uri()
 
 
-def _parted(address: str) -> tuple[str, str]:
-    """Return the url of the folder above, and the name in it: "" of a bucket, or of a root, which are in none."""
+def _split(address: str) -> tuple[str, str]:
+    """Return the url of the parent folder and the name in it; the name of a bucket or a root is ""."""
     parts = urlsplit(address)
     if parts.scheme == "file":
         path = Path(unquote(parts.path))
         return path.parent.as_uri(), path.name
-    above, _, name = address.rpartition("/")
-    return (address, "") if above.endswith(":/") else (above, unquote(name))
+    parent, _, name = address.rpartition("/")
+    return (address, "") if parent.endswith(":/") else (parent, unquote(name))
 
 
 def _resolved(address: str) -> str:
-    """Return where symbolic links lead, as one named `latest`, which leads elsewhere tomorrow."""
+    """Resolve symbolic links: one named `latest` may lead elsewhere tomorrow."""
     is_local = address.startswith("file://")
     return Path(unquote(urlsplit(address).path)).resolve().as_uri() if is_local else address
 
 
 def decode_hashed(data: bytes, where: str) -> tuple[Manifest, str]:
-    """Return a manifest, and the SHA-256 of the object that it is."""
+    """Decode a manifest; return it with the SHA-256 of its bytes."""
     return MANIFEST.decode(data, where), hashlib.sha256(data).hexdigest()
 
 
 def _why_void(jobdir: JobDirectory, checkpoint: CheckpointId) -> str:
-    """Return why a checkpoint is not its job's history; "" where it was moved, and no records are beside it."""
+    """Return why a checkpoint is not in its job's history; "" if it is, or without the job's records."""
     if next(jobdir.list(GENERATIONS), None) is None:
         return ""
     catalog = read_catalog(jobdir)
@@ -328,7 +328,7 @@ def _why_void(jobdir: JobDirectory, checkpoint: CheckpointId) -> str:
     return f"void: {void}" if void else catalog.unknown.get(checkpoint, "")
 
 
-def _newest_of_job(here: Folder, asked: str, again: bool = False) -> Snapshot:
+def _newest_of_job(here: Folder, requested_url: str, again: bool = False) -> Snapshot:
     jobdir = as_job(here)
     if jobdir is None:
         raise nothing_error(here)
@@ -348,15 +348,15 @@ def _newest_of_job(here: Folder, asked: str, again: bool = False) -> Snapshot:
     except NotFoundError:
         if again:
             raise
-        # The job runs, and a newer one has taken its place.
-        return _newest_of_job(here, asked, again=True)
-    return Snapshot(manifest, jobdir, f"{here.url}/{path.rpartition('/')[0]}", asked, "checkpoint", sha256)
+        # The job runs, and has replaced it with a newer one.
+        return _newest_of_job(here, requested_url, again=True)
+    return Snapshot(manifest, jobdir, f"{here.url}/{path.rpartition('/')[0]}", requested_url, "checkpoint", sha256)
 
 
 def as_job(here: Folder) -> JobDirectory | None:
-    """Return the folder as a job's directory, whatever its name is now; None if it is none.
+    """Return the folder as a job's directory, whatever its name is; None if it is none.
 
-    Raises NotFoundError for one of which no manifest says whose it is.
+    Raises NotFoundError for a job's directory without a readable manifest, which has the job's name.
     """
     is_one = next(here.list(GENERATIONS), None) is not None
     numbers = sorted(i for info in here.list() if (i := manifest_id(info.path)) is not None)
@@ -386,11 +386,11 @@ def nothing_error(here: Folder) -> NotFoundError:
     savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
     savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+|pins/[0-9a-f]{32})$", path)]
     if jobs or savepoints:
-        found = [f"jobs: {_some(jobs)}"] * bool(jobs) + [f"savepoints: {_some(savepoints)}"] * bool(savepoints)
-        hint = f"there are below it {'; '.join(found)}: give the path of one, as {here.url}/{(jobs + savepoints)[0]}"
+        kinds = [f"jobs: {_join(jobs)}"] * bool(jobs) + [f"savepoints: {_join(savepoints)}"] * bool(savepoints)
+        hint = f"there are below it {'; '.join(kinds)}: give the path of one, as {here.url}/{(jobs + savepoints)[0]}"
     else:
         names = sorted({path.partition("/")[0] for path in paths})
-        hint = f"there is below it: {_some(names)}" if names else "nothing is there at all: is the path right?"
+        hint = f"there is below it: {_join(names)}" if names else "nothing is there at all: is the path right?"
     return NotFoundError(
         f"{here.url}: no snapshot there: neither a {METADATA} (of a savepoint or a checkpoint chk-N), nor chk-N or "
         f"{GENERATIONS} (of a job)",
@@ -398,24 +398,24 @@ def nothing_error(here: Folder) -> NotFoundError:
     )
 
 
-def _around(path: Path) -> str:
-    """Return what is there instead: the names beside the first part of the path that is missing."""
+def _list_siblings(path: Path) -> str:
+    """Return the names beside the first missing part of a path."""
     while not path.parent.is_dir():
         path = path.parent
     try:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except OSError:
         names = []
-    return f"in {path.parent} there is: {_some(names)}" if names else f"{path.parent} is empty"
+    return f"in {path.parent} there is: {_join(names)}" if names else f"{path.parent} is empty"
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _join(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def check_form(manifest: Manifest, where: str) -> None:
-    """Raise CorruptionError, naming `where`, unless a savepoint's manifest is what docs/format.md says of its form."""
+    """Raise CorruptionError, naming `where`, unless a savepoint's manifest matches docs/format.md."""
     if not manifest.savepoint:
         raise CorruptionError(f"{where}: the manifest is a checkpoint's, expected a savepoint's")
     if why := MANIFEST.check(manifest):

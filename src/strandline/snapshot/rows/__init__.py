@@ -1,1 +1,1 @@
-"""State as typed rows, and back: columns, keys, Parquet files, and a codec for each kind of state."""
+"""State as typed rows: columns, keys, Parquet files, and a codec for each kind of state."""

@@ -1,7 +1,7 @@
-"""What tables of every kind of state have in common: entries come and go in the order of their bytes.
+"""Base of the codecs between a state's entries and its rows. Entries are in the order of their bytes.
 
-A batch of entries becomes a batch of rows and the other way round; streams of them are cut between key groups, or
-within one that is too large where nothing that belongs together is cut apart.
+A codec converts batches of entries to batches of rows, and back. It cuts streams between key groups, or inside a large
+key group between entries that do not belong together.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _NOTHING = b"\0\0"
 
 
 class RowCodec:
-    """From entries of one state to rows, and back. Made by `rows_of`."""
+    """Converts entries of one state to rows, and back. `rows_of` returns the codec of a state."""
 
     whole_groups = False
-    """Whether `decode` and `encode` must be given whole key groups: the entries' order is not that of the rows."""
+    """Whether `decode` and `encode` take whole key groups only, since entries and rows differ in order."""
     whole_keys = False
-    """Whether they must be given all there is of a key."""
+    """Whether they take all entries or rows of a key at once only."""
     plain = False
-    """Whether rows that `check` has passed are what `decode` gives of their entries, but for their order."""
+    """Whether rows that pass `check` equal the rows that `decode` returns for their entries, except for the order."""
 
-    def __init__(self, operator: OperatorInfo, state: StateInfo, own: Sequence[Field], over_us: int | None) -> None:
-        """`own` columns stand behind the key's; what expires up to `over_us` is left out of rows."""
+    def __init__(self, operator: OperatorInfo, state: StateInfo, columns: Sequence[Field], over_us: int | None) -> None:
+        """`columns` follow the key's; rows omit what expires up to `over_us`."""
         self.state = state
         self._uid, self._name = operator.uid, state.name
         self._over_us = over_us
@@ -66,7 +66,7 @@ class RowCodec:
         self._ttl: TTLInfo | None = state.ttl or None
         expiry = [] if self._ttl is None else [Field(EXPIRES_AT, TimestampType())]
         where = f"operator '{operator.uid}', state '{state.name}'"
-        self._columns = TableColumns(where, self._keys, [*own, *expiry], operator.max_parallelism, self._nullable())
+        self._columns = TableColumns(where, self._keys, [*columns, *expiry], operator.max_parallelism, self._nullable())
 
     @property
     def schema(self) -> pa.Schema:
@@ -75,21 +75,21 @@ class RowCodec:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """The columns as files of the table have them."""
+        """The columns in files of the table, with the names of operator and state."""
         return named_schema(self.schema, self._uid, self._name)
 
     def decode(self, entries: Entries) -> pa.RecordBatch:
-        """Return entries, in the order of their keys, as rows: by key group, key, and what comes behind it.
+        """Return rows of entries, which are in the order of their keys; rows are ordered by key group and key.
 
-        Raises CorruptionError if bytes are not what the manifest says of them.
+        Raises CorruptionError if bytes do not match the manifest.
         """
         keys, values = zip(*entries, strict=True) if entries else ((), ())
         return self._decoded(keys, values)
 
     def encode(self, rows: pa.RecordBatch, *, verify: bool = False) -> list[tuple[bytes, bytes]]:
-        """Return rows, in any order, as a keeper stores them, in the order of their keys.
+        """Return the entries of rows, which may be in any order, in the order of their keys.
 
-        They may lack `key_group`, which follows from the key; with `verify`, it is compared with that. Raises
+        Rows may lack `key_group`, which follows from the key; with `verify`, the two are compared. Raises
         StateTypeError, with fields column and row, for the first row that does not fit.
         """
         return self._encoded(self._columns.check(rows, verify=verify))
@@ -97,25 +97,25 @@ class RowCodec:
     def check(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows, in any order, with exactly the table's columns: in its types, with their key groups.
 
-        They need not be all there is of a key or a key group. Raises StateTypeError as `encode` does, also for a key
-        group that is not the key's, and for two rows of one key if it sees them here already.
+        They may be a part of a key or a key group. Raises StateTypeError as `encode` does, also for a key group that is
+        not the key's, and for two rows of one key in the batch.
         """
         columns = self._columns.check(rows, verify=True)
         if not self.plain:
             self._encoded(columns)
-        found = self._columns.batch(columns)
+        batch = self._columns.batch(columns)
         try:
-            found.validate(full=True)
+            batch.validate(full=True)
         except pa.ArrowInvalid as error:
             raise StateTypeError(
                 f"{self._columns.where}: the rows' Arrow columns are not valid: {error}", hint="make them anew"
             ) from error
-        return found
+        return batch
 
     def sort(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return all rows of some key groups, which `check` has passed, as `decode` gives them.
+        """Return all rows of some key groups, which passed `check`, in the form and order of `decode`.
 
-        Raises StateTypeError naming a key of which there are two rows, or whose rows do not go together.
+        Raises StateTypeError naming a key with two rows, or with rows that do not fit together.
         """
         try:
             return self._sorted(rows)
@@ -129,15 +129,15 @@ class RowCodec:
             ) from None
 
     def name_key(self, rows: pa.RecordBatch, row: int) -> str:
-        """Return how errors name the key of a row."""
+        """Return the key of a row as text for errors."""
         names = [*(field.name for field in self._keys), *(n for n in _PARTS_OF_KEY if n in self.schema.names)]
-        return f"the key {', '.join(f'{name}={_shown(rows.column(name)[row])}' for name in names)}"
+        return f"the key {', '.join(f'{name}={_text(rows.column(name)[row])}' for name in names)}"
 
     def decode_groups(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         """Return all entries of some key groups, in the order of their keys, as batches of rows.
 
-        A batch holds whole key groups, or a part of one. Where batches end depends on how state was stored: what is
-        to be equal for equal state has to be cut again, by rows.
+        A batch holds whole key groups, or a part of one. Batches end at places that depend on stored bytes: callers
+        that need equal batches for equal state cut them again.
         """
         for keys, values in self._parts(entries):
             batch = self._decoded(keys, values)
@@ -147,51 +147,51 @@ class RowCodec:
     def encode_groups(
         self, batches: Iterable[pa.RecordBatch], *, verify: bool = False
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Return rows in the order of their key groups as lists of entries; each goes on where the one before ended.
+        """Return lists of entries, in order, of rows in the order of their key groups.
 
-        Rows must come in the order that `decode` gives them; with states whose entries hold several rows, those of a
-        key group are gathered first.
+        Rows must come in the order of `decode`. If entries hold several rows, the rows of a key group are gathered
+        first.
         """
         before = b""
         for rows in self._gathered(batches) if self.whole_groups or self.whole_keys else batches:
-            found = self.encode(rows, verify=verify)
-            if not found:
+            entries = self.encode(rows, verify=verify)
+            if not entries:
                 continue
-            if found[0][0] <= before:
+            if entries[0][0] <= before:
                 raise StateTypeError(
                     f"{self._columns.where}: rows are not in order: after a batch that ends with the entry "
-                    f"{before[:40].hex()} comes one that begins with {found[0][0][:40].hex()}",
+                    f"{before[:40].hex()} comes one that begins with {entries[0][0][:40].hex()}",
                     hint="sort by key group and key, and give each row once",
                 )
-            before = found[-1][0]
-            yield found
+            before = entries[-1][0]
+            yield entries
 
-    # -- what the cleaning needs
+    # -- cleaning of expired entries
 
     @property
     def cleaning(self) -> str | None:
-        """The name of the state that says when entries of this one expire; None: they do not."""
+        """The name of the state with the times at which entries of this one expire; None if they do not."""
         if self._ttl is None:
             return None
         return EVENT_TTL if self._ttl.time == "event" else PROCESSING_TTL
 
     def cleaning_of(self, entries: Entries) -> list[tuple[bytes, bytes]]:
-        """Return what the state named `cleaning` must hold for these entries, in the order of keys."""
+        """Return the entries of the state named `cleaning` for these entries, in the order of keys."""
         if self._ttl is None:
             return []
         step, tag = step_us(self._ttl.duration_ms * 1000), tag_of(self._name)
-        found = []
+        cleanings = []
         for key, value in entries:
             expires_us = expiry_of(value)
             if expires_us is not None:
                 at_us = min(-(-expires_us // step) * step, _LAST_US)
                 entry = self._cleaned(key)
-                found.append((entry[:2] + _TIME.pack(at_us + _BIAS) + tag + entry[2:], _NOTHING))
-        found.sort()
-        return found
+                cleanings.append((entry[:2] + _TIME.pack(at_us + _BIAS) + tag + entry[2:], _NOTHING))
+        cleanings.sort()
+        return cleanings
 
     def _cleaned(self, key: bytes) -> bytes:
-        """Return what the cleaning calls the entry of a key."""
+        """Return the key under which the cleaning knows an entry."""
         return key
 
     # -- for each kind of state
@@ -205,7 +205,7 @@ class RowCodec:
         raise NotImplementedError
 
     def _sorted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return checked rows, all of their key groups, in the order of entries and in their form."""
+        """Return checked rows of whole key groups in the form and order of `decode`."""
         return self.decode(self._encoded(rows.columns))
 
     def _nullable(self) -> list[str]:
@@ -213,7 +213,7 @@ class RowCodec:
         return [EXPIRES_AT]
 
     def _rows(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Return rows of columns, without what has expired."""
+        """Return rows of columns, without expired ones."""
         batch = self._columns.batch(columns)
         if self._over_us is None or self._ttl is None:
             return batch
@@ -221,7 +221,7 @@ class RowCodec:
         return batch.filter(pa.array(expires > self._over_us))
 
     def _in_order(self, keys: list[bytes]) -> np.ndarray[Any, Any] | None:
-        """Return the rows in the order of their keys; None if that is how they come. Refuses equal keys."""
+        """Return row numbers in the order of their keys, or None if rows are in order. Refuses equal keys."""
         if all(map(lt, keys, islice(keys, 1, None))):
             return None
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -239,7 +239,7 @@ class RowCodec:
         keys: list[bytes] = []
         values: list[bytes] = []
         size_bytes, least, begun = 0, _PART_ENTRIES, b""
-        # The pairs are let go of at once: so many of them would keep the garbage collector busy.
+        # Do not keep the pairs: so many tuples would slow down the garbage collector.
         while some := tuple(zip(*islice(rest, _READ_ENTRIES), strict=True)):
             keys += some[0]
             values += some[1]
@@ -251,7 +251,7 @@ class RowCodec:
                 begun = _group_of(keys[end - 1])
                 yield keys[:end], values[:end]
                 keys, values = keys[end:], values[end:]
-            # Where nothing may be cut off yet, it is not tried again at once.
+            # After a failed cut, wait for more entries before the next try.
             size_bytes, least = 0, len(keys) + _PART_ENTRIES
         end = _in_group(keys, begun)
         if end:
@@ -260,9 +260,9 @@ class RowCodec:
             yield keys[end:], values[end:]
 
     def _end(self, keys: list[bytes], begun: bytes) -> int:
-        """Return how many of these entries can be decoded together whatever comes behind them.
+        """Return how many of these entries can be decoded together without the following ones.
 
-        Of key group `begun` a part was given before.
+        A part of key group `begun` was returned before.
         """
         rest, groups = _in_group(keys, begun), bisect_left(keys, _group_of(keys[-1]))
         if rest and groups:
@@ -275,7 +275,7 @@ class RowCodec:
         return len(keys)
 
     def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cut rows where nothing that belongs together is cut apart."""
+        """Yield batches cut between rows that do not belong together."""
         waiting: list[pa.RecordBatch] = []
         for batch in batches:
             if KEY_GROUP not in batch.schema.names:
@@ -295,7 +295,7 @@ class RowCodec:
             yield pa.concat_batches(waiting)
 
     def _start_of_last(self, rows: pa.RecordBatch, before: pa.RecordBatch | None) -> int | None:
-        """Return where the last rows begin that belong together; None if it is in the rows `before` them."""
+        """Return the start of the last rows that belong together; None if they begin in the rows `before`."""
         groups = rows.column(KEY_GROUP).to_numpy(zero_copy_only=False)
         start = int(np.searchsorted(groups, groups[-1]))
         goes_on = not start and before is not None and before.column(KEY_GROUP)[-1].as_py() == groups[-1]
@@ -307,13 +307,13 @@ def _group_of(key: bytes) -> bytes:
 
 
 def _in_group(keys: list[bytes], group: bytes) -> int:
-    """Return how many of the first of these keys are of a key group; none is of one before it."""
+    """Return how many of the first keys are of a key group; no key is of an earlier one."""
     return bisect_right(keys, group, key=_group_of)
 
 
-def _shown(value: pa.Scalar) -> str:
+def _text(value: pa.Scalar) -> str:
     try:
         return f"{value.as_py()!r:.100}"
     except (ValueError, OverflowError):
-        # A moment that Python cannot hold.
+        # A time outside of Python's range.
         return f"{value.value} µs"

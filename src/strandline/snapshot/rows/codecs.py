@@ -1,7 +1,6 @@
-"""State as typed rows, and back: by the manifest alone, without the program that the state is of.
+"""Choice of the codec for a state, from the manifest alone, without the job's program.
 
-Equal state gives equal rows, whatever backend, parallelism and history it has: docs/format.md says what that means and
-where it cannot hold.
+Equal state has equal rows with any backend, parallelism and history; docs/format.md defines that, with its exceptions.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _DERIVED = "ttl"
 
 
 def has_rows(state: StateInfo) -> bool:
-    """Whether a state is a table; the cleaning's own are not: `RowCodec.cleaning_of` makes them anew."""
+    """Whether a state is a table. The cleaning's states are not: `RowCodec.cleaning_of` computes them."""
     return state.kind != _DERIVED
 
 
 def times_of(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Return the clock and the event time by which a snapshot's state has expired for good.
+    """Return the clock and the event time up to which a snapshot's state has expired.
 
-    Event time is the watermark up to which timers have fired. The manifest's own watermark is the next epoch's: a timer
-    that fires in it finds what there was at the timer's time.
+    Event time is the watermark up to which timers have fired. The manifest's own watermark is the next epoch's: timers
+    that fire in it still read the state of their own times.
     """
     now_us = manifest.triggered_ms * 1000 if manifest.triggered_ms else None
     return now_us, manifest.watermarks.get(FIRED_AT)
@@ -47,9 +46,9 @@ def times_of(manifest: Manifest) -> tuple[int | None, int | None]:
 def rows_of(
     operator: OperatorInfo, state: StateInfo, *, now_us: int | None = None, watermark_us: int | None = None
 ) -> RowCodec:
-    """Return what makes rows of a state's entries, and entries of rows.
+    """Return the codec of a state's entries and rows.
 
-    With `now_us` and `watermark_us`, as `times_of` returns them, rows lack what had expired by then.
+    With `now_us` and `watermark_us` from `times_of`, rows omit what had expired by then.
     Raises ConfigurationError for a kind of state that is not a table.
 
     >>> seen = StateInfo(name="seen", kind="value", value_type="bigint")

@@ -1,4 +1,4 @@
-"""The columns of a state's table: their names and types, and the check of rows that others made.
+"""The columns of a state's table: names, types, and the check of rows from outside.
 
 See docs/format.md, "State as tables".
 """
@@ -19,50 +19,50 @@ from strandline.types.scalars import Numbers
 
 KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END = "key_group", "map_key", "position", "time", "window_end"
 VALUE, EXPIRES_AT = "value", "expires_at"
-OUR_NAMES = (KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END, VALUE, EXPIRES_AT)
+RESERVED_NAMES = (KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END, VALUE, EXPIRES_AT)
 ANY_TIMES = (TIME, WINDOW_END, EXPIRES_AT)
-"""Columns that may hold any time, also of years that values may not have."""
+"""Columns that may hold any time, also outside of the range of values."""
 
 T = TypeVar("T")
 
 
 def key_fields(schema: StructType) -> list[Field]:
-    """Return the key columns as tables have them: one that is named as a column of ours is called `key_…`.
+    """Return the key columns of tables: the name of a reserved column gets the prefix `key_`.
 
-    Names are compared as most readers of tables do, without regard to case.
+    Names are compared without regard to case, as most readers of tables do.
 
     >>> from strandline.types.datatypes import parse_schema
     >>> [field.name for field in key_fields(parse_schema("id bigint, Value string, key_value string"))]
     ['id', 'key_key_Value', 'key_value']
     """
-    taken = {*OUR_NAMES, *(name.lower() for name in schema.names)}
-    found = []
+    names = {*RESERVED_NAMES, *(name.lower() for name in schema.names)}
+    fields = []
     for field in schema.fields:
         name = field.name
-        if name.lower() in OUR_NAMES:
-            while name.lower() in taken:
+        if name.lower() in RESERVED_NAMES:
+            while name.lower() in names:
                 name = f"key_{name}"
-            taken.add(name.lower())
-        found.append(Field(name, field.type))
-    return found
+            names.add(name.lower())
+        fields.append(Field(name, field.type))
+    return fields
 
 
 class TableColumns:
     """The columns of one state's table."""
 
     def __init__(
-        self, where: str, keys: Sequence[Field], own: Sequence[Field], max_parallelism: int, nullable: Sequence[str]
+        self, where: str, keys: Sequence[Field], others: Sequence[Field], max_parallelism: int, nullable: Sequence[str]
     ) -> None:
         """`where` names operator and state in errors; `nullable` columns may hold nulls."""
         self.where = where
-        fields = [Field(KEY_GROUP, IntegerType()), *keys, *own]
+        fields = [Field(KEY_GROUP, IntegerType()), *keys, *others]
         self._keys, self._others = list(keys), fields[1:]
         self.schema = arrow_schema(StructType(tuple(fields)))
         self._max_parallelism = max_parallelism
         self._nullable = set(nullable)
 
     def batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Return rows of our own making."""
+        """Return columns as rows, without checks."""
         return pa.RecordBatch.from_arrays(list(columns), schema=self.schema)
 
     def check(self, rows: pa.RecordBatch, *, verify: bool) -> list[pa.Array]:
@@ -80,18 +80,18 @@ class TableColumns:
                 expected=wanted,
                 actual=names,
             )
-        found = [self._checked(rows.column(field.name), field) for field in self._others]
-        keys = found[: len(self._keys)]
+        columns = [self._checked(rows.column(field.name), field) for field in self._others]
+        keys = columns[: len(self._keys)]
         if KEY_GROUP not in names:
             if keys and keys[0].null_count:
-                why = "there is none, and no key that it would follow from"
+                why = "it is missing, and there is no key to compute it from"
                 raise self.refused(KEY_GROUP, first_row(keys[0].is_null()), why, hint="give the column")
-            return [self._groups_of(keys, rows.num_rows), *found]
+            return [self._groups_of(keys, rows.num_rows), *columns]
         groups = self._checked(rows.column(KEY_GROUP), Field(KEY_GROUP, IntegerType()))
         self._check_groups(groups)
         if verify:
             self._verify(groups, keys)
-        return [groups, *found]
+        return [groups, *columns]
 
     def _groups_of(self, keys: Sequence[pa.Array], count: int) -> pa.Array:
         if not keys:
@@ -103,7 +103,7 @@ class TableColumns:
             return
         wanted = self._groups_of(keys, len(groups)).to_numpy()
         differs = groups.fill_null(0).to_numpy() != wanted
-        # A mark has no key.
+        # Marks have no key.
         differs &= keys[0].is_valid().to_numpy(zero_copy_only=False)
         if differs.any():
             row = first_row(differs)
@@ -126,7 +126,7 @@ class TableColumns:
             raise self.refused(KEY_GROUP, row, f"it is {numbers[row]}, expected 0 to {self._max_parallelism - 1}")
 
     def attempt(self, array: pa.Array, column: str, of: Callable[[pa.Array], T]) -> T:
-        """Call a function of a column; where it refuses, find the row that it refuses, and say so."""
+        """Call a function of a column; if it raises, find the first wrong row and raise an error with it."""
         try:
             return of(array)
         except StrandlineError as error:
@@ -157,19 +157,19 @@ def first_row(flags: pa.Array | Numbers) -> int:
 def _first_misfit(
     array: pa.Array, of: Callable[[pa.Array], object], error: StrandlineError
 ) -> tuple[int, StrandlineError]:
-    """Return the first row that a function of a column refuses, and with which error."""
+    """Return the first row that a function of a column refuses, and the error."""
     first, last = 0, len(array)
     while last - first > 1:
         middle = (first + last) // 2
         try:
             of(array.slice(first, middle - first))
             first = middle
-        except StrandlineError as found:
-            last, error = middle, found
+        except StrandlineError as misfit:
+            last, error = middle, misfit
     return first, error
 
 
 def spread(columns: Iterable[pa.Array], rows: Numbers) -> list[pa.Array]:
-    """Return columns with these of their rows."""
+    """Return columns with the rows of these numbers."""
     at = pa.array(rows)
     return [column.take(at) for column in columns]

@@ -1,4 +1,4 @@
-"""One key of a table: as somebody writes it, as what stored entries begin with, and its rows among others."""
+"""Keys of tables: parsed from text, encoded as the prefix of stored entries, and searched in rows."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from strandline.types.datatypes import (
 from strandline.types.murmur import key_group
 
 _NOT_BY_VALUE = (FloatType, DoubleType, StructType)
-"""Types of which not all equal values are so for Arrow."""
+"""Types with values that are equal as keys, but not in Arrow."""
 _ORDERED = (str, int, bytes)
 
 
 def key_columns(operator: OperatorInfo) -> list[Field]:
-    """Return the key columns of an operator's tables, under the names that they have there."""
+    """Return the key columns of an operator's tables, with their names there."""
     return key_fields(parse_schema(operator.key_schema))
 
 
 class TableKey:
-    """A key of an operator: which key group it is in, and where."""
+    """A key of an operator, with its key group and its bytes."""
 
     def __init__(self, operator: OperatorInfo, key: Any) -> None:
-        """`key` is a value, of several columns a tuple; or a mapping with a value for each key column.
+        """`key` is a value, a tuple for several columns, or a mapping with a value for each key column.
 
         Raises StateTypeError if it is no key of the operator.
         """
@@ -61,10 +61,10 @@ class TableKey:
         self.values: tuple[Any, ...] = coerced if several else (coerced,)
         self.group = key_group(self.values, self._codec.types, operator.max_parallelism)
         self.bytes = self._codec.encode(self.group, coerced)
-        """What every entry of the key begins with, and no other."""
+        """The prefix of the key's entries, and of no others."""
 
     def among(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return those of some rows that are of this key."""
+        """Return the rows of this key among some rows."""
         mask = pc.equal(rows.column(KEY_GROUP), pa.scalar(int(self.group), pa.int32()))
         for field, value in zip(self.columns, self.values, strict=True):
             if not isinstance(field.type, _NOT_BY_VALUE):
@@ -76,18 +76,18 @@ class TableKey:
                 mask = pc.and_(mask.fill_null(False), column.is_valid())
             at = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
             rows = rows.take(pa.array(at))
-            found = self._codec.encode_arrow(
+            encoded = self._codec.encode_arrow(
                 rows.column(KEY_GROUP), [rows.column(field.name) for field in self.columns]
             )
-            mask = pa.array([one == self.bytes for one in found], pa.bool_())
+            mask = pa.array([one == self.bytes for one in encoded], pa.bool_())
         return rows.filter(mask)
 
     def may_be_in(self, parquet: pq.ParquetFile, row_group: int) -> bool:
-        """Whether a row group of a table's file may hold rows of this key, as far as its statistics say."""
+        """Whether a row group of a table's file may hold rows of this key, by its statistics."""
         group = parquet.metadata.row_group(row_group)
         for index, (field, value) in enumerate(zip(self.columns, self.values, strict=True), 1):
             if isinstance(field.type, StructType):
-                # It is several columns of the file.
+                # A struct has several columns in the file.
                 return True
             statistics = group.column(index).statistics
             if type(value) not in _ORDERED or statistics is None or not statistics.has_min_max:
@@ -99,18 +99,18 @@ class TableKey:
 
 
 def key_from_text(operator: OperatorInfo, texts: Sequence[str]) -> tuple[Any, ...] | Any:
-    """Return a key of which each column's value is written as text: as Spark casts it; binary in hex, structs in JSON.
+    """Parse a key with a text for each column: as Spark casts it; binary in hex, structs in JSON.
 
     Raises ConfigurationError if a text is no value of its column.
     """
     columns = key_columns(operator)
     if len(texts) != len(columns):
         raise ConfigurationError(
-            f"operator '{operator.uid}': a key has {len(columns)} columns, {_listed(columns)}; got {len(texts)} values",
+            f"operator '{operator.uid}': a key has {len(columns)} columns, {_text(columns)}; got {len(texts)} values",
             hint="give a value for each of them, in this order",
         )
-    found = [_value(operator.uid, field, text) for field, text in zip(columns, texts, strict=True)]
-    return found[0] if len(found) == 1 else tuple(found)
+    values = [_value(operator.uid, field, text) for field, text in zip(columns, texts, strict=True)]
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _value(uid: str, field: Field, text: str) -> Any:
@@ -132,7 +132,7 @@ def _value(uid: str, field: Field, text: str) -> Any:
 
 
 def _from_json(value: Any, kind: DataType) -> Any:
-    """Return a JSON value as one of a type: its leaves may be texts, too."""
+    """Convert a JSON value to a type; its leaves may be texts, too."""
     if value is None:
         return None
     if isinstance(kind, StructType):
@@ -141,5 +141,5 @@ def _from_json(value: Any, kind: DataType) -> Any:
     return _value("", field, value if isinstance(value, str) else json.dumps(value))
 
 
-def _listed(columns: Sequence[Field]) -> str:
+def _text(columns: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.type.ddl}" for field in columns)

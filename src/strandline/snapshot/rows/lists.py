@@ -1,4 +1,4 @@
-"""Rows of lists: an element is a row. In which chunks a list was stored is not seen in them."""
+"""Rows of lists, one for each element. They do not depend on the chunks of stored lists."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from strandline.types.datatypes import Field, LongType, parse_type
 from strandline.types.scalars import Numbers
 
 _SUB_BYTES = 8
-# Epochs are numbered from 1: what is appended later stands behind it.
+# Epochs are numbered from 1: later elements follow this chunk.
 _CHUNK, _HEAD = 0, -1
 
 
 class ListRows(RowCodec):
-    """An element of a list is a row. Encoded, a list is one chunk, and its head if it expires.
+    """Codec of lists. An encoded list has one chunk, and a head if it expires.
 
-    Of elements that expire at different times, there is a chunk for each.
+    If elements expire at different times, there is a chunk for each time.
     """
 
     whole_keys = True
@@ -56,20 +56,20 @@ class ListRows(RowCodec):
         if self._ttl is not None:
             expires = self._effective(keys, expires, starts, first)
             if self._over_us is not None:
-                # Here, and not by row: positions are among the elements that are there.
+                # Before rows exist, since positions count remaining elements.
                 is_there = expires.view(pa.int64()).fill_null(self._over_us + 1).to_numpy() > self._over_us
                 chunks, counts = chunks.filter(pa.array(is_there)), np.where(is_there, counts, 0)
         of_chunk = np.repeat(np.arange(len(keys)), counts)
         before = np.append(0, np.cumsum(counts))
         positions = np.arange(len(of_chunk)) - before[first][of_chunk]
-        found = spread([pa.array(groups), *columns[:-1]], of_chunk)
-        found += [pa.array(positions), chunks.flatten()]
+        decoded = spread([pa.array(groups), *columns[:-1]], of_chunk)
+        decoded += [pa.array(positions), chunks.flatten()]
         if self._ttl is not None:
-            found += spread([expires], of_chunk)
-        return self._rows(found)
+            decoded += spread([expires], of_chunk)
+        return self._rows(decoded)
 
     def _effective(self, keys: Sequence[bytes], expires: pa.Array, starts: Numbers, first: Numbers) -> pa.Array:
-        """Return when chunks expire: as they say themselves, or the head of their list does."""
+        """Return the times at which chunks expire: their own, or else that of the list's head."""
         heads = np.zeros(len(keys), bool)
         heads[[start for start in starts.tolist() if keys[start].endswith(self._head_key)]] = True
         of_heads = pc.if_else(pa.array(heads), expires, pa.scalar(None, expires.type))
@@ -89,7 +89,7 @@ class ListRows(RowCodec):
         try:
             chunks = self._chunks.encode_arrow(lists)
         except StateTypeError:
-            # Of which list is not said: of which row, the elements tell.
+            # The error names no row: encode elements alone to find it.
             self._columns.attempt(columns[at + 1], VALUE, self._element.encode_arrow)
             raise
         lists_of = np.searchsorted(starts, cuts, "right") - 1
@@ -106,24 +106,24 @@ class ListRows(RowCodec):
     def _with_times(
         self, chunks: list[tuple[bytes, bytes]], expires: pa.Array, is_whole: list[bool]
     ) -> list[tuple[bytes, bytes]]:
-        """Say of chunks when they expire; of a list that is one, with its head."""
+        """Add expiry times to chunks; if a list is one chunk, to its head."""
         empty = self._chunks.encode([])
-        found = []
+        entries = []
         for (key, chunk), packed, whole in zip(chunks, from_times(expires), is_whole, strict=True):
             if packed is not None and whole:
-                found.append((key[:-_SUB_BYTES] + self._head_key, with_expiry(empty, packed)))
-            found.append((key, chunk if packed is None or whole else with_expiry(chunk, packed)))
-        return found
+                entries.append((key[:-_SUB_BYTES] + self._head_key, with_expiry(empty, packed)))
+            entries.append((key, chunk if packed is None or whole else with_expiry(chunk, packed)))
+        return entries
 
     def _number(self, place: int) -> bytes:
-        """Return the sub key of one of a list's chunks: before all that an epoch appends."""
+        """Return the sub key of a list's chunk, which is less than those of chunks that epochs append."""
         return self._chunk_key if place == 0 else self._numbers.encode_sub(place)
 
     def _cleaned(self, key: bytes) -> bytes:
         return key[:-_SUB_BYTES] if key.endswith(self._head_key) else key
 
     def _start_of_last(self, rows: pa.RecordBatch, before: pa.RecordBatch | None) -> int | None:
-        # A key group of lists may be more than fits into a column.
+        # Cut inside key groups, since a column may be too small for one.
         starts = np.flatnonzero(rows.column(POSITION).to_numpy() == 0)
         return int(starts[-1]) if len(starts) else None
 
@@ -132,7 +132,7 @@ class ListRows(RowCodec):
 
 
 def _changes(keys: list[Any]) -> Numbers:
-    """Return where keys, or times, begin that differ from the ones before."""
+    """Return the positions of keys, or times, that differ from the ones before."""
     if not keys:
         return np.empty(0, np.int64)
     differs = np.fromiter(map(ne, keys, islice(keys, 1, None)), bool, len(keys) - 1)

@@ -1,4 +1,4 @@
-"""Marks of panes: rows of key groups, and of no key. A mark says up to when the windows of its key group were given."""
+"""Marks of panes: rows without a key. A mark is the time up to which its key group's windows have fired."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from strandline.snapshot.rows.keys import key_columns
 
 
 class Marks:
-    """The marks that a state has, kept while its rows are changed.
+    """The marks of a state, kept while an edit changes its rows.
 
-    Who leaves out rows of some keys leaves out those of no key with them, as SQL's conditions do and Arrow's filters:
-    windows that were given would be given again.
+    SQL conditions and Arrow filters on keys also drop the rows without a key. Without its mark, a key group would fire
+    windows again.
     """
 
     def __init__(self, operator: OperatorInfo, state: StateInfo) -> None:
@@ -25,12 +25,12 @@ class Marks:
         self._times: dict[int, int] = {}
 
     @property
-    def are_there(self) -> bool:
+    def exist(self) -> bool:
         """Whether the state's kind has marks."""
         return bool(self._key)
 
-    def noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the rows that there are, and note their marks."""
+    def record(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows before the edit, and record their marks."""
         for batch in batches:
             if self._key:
                 marks = batch.filter(batch.column(self._key).is_null())
@@ -38,8 +38,8 @@ class Marks:
                 self._times.update(zip(marks.column(KEY_GROUP).to_pylist(), times, strict=True))
             yield batch
 
-    def kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the rows that are there instead, and behind them the marks that they lack."""
+    def restore(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows after the edit, then the marks that they lack."""
         for batch in batches:
             if self._key and {self._key, KEY_GROUP} <= set(batch.schema.names):
                 marks = batch.filter(batch.column(self._key).is_null())
@@ -51,7 +51,7 @@ class Marks:
 
 
 def mark_rows(schema: pa.Schema, marks: Mapping[int, int]) -> pa.RecordBatch:
-    """Return the rows of marks, which are given by key group."""
+    """Return the rows of marks, which have times by key group."""
     columns = {
         KEY_GROUP: pa.array(list(marks), pa.int32()),
         WINDOW_END: pa.array(list(marks.values()), pa.int64()).view(schema.field(WINDOW_END).type),

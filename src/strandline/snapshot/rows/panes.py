@@ -1,4 +1,4 @@
-"""Rows of panes: the accumulator of a key in a pane is a row, however many snapshots it was written with."""
+"""Rows of panes, one for each key and pane, even if several entries hold parts of its accumulator."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TIMES = pa.timestamp("us", "UTC")
 
 
 class PaneRows(RowCodec):
-    """A row is what one key has in one pane, by the pane's end.
+    """Codec of panes. A row has a key, the end of a pane, and the accumulator.
 
-    A row without a key and a value is the mark of its key group: windows that end up to then were given.
+    A row without key and value is the mark of its key group: windows that end up to its time have fired.
     """
 
     whole_groups = True
@@ -47,7 +47,7 @@ class PaneRows(RowCodec):
 
     @cached_property
     def _accumulators(self) -> Accumulators:
-        """Only where something is to be merged: the library for sketches may be missing elsewhere."""
+        """Loaded only for a merge, since the library for sketches may be missing."""
         merges = self.state.merge or {}
         missing = [field.name for field in self._value.fields if field.name not in merges]
         if missing:
@@ -86,7 +86,7 @@ class PaneRows(RowCodec):
         of_row = coded.indices.to_numpy()
         if len(coded.dictionary) < len(rows):
             values = self._accumulators.merge(values, Groups(of_row, len(coded.dictionary)))
-        # Dictionaries have what is in them in the order in which it came.
+        # A dictionary has its values in the order of their first rows.
         keys = coded.dictionary.to_pylist()
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         found_groups, columns = self._codec.decode_arrow([keys[row] for row in order.tolist()])
@@ -94,7 +94,7 @@ class PaneRows(RowCodec):
         return self._columns.batch([pa.array(found_groups), *columns, struct])
 
     def _with_marks(self, marks: list[tuple[int, int]], rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Put each key group's mark before its rows."""
+        """Insert each key group's mark before its rows."""
         if not marks:
             return rows
         groups, times = (np.array(column, np.int64) for column in zip(*marks, strict=True))
@@ -111,20 +111,20 @@ class PaneRows(RowCodec):
         is_mark = self._marks(columns)
         at = np.flatnonzero(is_mark)
         marks = spread([columns[0], columns[-2].view(pa.int64())], at)
-        found = [
+        entries = [
             (key_of(group, MARK_END, 0), pack_mark(mark_us))
             for group, mark_us in zip(*(column.to_pylist() for column in marks), strict=True)
         ]
-        self._in_order([key for key, _ in found])
+        self._in_order([key for key, _ in entries])
         if len(at) < len(is_mark):
-            found += self._entries(spread(columns, np.flatnonzero(~is_mark)) if len(at) else columns)
-        found.sort()
-        return found
+            entries += self._entries(spread(columns, np.flatnonzero(~is_mark)) if len(at) else columns)
+        entries.sort()
+        return entries
 
     def _entries(self, columns: Sequence[pa.Array]) -> list[tuple[bytes, bytes]]:
         keys = self._codec.encode_arrow(columns[0], columns[1:-1])
         self._in_order(keys)
-        # Within a key group panes come before keys.
+        # Entries are ordered by pane, then by key, in a key group.
         moved = [key[:2] + key[-_END_BYTES:] + key[2:-_END_BYTES] for key in keys]
         order = np.array(sorted(range(len(keys)), key=moved.__getitem__), np.int64)
         groups, *stored, ends, values = spread(columns, order)
@@ -139,17 +139,17 @@ class PaneRows(RowCodec):
         ]
 
     def _marks(self, columns: Sequence[pa.Array]) -> Numbers:
-        """Return which rows are marks; refuse rows that are neither that nor whole."""
+        """Return which rows are marks; refuse rows that are neither marks nor complete."""
         parts = [*columns[1:-2], columns[-1]]
         absent = np.column_stack([part.is_null().to_numpy(zero_copy_only=False) for part in parts])
-        found: Numbers = np.all(absent, axis=1)
-        some = np.any(absent, axis=1) & ~found
+        is_mark: Numbers = np.all(absent, axis=1)
+        some = np.any(absent, axis=1) & ~is_mark
         if some.any():
             row = first_row(some)
             column = [*(field.name for field in self._keys), VALUE][first_row(absent[row])]
             why = "it is null, and other parts of the row are not: a mark has neither a key nor a value"
             raise self._columns.refused(column, row, why)
-        return found
+        return is_mark
 
 
 def _times(numbers: Numbers) -> pa.Array:

@@ -1,6 +1,6 @@
-"""One file of a canonical savepoint: rows of a state in Parquet, named by the state and its bytes. See docs/format.md.
+"""Files of canonical savepoints: rows of a state in Parquet, named by the state and a hash. See docs/format.md.
 
-Equal rows in equal order give equal bytes, whatever batches they came in, as long as the Parquet library is the same.
+Equal rows in equal order have equal bytes, independent of batches, with the same version of the Parquet library.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import FileRef, TableFile, table_path
 from strandline.snapshot.rows.columns import KEY_GROUP, VALUE
 
-# Every one of these is in the bytes. Statistics and the page index, which are made for all but values, let readers pass
-# over rows by their keys: by values, what is sorted by keys could hardly be passed over. Values are hardly ever few
-# different ones, and to find out would take as long as all the rest. Arrow's schema is left out: it would tell apart
-# what is the same in Parquet.
+# Each option changes the bytes. Statistics and the page index, for all columns but values, let readers skip rows by
+# key. Rows are sorted by key, so that values rarely allow skipping. Values have no dictionary: few repeat, and the
+# search for repetitions would double the time. Arrow's schema is left out: it differs where Parquet's is the same.
 _OPTIONS: dict[str, Any] = {
     "version": "2.6",
     "compression": "zstd",
@@ -42,48 +41,48 @@ _OPTIONS: dict[str, Any] = {
 }
 
 _TABLE = "strandline.table"
-"""One key, as the order of several would be the library's."""
+"""The only metadata key, since the library would order several ones."""
 
 Open = Callable[[FileRef], AbstractContextManager[Path]]
-"""Brings a savepoint's file to this machine, verified, for as long as it is read."""
+"""Makes a savepoint's verified file available on this machine while the context is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How large files and row groups become. All writers of a savepoint must have the same: it is in the bytes."""
+    """Sizes of files and row groups, which are equal for all writers of a savepoint: they change the bytes."""
 
     file_bytes: int = 16 << 20
-    """Sizes are those of the values, before compression."""
+    """Size of the values, before compression."""
     row_group_rows: int = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTable:
-    """A file on this machine with rows of one state, in order, and what it is in the savepoint's folder."""
+    """A local file with rows of one state, in order, and its entry for the manifest."""
 
     path: Path
     table: TableFile
 
 
 def named_schema(schema: pa.Schema, uid: str, state: str) -> pa.Schema:
-    """Return a table's columns with the names of its operator and state, as files have them."""
-    # What Arrow says beside names and types has no place in bytes that name themselves.
+    """Return the schema of a table's files, with the names of operator and state."""
+    # Drop Arrow's own metadata, which would change the hash.
     fields = [pa.field(field.name, field.type, field.nullable) for field in schema]
     return pa.schema(fields, {_TABLE: json.dumps({"operator": uid, "state": state}, ensure_ascii=False)})
 
 
 def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
-    """Return each row's key group; of broadcast rows, BROADCAST_GROUP."""
+    """Return each row's key group, BROADCAST_GROUP for broadcast rows."""
     groups: npt.NDArray[np.int32] = batch.column(KEY_GROUP).fill_null(BROADCAST_GROUP).to_numpy()
     return groups
 
 
 def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
-    """Write a file with these rows, at least one, in order of key groups; it has its name only when it is whole.
+    """Write these rows, at least one, in order of key groups; the file gets its name when it is complete.
 
-    The table's schema is one of `named_schema`.
+    The table's schema comes from `named_schema`.
     """
-    # Where pages end depends on how columns are cut in memory.
+    # Ends of pages would depend on the chunks of columns.
     table = table.combine_chunks()
     groups = key_groups(table)
     named = table.schema.metadata[_TABLE.encode()]
@@ -106,7 +105,7 @@ def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
-    """Return what Parquet calls the columns that a column without lists becomes."""
+    """Yield the Parquet names of the leaf columns of a column without lists."""
     if not pa.types.is_struct(kind):
         yield path
         return
@@ -115,12 +114,12 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
 
 
 def table_of(first: int, last: int, rows: int, file: FileRef) -> TableFile:
-    """Return what a manifest says of a file with so many rows, of these key groups and those between."""
+    """Return the manifest's entry of a file with rows from the first to the last of these key groups."""
     return TableFile(first_key_group=int(first), last_key_group=int(last), rows=rows, file=file)
 
 
 def _row_groups(groups: npt.NDArray[np.int32], most_rows: int) -> Iterator[tuple[int, int]]:
-    """Cut rows where a key group ends, once there are half of the most rows, or else at the most rows."""
+    """Yield ranges of rows that end with a key group and have half of the most rows or more, if possible."""
     ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
     first = 0
     while first < len(groups):
@@ -139,10 +138,10 @@ def read_tables(
     open: Open,
     may_hold: Callable[[pq.ParquetFile, int], bool] = lambda parquet, row_group: True,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a state, of a range of key groups, in order: only files and row groups with such rows.
+    """Read the rows of a range of key groups, in order, from the files and row groups that have such rows.
 
-    Broadcast rows are of every range. One file is open at a time, and row groups that cannot be wanted are left out:
-    `may_hold` says so. Raises CorruptionError naming a file that is damaged or does not hold what the manifest says.
+    Broadcast rows belong to every range. One file is open at a time. It skips row groups for which `may_hold` is False.
+    Raises CorruptionError naming a file that is damaged or does not match the manifest.
     """
     for file in files:
         if _overlap(file.first_key_group, file.last_key_group, groups):
@@ -189,8 +188,8 @@ def _overlap(first: int, last: int, groups: range) -> bool:
 
 
 def _within(batch: pa.RecordBatch, groups: range) -> pa.RecordBatch:
-    found = key_groups(batch)
-    if not len(found) or found[0] == BROADCAST_GROUP:
+    row_groups = key_groups(batch)
+    if not len(row_groups) or row_groups[0] == BROADCAST_GROUP:
         return batch
-    first, last = np.searchsorted(found, [groups.start, groups.stop])
+    first, last = np.searchsorted(row_groups, [groups.start, groups.stop])
     return batch.slice(first, last - first)

@@ -1,4 +1,4 @@
-"""Rows of states in which an entry is a row: values, maps, broadcast state, timers."""
+"""Codecs of states with one row for each entry: values, maps, broadcast state, timers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _TIME_END = 10
 
 
 class StoredValues:
-    """The value column of a table, and when each value expires."""
+    """Codec of a table's value column, and of the times at which values expire."""
 
     def __init__(self, codec: ValueCodec, *, expiring: bool) -> None:
         self._codec = codec
         self._expiring = expiring
 
     def decode(self, data: Sequence[bytes]) -> list[pa.Array]:
-        """Return the values, and if they may expire, when."""
+        """Return the values, and the times at which they expire if the state has a TTL."""
         if not _flags(data).any():
             times = [pa.nulls(len(data), _TIMES)] if self._expiring else []
             return [self._codec.decode_arrow(data), *times]
@@ -54,12 +54,12 @@ class StoredValues:
 
     def encode(self, columns: TableColumns, values: pa.Array, expires: pa.Array | None) -> list[bytes]:
         """Return the values of rows as bytes."""
-        found = columns.attempt(values, VALUE, self._codec.encode_arrow)
+        encoded = columns.attempt(values, VALUE, self._codec.encode_arrow)
         if expires is None or expires.null_count == len(expires):
-            return found
+            return encoded
         return [
             value if packed is None else with_expiry(value, packed)
-            for value, packed in zip(found, from_times(expires), strict=True)
+            for value, packed in zip(encoded, from_times(expires), strict=True)
         ]
 
 
@@ -83,15 +83,15 @@ def from_times(times: pa.Array) -> list[bytes | None]:
 
 
 class ValueRows(RowCodec):
-    """An entry is a row: its key, perhaps a map's key, and the value."""
+    """Codec of values and maps: a row has the key, perhaps a map's key, and the value."""
 
     def __init__(self, operator: OperatorInfo, state: StateInfo, over_us: int | None) -> None:
         kind = parse_type(state.value_type)
-        own = [Field(MAP_KEY, parse_type(state.key_type))] if state.key_type else []
-        super().__init__(operator, state, [*own, Field(VALUE, kind)], over_us)
-        self._codec = KeyCodec([*self._key_types, *(field.type for field in own)])
+        sub_keys = [Field(MAP_KEY, parse_type(state.key_type))] if state.key_type else []
+        super().__init__(operator, state, [*sub_keys, Field(VALUE, kind)], over_us)
+        self._codec = KeyCodec([*self._key_types, *(field.type for field in sub_keys)])
         self._values = StoredValues(codec_of(state), expiring=self._ttl is not None)
-        self.plain = all(map(_orders_itself, self._codec.types)) and _stays(kind)
+        self.plain = all(map(_orders_itself, self._codec.types)) and _is_unchanged(kind)
 
     def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         groups, columns = self._codec.decode_arrow(keys)
@@ -109,7 +109,7 @@ class ValueRows(RowCodec):
     def _sorted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not self.plain:
             return super()._sorted(rows)
-        # Those of the values alone, without bytes of keys: several times as fast.
+        # Sort by columns instead of encoded keys: several times as fast.
         names = rows.schema.names[: 1 + len(self._codec.types)]
         rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names]))
         same = np.ones(max(0, rows.num_rows - 1), bool)
@@ -130,21 +130,21 @@ class ValueRows(RowCodec):
 
 
 def _orders_itself(kind: DataType) -> bool:
-    """Whether Arrow sorts values as their bytes in keys are sorted, and has one form for each."""
+    """Whether Arrow sorts values like their bytes in keys, and equal values have one form."""
     return not isinstance(kind, FloatType | DoubleType | StructType)
 
 
-def _stays(kind: DataType) -> bool:
-    """Whether a value of the right Arrow type is one that can be stored, and comes back as it is."""
+def _is_unchanged(kind: DataType) -> bool:
+    """Whether every value of the Arrow type can be stored, and is decoded unchanged."""
     if isinstance(kind, StructType):
-        return all(_stays(field.type) for field in kind.fields)
+        return all(_is_unchanged(field.type) for field in kind.fields)
     if isinstance(kind, ArrayType):
-        return _stays(kind.element)
+        return _is_unchanged(kind.element)
     return not isinstance(kind, MapType | FloatType)
 
 
 class BroadcastRows(ValueRows):
-    """A map of no key, which each partition has: the entries of any one of them."""
+    """Codec of broadcast state: a map without a key, equal in all partitions."""
 
     def __init__(self, operator: OperatorInfo, state: StateInfo, over_us: int | None) -> None:
         super().__init__(operator, state, over_us)
@@ -167,7 +167,7 @@ class BroadcastRows(ValueRows):
 
 
 class TimerRows(RowCodec):
-    """A timer is a row. Stored, they are in the order of their times; rows are in that of their keys."""
+    """Codec of timers. Entries are in the order of times, rows in the order of keys."""
 
     whole_groups = True
 

@@ -1,10 +1,10 @@
-"""A canonical savepoint made of rows: of a job that is yet to run, or of what another system knows.
+"""Builder of canonical savepoints from rows, for a job that has not run yet, or from another system.
 
     with SavepointBuilder(place, "alerts", operators) as builder:
         builder.write("detect", "seen", batches)
         builder.finish()
 
-Its files are those that a savepoint of a job with this state has. Nothing is a savepoint before `finish`.
+Its files equal those of a savepoint of a job with this state. The folder is no savepoint before `finish`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from strandline.storage.place import Place
 
 
 def groups_of(operator: OperatorInfo, state: StateInfo) -> range:
-    """Return the key groups that rows of a state are of."""
+    """Return the key groups of a state's rows."""
     return BROADCAST_GROUPS if state.kind == "broadcast" else range(operator.max_parallelism)
 
 
 def find_state(operators: Sequence[OperatorInfo], name: str) -> tuple[OperatorInfo, StateInfo]:
-    """Return the state that `uid.state` names. Raises ConfigurationError, which says which there are."""
+    """Return the state that `uid.state` names. Raises ConfigurationError, which lists the states."""
     tables = {Named(op.uid, info.name): (op, info) for op in operators for info in op.states if has_rows(info)}
-    there = list(tables)
-    found = find_named("what is given", name, there)
-    if found is None:
-        known = ", ".join(sorted(name_in(there, one) for one in there))
+    names = list(tables)
+    match = find_named("what is given", name, names)
+    if match is None:
+        known = ", ".join(sorted(name_in(names, one) for one in names))
         raise ConfigurationError(
             f"there is no state '{name}'; there are: {known or 'none'}",
             hint='name a state as "uid.state": the uid of its operator, and what it is declared as',
         )
-    return tables[found]
+    return tables[match]
 
 
 def write_rows(
@@ -67,36 +67,35 @@ def write_rows(
     """Write rows of a state, of a range of key groups and in any order, into files and pieces in a savepoint's folder.
 
     Raises StateTypeError for rows that do not fit, and for a second row of a key, and StateLimitError for a key group
-    whose rows are too large to be sorted. What lies in `scratch` is the
-    caller's to delete. See `RowSorter` for what is in memory.
+    whose rows are too large to sort. The caller deletes files in `scratch`. See `RowSorter` for the use of memory.
     """
     sorter = RowSorter(groups, scratch)
     for batch in batches:
-        sorter.add(checked(codec, batch))
+        sorter.add(check_rows(codec, batch))
     with uploading(folder) as uploads:
-        writer = TableWriter(codec.file_schema, groups, max_parallelism, scratch, made=uploads.put)
+        writer = TableWriter(codec.file_schema, groups, max_parallelism, scratch, on_file=uploads.put)
         for batch in sorter.in_order():
             writer.write(codec.sort(batch))
         files, pieces = writer.finish()
     return [one.table for one in files], [one.table for one in pieces]
 
 
-def checked(codec: RowCodec, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows as `RowCodec.check` does; what does not fit is named by its key."""
+def check_rows(codec: RowCodec, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows as `RowCodec.check` does; errors name the key of a row that does not fit."""
     try:
         return codec.check(batch)
     except StateTypeError as error:
         if "row" not in error.fields:
             raise
-        # The number is of a batch, which whoever has many does not know.
+        # Add the key, since the row number counts within a batch that the user does not see.
         of = codec.name_key(batch, error.fields["row"])
         raise StateTypeError(f"{error.message}; it is of {of}", hint=error.hint, **error.fields) from None
 
 
 class SavepointBuilder:
-    """Writes a savepoint into an empty folder. Left without `finish`, nothing stays there.
+    """Writes a savepoint into an empty folder. Without `finish`, it removes everything at the end.
 
-    Raises ConflictError if there is anything in the folder.
+    Raises ConflictError if the folder is not empty.
     """
 
     def __init__(
@@ -111,9 +110,9 @@ class SavepointBuilder:
         scratch: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`operators` say which states there are; the files of `source` are in the folder when `finish` is called.
+        """`operators` declare the states; the files of `source` must be in the folder before `finish`.
 
-        Without a source, a job that restores the savepoint reads its own from where it begins.
+        Without a source, a job that restores the savepoint reads its sources from their beginning.
         """
         now_ms = (clock or SystemClock()).now_ms()
         self.manifest = Manifest(
@@ -121,7 +120,7 @@ class SavepointBuilder:
             triggered_ms=now_ms, engine_version=VERSION, life=unique_name(), operators=list(operators), source=source,
             watermarks=dict(watermarks or {}), savepoint="canonical",
         )  # fmt: skip
-        """What `finish` publishes, but for the tables. It may be replaced until then."""
+        """The manifest that `finish` publishes, without tables. Callers may replace it before."""
         self.folder = folder_at(target)
         self._tables: dict[tuple[str, str], tuple[list[TableFile], list[TableFile]]] = {}
         self._finished = False
@@ -136,56 +135,56 @@ class SavepointBuilder:
     def write(self, uid: str, state: str, batches: Iterable[pa.RecordBatch]) -> None:
         """Write all rows of a state, in any order; they may lack `key_group`.
 
-        Raises StateTypeError for rows that do not fit, naming the first, and ConfigurationError for a state that is
-        not there or has rows already.
+        Raises StateTypeError for rows that do not fit, naming the first, and ConfigurationError for a state that
+        does not exist or has rows already.
         """
         operator, info = self._empty(uid, state)
         codec = rows_of(operator, info)
-        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
+        with tempfile.TemporaryDirectory(dir=self.scratch) as directory:
             groups, most = groups_of(operator, info), operator.max_parallelism
-            self._tables[uid, state] = write_rows(codec, batches, groups, most, self.folder, Path(own))
+            self._tables[uid, state] = write_rows(codec, batches, groups, most, self.folder, Path(directory))
         hit("savepoint.built.state")
 
     def add(self, uid: str, state: str, files: Sequence[TableFile], pieces: Sequence[TableFile] = ()) -> None:
-        """Say which files and pieces, which are in the folder, have the rows of a state. Raises as `write` does."""
+        """Add files and pieces, which are in the folder, with the rows of a state. Raises as `write` does."""
         self._empty(uid, state)
         self._tables[uid, state] = list(files), list(pieces)
 
     def _empty(self, uid: str, state: str) -> tuple[OperatorInfo, StateInfo]:
         tables = {(op.uid, info.name): (op, info) for op in self.manifest.operators for info in op.states}
-        found = tables.get((uid, state)) or find_state(self.manifest.operators, f"{uid}.{state}")
+        match = tables.get((uid, state)) or find_state(self.manifest.operators, f"{uid}.{state}")
         if (uid, state) in self._tables:
             raise ConfigurationError(
                 f"operator '{uid}', state '{state}': its rows were given before", hint="give all of a state at once"
             )
-        return found
+        return match
 
     def finish(self) -> Manifest:
         """Publish the savepoint, and return its manifest. Raises as `publish` does."""
         operators = [
-            msgspec.structs.replace(operator, partitions=[], tables=self._joined(operator))
+            msgspec.structs.replace(operator, partitions=[], tables=self._tables_of(operator))
             for operator in self.manifest.operators
         ]
-        made = msgspec.structs.replace(self.manifest, operators=operators)
-        size_bytes = size_of(made.files())
-        made = msgspec.structs.replace(made, uploaded_bytes=size_bytes, total_bytes=size_bytes)
+        manifest = msgspec.structs.replace(self.manifest, operators=operators)
+        size_bytes = size_of(manifest.files())
+        manifest = msgspec.structs.replace(manifest, uploaded_bytes=size_bytes, total_bytes=size_bytes)
         hit("savepoint.written")
         try:
-            publish(self.folder, made)
+            publish(self.folder, manifest)
         except OutcomeUnknownError:
             self._finished = True
             raise
         self._finished = True
-        return made
+        return manifest
 
-    def _joined(self, operator: OperatorInfo) -> dict[str, list[TableFile]]:
-        found = {}
+    def _tables_of(self, operator: OperatorInfo) -> dict[str, list[TableFile]]:
+        tables = {}
         for info in operator.states:
             files, pieces = self._tables.get((operator.uid, info.name), ([], []))
             joined = join_pieces(self.folder, files, pieces, operator.max_parallelism, self.scratch)
             if joined:
-                found[info.name] = joined
-        return found
+                tables[info.name] = joined
+        return tables
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,10 @@
-"""Partitions of a snapshot made into canonical files: in a process of its own, which gives way to the job's.
+"""Process that exports partitions of a snapshot as canonical files, with a lower priority than the job.
 
     python -m strandline.snapshot.savepoints.export
 
-It reads an `ExportPart` from its standard input and answers on its standard output, a line of JSON each: how many rows
-it has written, and at last which files it wrote or what failed; then it reads the next one. An empty line or the end of
-its input ends it.
+It reads an `ExportPart` from its standard input and answers on its standard output, a line of JSON each: the number of
+rows so far, and at last the files or a failure; then it reads the next one. An empty line or the end of its input ends
+it.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _SESSION_NICE = Path("/proc/self/autogroup")
 
 @decodable
 class ExportPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What to export: one partition of one operator."""
+    """A request to export one partition of one operator."""
 
     source: Place
     target: Place
     operator: OperatorInfo
-    """With this partition alone."""
+    """The operator with this partition alone."""
     scratch: str = ""
-    """A local directory of its own, which is there."""
+    """An existing local directory for this part."""
     local_copy: str = ""
     now_us: int | None = None
     watermark_us: int | None = None
-    """How far the clock and event time had come: what has expired by then is left out."""
+    """The clock and the event time of the snapshot: rows that had expired by then are left out."""
 
 
 @decodable
 class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
-    """What came of a part, by state: files of the savepoint, and pieces, to be joined with those of the other parts."""
+    """The result of a part, by state: files of the savepoint, and pieces to join with those of other parts."""
 
     files: dict[str, list[TableFile]]
     pieces: dict[str, list[TableFile]]
@@ -69,14 +69,14 @@ class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
 
 @decodable
 class RowsWritten(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
-    """How many rows have been written so far."""
+    """The number of rows written so far."""
 
     rows: int
 
 
 @decodable
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """Why nothing comes of it."""
+    """The failure of an export."""
 
     failure: Failure
 
@@ -84,10 +84,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Answer = Files | RowsWritten | Failed
 
 
-def export(part: ExportPart, wrote: Callable[[int], None] = lambda rows: None) -> Files:
-    """Fetch a part's files, write its rows, and upload them. `wrote` hears of the rows now and then.
+def export(part: ExportPart, report: Callable[[int], None] = lambda rows: None) -> Files:
+    """Fetch a part's files, write its rows, and upload them. `report` gets the number of rows so far.
 
-    Raises as `fetch`, `RowCodec.decode` and storage do; what was uploaded then is the savepoint's to discard.
+    Raises as `fetch`, `RowCodec.decode` and storage do; the caller discards uploaded files then.
     """
     (info,) = part.operator.partitions
     scratch, target = Path(part.scratch), folder_at(part.target)
@@ -102,18 +102,18 @@ def export(part: ExportPart, wrote: Callable[[int], None] = lambda rows: None) -
             if not groups:
                 continue
             codec = rows_of(part.operator, state, now_us=part.now_us, watermark_us=part.watermark_us)
-            writer = TableWriter(codec.file_schema, groups, part.operator.max_parallelism, scratch, made=uploads.put)
+            writer = TableWriter(codec.file_schema, groups, part.operator.max_parallelism, scratch, on_file=uploads.put)
             for batch in codec.decode_groups(reader.scan(state.name, groups)):
                 writer.write(batch)
                 rows += batch.num_rows
-                wrote(rows)
-            files[state.name], pieces[state.name] = ([one.table for one in made] for made in writer.finish())
+                report(rows)
+            files[state.name], pieces[state.name] = ([one.table for one in local] for local in writer.finish())
     hit("savepoint.part.written")
     return Files(files=files, pieces=pieces)
 
 
 def _groups_of(part: ExportPart, state: StateInfo) -> range:
-    """Return the key groups of a state that are this part's to write: of what all partitions have, the first one's."""
+    """Return the key groups of a state that this part writes: partition 0 writes broadcast state."""
     (info,) = part.operator.partitions
     if state.kind == "broadcast":
         return BROADCAST_GROUPS if info.index == 0 else range(0)
@@ -121,35 +121,35 @@ def _groups_of(part: ExportPart, state: StateInfo) -> range:
 
 
 def main() -> None:
-    """Export the parts that standard input says."""
+    """Export the parts that standard input names."""
     arm_from_environment()
-    # What is being uploaded then is whole, or gone: a writer that is killed leaves a part of it.
+    # Exit in an orderly way, since a kill would leave partial uploads.
     signal.signal(signal.SIGTERM, _stop)
-    _give_way()
-    # Rows are no garbage, and there are so many of them that looking for it takes as long as they do.
+    _lower_priority()
+    # Rows are no garbage, and to search them would double the time.
     gc.disable()
     gc.freeze()
-    asked = _Asked()
-    asked.start()
+    requests = _Requests()
+    requests.start()
     answers = sys.stdout.buffer
 
-    def say(answer: Answer) -> None:
+    def send(answer: Answer) -> None:
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.flush()
 
     try:
-        while line := asked.lines.get():
-            say(_answer(line, lambda rows: say(RowsWritten(rows=rows))))
+        while line := requests.lines.get():
+            send(_answer(line, lambda rows: send(RowsWritten(rows=rows))))
             gc.collect()
     except BrokenPipeError:
-        # Nobody listens any more.
-        asked.join()
+        # The parent closed the pipe: the reader thread ends this process.
+        requests.join()
 
 
-def _give_way() -> None:
-    """Leave the processors to whoever wants them."""
+def _lower_priority() -> None:
+    """Lower the priority of this process."""
     os.nice(_NICE)
-    # Linux may weigh sessions against each other, and processes only within one: keepers have sessions of their own.
+    # Linux may compare priorities within a session only, so that this process needs a session with a low one.
     with contextlib.suppress(OSError):
         os.setsid()
         _SESSION_NICE.write_text(str(_NICE))
@@ -159,25 +159,25 @@ def _stop(*_: object) -> None:
     sys.exit(1)
 
 
-def _export(part: ExportPart, wrote: Callable[[int], None]) -> Files:
+def _export(part: ExportPart, report: Callable[[int], None]) -> Files:
     try:
-        return export(part, wrote)
+        return export(part, report)
     except Exception as error:
         refuse_full_disk(error, Path(part.scratch))
         raise
 
 
-def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
+def _answer(line: bytes, report: Callable[[int], None]) -> Answer:
     try:
-        return _export(msgspec.json.decode(line, type=ExportPart), wrote)
+        return _export(msgspec.json.decode(line, type=ExportPart), report)
     except StrandlineError as error:
         return Failed(failure=to_failure(error))
     except Exception as error:
         return Failed(failure=to_failure(StrandlineError(f"{type(error).__name__}: {error}")))
 
 
-class _Asked(threading.Thread):
-    """Hears what is asked for, a line each, and at last an empty one. Who does not say that much was killed."""
+class _Requests(threading.Thread):
+    """Reads requests, a line each, and at last an empty one. An end without it means that the parent was killed."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -185,14 +185,14 @@ class _Asked(threading.Thread):
 
     def run(self) -> None:
         line = rest = b""
-        # Not through `sys.stdin`: its lock, held for ever, would have Python abort at its end.
+        # Not `sys.stdin`: this thread would hold its lock for ever, and Python would abort at exit.
         while some := os.read(0, _READ_BYTES):
             *whole, rest = (rest + some).split(b"\n")
             for line in whole:
                 self.lines.put(line)
                 if not line:
                     return
-        # Nobody else takes it away any more.
+        # The parent cannot remove it any more.
         with contextlib.suppress(msgspec.MsgspecError, OSError):
             scratch = Path(msgspec.json.decode(line, type=ExportPart).scratch)
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The processes that export a snapshot's parts (`export.py`): as many as work at once, each used for many parts."""
+"""Pool of the processes that export a snapshot's parts (`export.py`)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from strandline.snapshot.savepoints.export import NO_MORE, Answer, ExportPart, F
 
 _LOG_CHARS = 2000
 _PATIENCE_S = 10.0
-"""How long exports may take to end what they upload."""
+"""The time that exports get to finish their uploads."""
 
 
 class Exporters:
-    """Begins a process where none is idle. From several threads; `close` after they have ended."""
+    """Starts a process if none is idle. Several threads may use it; call `close` after they have ended."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -34,10 +34,10 @@ class Exporters:
         self._idle: deque[_Exporter] = deque()
         self._stopped = False
 
-    def export(self, part: ExportPart, wrote: Callable[[int], None]) -> Files:
-        """Have one part exported; `wrote` hears how many of its rows are written by now.
+    def export(self, part: ExportPart, report: Callable[[int], None]) -> Files:
+        """Export one part; `report` gets the number of its rows so far.
 
-        Raises what the process says, and StrandlineError if it ends before it has answered.
+        Raises the error of the process, and StrandlineError if the process ends without an answer.
         """
         try:
             exporter = self._idle.pop()
@@ -46,20 +46,20 @@ class Exporters:
             self._all.append(exporter)
         if self._stopped:
             exporter.process.terminate()
-        found = exporter.export(part, wrote)
+        files = exporter.export(part, report)
         self._idle.append(exporter)
-        return found
+        return files
 
     def stop(self) -> None:
-        """End all processes, whatever they are at: `export` raises."""
-        # Before: a thread that begins a process just now sees to that one itself.
+        """Terminate all processes, so that `export` raises."""
+        # Set this first: a thread that starts a process now terminates it by itself.
         self._stopped = True
         for exporter in self._all:
             exporter.process.terminate()
         _wait(self._all)
 
     def close(self) -> None:
-        """End what is left; nobody exports any more."""
+        """End all processes, after the last export."""
         for exporter in self._all:
             if exporter in self._idle:
                 exporter.dismiss()
@@ -74,7 +74,7 @@ class _Exporter:
     """One process."""
 
     def __init__(self, scratch: Path) -> None:
-        # Without a name, it goes with who has it open.
+        # A file without a name vanishes with the processes that have it open.
         self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "strandline.snapshot.savepoints.export"],
@@ -82,29 +82,29 @@ class _Exporter:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
 
-    def export(self, part: ExportPart, wrote: Callable[[int], None]) -> Files:
+    def export(self, part: ExportPart, report: Callable[[int], None]) -> Files:
         stdin, stdout = self._pipes()
-        _tell(stdin, msgspec.json.encode(part) + b"\n")
-        # A line without an end is of one that was killed.
+        _send(stdin, msgspec.json.encode(part) + b"\n")
+        # A process that is killed may leave an incomplete line.
         for line in filter(lambda line: line.endswith(b"\n"), iter(stdout.readline, b"")):
             answer = msgspec.json.decode(line, type=Answer)
             if isinstance(answer, Files):
                 return answer
             if isinstance(answer, Failed):
                 raise from_failure(answer.failure)
-            wrote(answer.rows)
+            report(answer.rows)
         (info,) = part.operator.partitions
         code = self.process.wait()
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace")[-_LOG_CHARS:].strip()
+        output = self._log.read().decode(errors="replace")[-_LOG_CHARS:].strip()
         raise StrandlineError(
             f"the process that wrote operator '{part.operator.uid}', partition {info.index}, into the savepoint "
-            f"{folder_at(part.target).url} has ended with {code}: {said or 'it says nothing'}",
+            f"{folder_at(part.target).url} has ended with {code}: {output or 'it printed nothing'}",
             hint="take the savepoint again; nothing is left of this one",
         )
 
     def dismiss(self) -> None:
-        _tell(self._pipes()[0], NO_MORE)
+        _send(self._pipes()[0], NO_MORE)
 
     def close(self) -> None:
         for file in (*self._pipes(), self._log):
@@ -117,8 +117,8 @@ class _Exporter:
         return self.process.stdin, self.process.stdout
 
 
-def _tell(stdin: IO[bytes], line: bytes) -> None:
-    """Say something to a process. One that has ended does not hear it: its code and its log say why."""
+def _send(stdin: IO[bytes], line: bytes) -> None:
+    """Send a line to a process. Ignores one that has ended: its exit code and its log show why."""
     with suppress(BrokenPipeError):
         stdin.write(line)
         stdin.flush()

@@ -1,4 +1,4 @@
-"""How far a savepoint is: what those say who take one, and those hear who wait for it."""
+"""Progress of savepoints and patches."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SavepointProgress:
-    """How far a savepoint is."""
+    """The progress of a savepoint."""
 
     rows: int
-    """Of state, written so far."""
+    """Rows of state written so far."""
     done: int
-    """Of the operators' partitions."""
+    """Partitions of operators that are complete."""
     partitions: int
 
 
 @dataclass(frozen=True, slots=True)
 class PatchProgress:
-    """How far a patch is."""
+    """The progress of a patch."""
 
     step: str
     rows: int
-    """Of the state that is being written."""
+    """Rows of the current state written so far."""
     done: int
-    """Of the states that have a table."""
+    """States with tables that are complete."""
     states: int

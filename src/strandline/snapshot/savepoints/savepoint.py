@@ -1,10 +1,10 @@
-"""Writing a savepoint: a folder of its own, which is one once its manifest is there, and not before.
+"""Steps of writing a savepoint into a folder, which becomes one with its manifest.
 
-1. `begin`: the folder is empty, and this savepoint's: one conditional create says so.
-2. Writers bring their files and pieces (`uploading`), and `join_pieces` makes files of all pieces of a state.
-3. `publish`: every file that the manifest names is there; then the manifest, by one conditional create.
+1. `begin` reserves the empty folder by one conditional create.
+2. Writers upload files and pieces (`uploading`), and `join_pieces` joins all pieces of a state to files.
+3. `publish` checks every file that the manifest names, then writes the manifest by one conditional create.
 
-Whoever fails before the last step leaves nothing that anyone takes for a savepoint; `discard` takes it away.
+A failure before the last step leaves no savepoint; `discard` removes the files.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from strandline.snapshot.rows.parquet import Cut, LocalTable, Open
 from strandline.snapshot.savepoints.tablewriter import in_order, join
 
 WRITING = "_writing"
-"""Says that somebody writes a savepoint here, or was broken off."""
+"""Marks a folder in which a process writes a savepoint, or was interrupted."""
 _WRITTEN = ("data/", "files/", "pieces/")
-"""Where the files of a savepoint lie."""
+"""The folders of a savepoint's files."""
 _ELSEWHERE = "name a folder that is not there yet"
 
 
 def begin(folder: Folder, mark: str = "") -> None:
-    """Take an empty folder for a savepoint. Raises ConflictError, and leaves all as it was, if anything is in it.
+    """Reserve an empty folder for a savepoint. Raises ConflictError, and changes nothing, if it is not empty.
 
-    `mark` says who writes: see `discard_own`.
+    `mark` identifies the writer: see `discard_own`.
     """
     try:
         folder.create_own(WRITING, f"{mark} {unique_name()}".encode())
     except ConflictError as error:
-        # Not of one that is whole, whose writer was killed before it took its mark away.
+        # A complete savepoint has the mark if its writer was killed before it deleted that.
         check_empty(folder)
         raise _is_written(folder) from error
-    # Only now: of two that look at the same time, one is first.
+    # Check after the create, so that one of two concurrent writers wins.
     try:
         _refuse_others([info.path for info in folder.list() if info.path != WRITING], folder)
     except BaseException:
@@ -58,7 +58,7 @@ def begin(folder: Folder, mark: str = "") -> None:
 
 
 def check_empty(folder: Folder) -> None:
-    """Raise ConflictError if `begin` would: for those who have much to do before."""
+    """Raise ConflictError if `begin` would, for callers with long work before it."""
     there = [info.path for info in folder.list()]
     if METADATA in there:
         raise ConflictError(
@@ -70,14 +70,14 @@ def check_empty(folder: Folder) -> None:
 
 
 def discard_own(folder: Folder, mark: str) -> None:
-    """Take away what somebody of this mark, who is gone, has left of a savepoint; never one that is there."""
+    """Remove the files of an interrupted savepoint with this mark, whose writer is gone; keep a complete one."""
     try:
         owner = folder.get(WRITING).decode(errors="replace").partition(" ")[0]
     except NotFoundError:
         return
     left = [info.path for info in folder.list()]
     if owner == mark and METADATA not in left:
-        # Whoever was stopped within `begin` had not looked yet whether there is anything else.
+        # A writer that was killed in `begin` may not have checked the folder: keep other files.
         folder.delete([path for path in left if path.startswith(_WRITTEN)])
         folder.delete([WRITING])
 
@@ -101,14 +101,14 @@ def _refuse_others(others: Sequence[str], folder: Folder) -> None:
 
 
 def uploading(folder: Folder) -> InBackground[LocalTable]:
-    """Return what brings files and pieces into a savepoint's folder while more are made; here, they are deleted."""
+    """Return a background uploader of files and pieces, which deletes the local ones."""
 
-    def bring(local: LocalTable) -> None:
+    def upload(local: LocalTable) -> None:
         hit("savepoint.upload")
         folder.put_file(local.table.file.path, local.path)
         local.path.unlink()
 
-    return InBackground(bring)
+    return InBackground(upload)
 
 
 def join_pieces(
@@ -119,38 +119,38 @@ def join_pieces(
     scratch: Path,
     cut: Cut = Cut(),  # noqa: B008
 ) -> list[TableFile]:
-    """Make files of what all writers of a state have handed on; return all of the state's files, in order.
+    """Join the pieces of all writers of a state; return all of the state's files, in order.
 
-    `scratch` is a local directory with room for the pieces and once more; what is put there is deleted.
+    `scratch` is a local directory with room for twice the pieces; this function removes its files there.
     """
-    with tempfile.TemporaryDirectory(dir=scratch) as own:
-        local = [LocalTable(Path(own, piece.file.name), piece) for piece in pieces]
-        fetch(folder, [piece.file for piece in pieces], Path(own))
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        local = [LocalTable(Path(directory, piece.file.name), piece) for piece in pieces]
+        fetch(folder, [piece.file for piece in pieces], Path(directory))
         with uploading(folder) as uploads:
-            joined = join(files, local, max_parallelism, Path(own), cut, made=uploads.put)
+            joined = join(files, local, max_parallelism, Path(directory), cut, on_file=uploads.put)
     hit("savepoint.joined")
-    return in_order([*files, *(found.table for found in joined)])
+    return in_order([*files, *(one.table for one in joined)])
 
 
 def fetching(folder: Folder, scratch: Path) -> Open:
-    """Return what opens a savepoint's files: each is brought to a local directory, verified, and deleted after use."""
+    """Return a function that opens a savepoint's files: it fetches and verifies each, and deletes it after use."""
 
     @contextmanager
     def opened(file: FileRef) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(dir=scratch) as own:
-            fetch(folder, [file], Path(own))
-            yield Path(own, file.name)
+        with tempfile.TemporaryDirectory(dir=scratch) as directory:
+            fetch(folder, [file], Path(directory))
+            yield Path(directory, file.name)
 
     return opened
 
 
 def publish(folder: Folder, manifest: Manifest) -> None:
-    """Create a savepoint's manifest, which makes it one, once all is there; what it does not name is deleted.
+    """Check a savepoint's files, create its manifest, and delete files that the manifest does not name.
 
-    Raises CorruptionError naming a file that is missing or not as it should be, ConflictError if there is another
-    savepoint by now, and OutcomeUnknownError when the manifest may be there or appear later.
+    Raises CorruptionError naming a file that is missing or damaged, ConflictError if there is another savepoint by now,
+    and OutcomeUnknownError when the manifest may be there or appear later.
     """
-    # 1. What the manifest says fits together, and is there.
+    # 1. Check the manifest, and that its files exist.
     check_form(manifest, folder.url)
     there = {info.path: info.size_bytes for info in folder.list()}
     named = {file.path: file for file in manifest.stored()}
@@ -160,28 +160,28 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     for damaged in verify_files(folder, manifest.files()) if wanted() else []:
         raise CorruptionError(f"{folder.url}/{damaged.path}: {damaged.problem}: a savepoint is to be published")
     hit("savepoint.publish")
-    # 2. The manifest.
+    # 2. Create the manifest.
     create_manifest(folder, METADATA, MANIFEST.encode(manifest))
     hit("savepoint.published")
-    # 3. What writers have left, and the mark that somebody writes.
+    # 3. Delete leftovers of writers, and the mark.
     delete_unnamed(folder, there, manifest.stored())
 
 
 def delete_unnamed(folder: Folder, paths: Iterable[str], stored: Iterable[FileRef]) -> None:
-    """Delete what a savepoint's folder has beside the files of its manifest; not what a folder of it has."""
+    """Delete files of a savepoint that its manifest does not name. Keep other paths: a subfolder may be a savepoint."""
     named = {file.path for file in stored}
     delete_quietly(folder, [path for path in paths if path not in named and path.startswith((*_WRITTEN, WRITING))])
 
 
 def create_manifest(folder: Folder, path: str, data: bytes) -> None:
-    """Create a snapshot's manifest; the same again changes nothing. Raises as `publish` does."""
+    """Create a snapshot's manifest; a second call with the same one changes nothing. Raises as `publish` does."""
     try:
         folder.create(path, data)
         return
     except ConflictError as error:
         conflict = error
     except StrandlineError as error:
-        # Whatever it says, it may be about a second try whose first one has done the work.
+        # The error may come from a retry after a first try that succeeded.
         raise OutcomeUnknownError(
             f"{folder.url}/{path}: could not be written: {error.message}",
             hint=error.hint or "`strandline snapshots list` shows whether it is there",
@@ -195,9 +195,9 @@ def create_manifest(folder: Folder, path: str, data: bytes) -> None:
 
 
 def discard(folder: Folder) -> None:
-    """Take away what a savepoint that failed has left, as well as can be; never one that is there.
+    """Remove the files of a failed savepoint as far as possible; keep a complete one.
 
-    Only after `begin`, and not after an OutcomeUnknownError.
+    Call it only after `begin`, and not after an OutcomeUnknownError.
     """
     try:
         left = [info.path for info in folder.list()]

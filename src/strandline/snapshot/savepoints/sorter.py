@@ -1,7 +1,7 @@
-"""Rows in any order, given back in the order of their key groups, however many there are.
+"""External sort of rows by key group.
 
-Rows that are more than a limit go to local files, each sorted by key group. Then a few key groups at a time are read
-of all of them. In memory are no more rows than twice the limit, or those of the largest key group.
+Rows beyond a limit go to local files, each sorted by key group. Then the sorter reads a few key groups at a time from
+all files. It holds at most twice the limit in memory, or the rows of the largest key group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strandline.snapshot.rows.parquet import key_groups
 
 _LIMIT_BYTES = 64 << 20
 _MOST_BYTES = (2 << 30) - 1
-"""Of texts and bytes in a column: where each begins is a number of 32 bits."""
+"""The limit of texts and bytes in a column, whose offsets have 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class _Run:
     """Rows in the order of their key groups."""
 
     rows: pa.RecordBatch
-    """Of a file that is mapped, if they were too many to keep."""
+    """In a memory-mapped file, if they exceeded the limit."""
     ends: npt.NDArray[np.int64]
-    """Where the rows end of all key groups up to each one, from 0 on."""
+    """For each key group, the number of rows of all groups before it; the last item is the number of all rows."""
 
 
 class RowSorter:
-    """Takes rows of a contiguous range of key groups; files go into a local directory, which is the caller's to delete.
+    """Sorts rows of a contiguous range of key groups. The caller deletes its files in a local directory.
 
-    Of broadcast rows the range is BROADCAST_GROUPS.
+    The range of broadcast rows is BROADCAST_GROUPS.
     """
 
     def __init__(self, groups: range, directory: Path, limit_bytes: int = _LIMIT_BYTES) -> None:
@@ -48,12 +48,12 @@ class RowSorter:
         self._runs: list[_Run] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows, in any order. Raises ValueError for a key group that is not of the range."""
+        """Add rows, in any order. Raises ValueError for a key group outside of the range."""
         if not batch.num_rows:
             return
-        found = key_groups(batch)
-        if found.min() < self._groups.start or found.max() >= self._groups.stop:
-            raise ValueError(f"key groups {found.min()} to {found.max()}, expected some of {self._groups}")
+        groups = key_groups(batch)
+        if groups.min() < self._groups.start or groups.max() >= self._groups.stop:
+            raise ValueError(f"key groups {groups.min()} to {groups.max()}, expected some of {self._groups}")
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         self._rows += batch.num_rows
@@ -61,21 +61,21 @@ class RowSorter:
             self._spill()
 
     def in_order(self) -> Iterator[pa.RecordBatch]:
-        """Give all rows: whole key groups, in order; within a key group, in the order in which they came."""
+        """Yield all rows: whole key groups, in order; within a key group, in the order of `add`."""
         if self._waiting:
             rows, ends = self._sorted()
             self._runs.append(_Run(rows, ends))
         for first, last in self._cuts():
             parts = [run.rows.slice(run.ends[first], run.ends[last] - run.ends[first]) for run in self._runs]
-            batch = self._together([part for part in parts if part.num_rows], first)
+            batch = self._concat([part for part in parts if part.num_rows], first)
             del parts
             yield batch
 
-    def _together(self, parts: list[pa.RecordBatch], first: int) -> pa.RecordBatch:
+    def _concat(self, parts: list[pa.RecordBatch], first: int) -> pa.RecordBatch:
         try:
             return pa.concat_batches(parts)
         except pa.ArrowInvalid:
-            # Sorted as a whole, as a keeper that restores them holds them, a key group has so much room.
+            # A keeper that restores a key group, and this sort, hold it as one batch.
             size_bytes = sum(part.nbytes for part in parts)
             raise StateLimitError(
                 f"the rows of key group {self._groups.start + first} hold {size_bytes:,} bytes, and a column of a key "
@@ -101,7 +101,7 @@ class RowSorter:
         self._runs.append(_Run(pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0), ends))
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
-        """Cut the key groups so that the rows of each part are no larger than the limit, if a key group is not."""
+        """Yield ranges of key groups with rows up to the limit each, or a single larger key group."""
         if not self._runs:
             return
         ends = np.sum([run.ends for run in self._runs], axis=0)

@@ -1,7 +1,7 @@
-"""Writing a state's rows into canonical files: in parts, by writers that do not know each other, and then the rest.
+"""Writers of a state's rows into canonical files. Writers of parts work independently.
 
-A writer that has a range of key groups writes the files that it can know of (`tree.py`). What is left, at the edges of
-its range, it hands on as pieces: `join` makes of all writers' pieces the files that a writer of all would have written.
+A writer of a range of key groups writes the files whose ends it can determine (`tree.py`), and the remaining rows, at
+the ends of its range, into pieces. `join` turns all pieces into the files that a single writer would have written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from strandline.snapshot.rows.columns import KEY_GROUP
 from strandline.snapshot.rows.parquet import Cut, LocalTable, key_groups, table_of, write_table
 from strandline.snapshot.savepoints.tree import KeyGroupTree
 
-Made = Callable[[LocalTable], object]
+OnFile = Callable[[LocalTable], object]
 Sizes = npt.NDArray[np.int64]
 
 _CUT = Cut()
@@ -34,50 +34,49 @@ _PRESENCE_BYTES = 1
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
-def _kept(local: LocalTable) -> None:
-    """Leave a file to who asked for it."""
+def _ignore(local: LocalTable) -> None:
+    """Leave a file to the caller."""
 
 
-class _Waiting:
-    """Rows in order, as the batches that they came in, and how large they are."""
+class _Queue:
+    """A queue of batches of rows, with their sizes."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[pa.RecordBatch, Sizes]] = deque()
-        """Each with the size of all its rows up to each one, from 0 on."""
+        """Batches with the cumulative sizes of their rows, from 0 on."""
 
     def put(self, batch: pa.RecordBatch, ends: Sizes) -> None:
         self._batches.append((batch, ends))
 
     def take(self, rows: int) -> list[pa.RecordBatch]:
         """Remove the first rows and return them."""
-        taken: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         while rows:
             batch, ends = self._batches.popleft()
             n = min(rows, batch.num_rows)
-            taken.append(batch.slice(0, n))
+            batches.append(batch.slice(0, n))
             if n < batch.num_rows:
                 self._batches.appendleft((batch.slice(n), ends[n:]))
             rows -= n
-        return taken
+        return batches
 
     def prefix(self, size: int) -> tuple[int, int]:
-        """Return how many of the first rows are no larger than this together, but at least one, and their size."""
-        rows = found = 0
+        """Return the most first rows, at least one, whose total size is within `size`, and that size."""
+        rows = total = 0
         for batch, ends in self._batches:
-            n = int(np.searchsorted(ends, ends[0] + size - found, side="right")) - 1
+            n = int(np.searchsorted(ends, ends[0] + size - total, side="right")) - 1
             if n < batch.num_rows:
                 n = n if rows + n else 1
-                return rows + n, found + int(ends[n] - ends[0])
+                return rows + n, total + int(ends[n] - ends[0])
             rows += n
-            found += int(ends[n] - ends[0])
-        return rows, found
+            total += int(ends[n] - ends[0])
+        return rows, total
 
 
 class TableWriter:
     """Writes the rows of one state, of a contiguous range of key groups, into files in a local directory.
 
-    Broadcast rows have a writer of their own, whose range is BROADCAST_GROUPS. In memory are the rows of no more than
-    a file, and the batch that comes.
+    The range of broadcast rows is BROADCAST_GROUPS. It holds the rows of at most one file in memory, and one batch.
     """
 
     def __init__(
@@ -87,11 +86,9 @@ class TableWriter:
         max_parallelism: int,
         directory: Path,
         cut: Cut = _CUT,
-        made: Made = _kept,
+        on_file: OnFile = _ignore,
     ) -> None:
-        """`schema` is one of `named_schema`. `made` is called with each file, and each piece, as soon as it is whole;
-        then the file is not needed any more.
-        """
+        """`schema` comes from `named_schema`. `on_file` gets each complete file and piece, and may delete it."""
         if schema.names[:1] != [KEY_GROUP] or schema.field(0).type != pa.int32():
             raise ValueError(f"the first column is {schema.field(0)}, expected {KEY_GROUP}: int32")
         if not schema.metadata:
@@ -100,21 +97,21 @@ class TableWriter:
         self._groups = groups
         self._directory = directory
         self._cut = cut
-        self._made = made
+        self._on_file = on_file
         self._first = groups.start if groups == BROADCAST_GROUPS else 0
         leaves = 1 if groups == BROADCAST_GROUPS else max_parallelism
         shifted = range(groups.start - self._first, groups.stop - self._first)
         self._tree = KeyGroupTree(shifted, leaves, cut.file_bytes, self._give)
-        self._waiting = _Waiting()
+        self._waiting = _Queue()
         self._last = groups.start
         self._piece: PieceWriter | None = None
         self._files: list[LocalTable] = []
         self._pieces: list[LocalTable] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows, sorted by key group and key, none of which comes before one that was written.
+        """Add rows, sorted by key group and key, that follow all earlier rows.
 
-        Raises ValueError if a key group is not of the range or comes too late, or the columns are others.
+        Raises ValueError if a key group is out of range or out of order, or if the columns differ.
         """
         if not batch.schema.equals(self._schema):
             raise ValueError(f"columns {batch.schema}, expected {self._schema}")
@@ -136,14 +133,14 @@ class TableWriter:
                 self._tree.cut(*self._waiting.prefix(self._cut.file_bytes))
 
     def mark_file(self, group: int) -> None:
-        """Say that there is a file, of another writer, whose first key group is this; its rows are not given."""
+        """Note that a file of another writer begins with this key group; this writer does not get its rows."""
         if group < self._last:
             raise ValueError(f"a file that begins with key group {group}, expected {self._last} or later")
         self._last = group
         self._tree.mark_file(group)
 
     def finish(self) -> tuple[list[LocalTable], list[LocalTable]]:
-        """Return the files, which are the savepoint's, and the pieces, which `join` makes files of, each in order."""
+        """Return the savepoint's files, and the pieces for `join`, each in order."""
         self._tree.finish()
         self._end_piece()
         return self._files, self._pieces
@@ -154,7 +151,7 @@ class TableWriter:
             self._end_piece()
             table = pa.Table.from_batches(batches, self._schema)
             self._files.append(write_table(table, self._directory, self._cut))
-            self._made(self._files[-1])
+            self._on_file(self._files[-1])
             return
         if self._piece is None:
             self._piece = PieceWriter(self._schema, self._directory)
@@ -163,7 +160,7 @@ class TableWriter:
     def _end_piece(self) -> None:
         if self._piece is not None:
             self._pieces.append(self._piece.finish())
-            self._made(self._pieces[-1])
+            self._on_file(self._pieces[-1])
             self._piece = None
 
 
@@ -173,16 +170,16 @@ def join(
     max_parallelism: int,
     directory: Path,
     cut: Cut = _CUT,
-    made: Made = _kept,
+    on_file: OnFile = _ignore,
 ) -> list[LocalTable]:
-    """Make files, in a local directory, of all writers' pieces of a state; the pieces stay.
+    """Join all writers' pieces of a state to files in a local directory; the pieces stay.
 
-    `files` are those that the writers made: what is beside them depends on where they are. Raises CorruptionError
-    naming a piece that is damaged, and ValueError for pieces that do not go together.
+    `files` are the files of the writers, whose positions determine the ends of the new ones. Raises CorruptionError
+    naming a piece that is damaged, and ValueError for pieces that overlap.
     """
     if not pieces:
         return []
-    writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut, made)
+    writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut, on_file)
     pending = deque(sorted(file.first_key_group for file in files))
     ordered = sorted(pieces, key=lambda piece: piece.table.first_key_group)
     for one, other in pairwise(ordered):
@@ -199,12 +196,12 @@ def join(
 
 
 def in_order(files: Iterable[TableFile]) -> list[TableFile]:
-    """Return a state's files as its manifest lists them, given those of writers and `join` in their own order."""
+    """Return a state's files in the order of its manifest."""
     return sorted(files, key=lambda file: file.first_key_group)
 
 
 class PieceWriter:
-    """Writes rows into a new local file, an Arrow IPC stream, which has its name only when it is whole."""
+    """Writes rows into a new local file, an Arrow IPC stream, which gets its name when it is complete."""
 
     def __init__(self, schema: pa.Schema, directory: Path) -> None:
         self._path = directory / f"{unique_name()}.arrow"
@@ -214,7 +211,7 @@ class PieceWriter:
         self._last = self._rows = 0
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add rows, at least one, behind the others."""
+        """Append rows, at least one."""
         for batch in batches:
             self._stream.write_batch(batch)
             self._rows += batch.num_rows
@@ -223,7 +220,7 @@ class PieceWriter:
         self._last = int(key_groups(batches[-1])[-1])
 
     def finish(self) -> LocalTable:
-        """Return the whole file, which has rows."""
+        """Close the file, which has rows, and return it."""
         assert self._first is not None
         self._stream.close()
         self._draft.rename(self._path)
@@ -242,7 +239,7 @@ def piece_schema(piece: LocalTable) -> pa.Schema:
 
 
 def read_piece(piece: LocalTable) -> Iterator[pa.RecordBatch]:
-    """Read a piece's rows in order; raise CorruptionError naming it unless it is as it was written."""
+    """Read a piece's rows in order; raise CorruptionError naming it if it is damaged."""
     file = piece.table.file
     try:
         size, sha256 = piece.path.stat().st_size, sha256_of(piece.path)
@@ -257,7 +254,7 @@ def read_piece(piece: LocalTable) -> Iterator[pa.RecordBatch]:
 
 
 def row_sizes(batch: pa.RecordBatch) -> Sizes:
-    """Return each row's size in bytes: the same for equal rows, whatever buffers they share and whatever lies unused.
+    """Return each row's size in bytes, which is equal for equal rows with any layout of buffers.
 
     Raises ValueError for a type that no column of state has.
     """
@@ -286,7 +283,7 @@ def _sizes(array: pa.Array) -> Sizes:
 
 
 def _of_parts(offsets: pa.Array, parts: list[pa.Array]) -> Sizes:
-    """Return how large the elements of each list are, which lie between its offsets."""
+    """Return the size of the elements of each list, which are between its offsets."""
     at = offsets.to_numpy().astype(np.int64)
     if not len(at):
         return np.zeros(0, np.int64)
@@ -299,5 +296,5 @@ def _of_parts(offsets: pa.Array, parts: list[pa.Array]) -> Sizes:
 
 
 def _of_valid(array: pa.Array, sizes: Sizes) -> Sizes:
-    """Leave out what lies behind nulls: there may be anything."""
+    """Return sizes with 0 for nulls, whose buffers may hold anything."""
     return sizes if not array.null_count else np.where(array.is_valid().to_numpy(False), sizes, 0)

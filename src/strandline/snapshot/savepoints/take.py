@@ -1,7 +1,7 @@
-"""A savepoint of a checkpoint: canonical, its state as tables, or native, its files as they are.
+"""Takes savepoints of checkpoints: canonical ones with state as tables, native ones with unchanged files.
 
-The job whose checkpoint it is may run meanwhile: nothing is read but the checkpoint's files, which somebody must keep
-from being subsumed, and the work is done by processes of their own, which give way to others.
+The job may run meanwhile. Only the checkpoint's files are read, which the caller must keep from deletion, and separate
+processes with low priority do the work.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Form = Literal["canonical", "native"]
 FORMS: tuple[Form, ...] = ("canonical", "native")
 
 LocalCopy = Callable[[str, Partition], Path | None]
-"""Where a partition of an operator has its files on this machine, if it has."""
+"""Returns the local copy of a partition's files, or None."""
 
 _LOOK_S = 0.1
 _SHARE_BYTES = 8 << 20
-"""How much a process has to write at least: to start one takes as long as to write that."""
+"""The least work of a process: its start takes as long as writing this much."""
 
 
 Report = Callable[[SavepointProgress], None]
@@ -70,40 +70,39 @@ def take_savepoint(
 ) -> Manifest:
     """Write a savepoint of a checkpoint, whose files are relative to `source`, into the folder `target`; return it.
 
-    `mark` says who writes it, as `begin` has it.
-    Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged,
-    CheckpointError soon after `cancelled` says so, whatever the processes do, and OutcomeUnknownError when the
-    savepoint may be there or appear later. After any other error nothing is left there.
+    `mark` identifies the writer, as in `begin`. Raises ConflictError if the folder is not empty, CorruptionError if the
+    checkpoint is damaged, CheckpointError soon after `cancelled` returns True, and OutcomeUnknownError when the
+    savepoint may be there or appear later. After any other error the folder is empty.
     """
     here, folder = folder_at(source), folder_at(target)
     begin(folder, mark)
     try:
         with Scratch("savepoint", scratch) as directory:
             if form == "native":
-                made = _Native(here, folder, directory, cancelled).savepoint(manifest)
+                result = _Native(here, folder, directory, cancelled).savepoint(manifest)
             else:
-                made = _Canonical(manifest, source, target, directory, report, local_copy, cancelled).savepoint()
-            size_bytes = size_of(made.files())
-            made = msgspec.structs.replace(
-                made, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
+                result = _Canonical(manifest, source, target, directory, report, local_copy, cancelled).savepoint()
+            size_bytes = size_of(result.files())
+            result = msgspec.structs.replace(
+                result, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
                 uploaded_bytes=size_bytes, total_bytes=size_bytes,
             )  # fmt: skip
             hit("savepoint.written")
-            publish(folder, made)
+            publish(folder, result)
     except OutcomeUnknownError:
         raise
     except BaseException:
         discard(folder)
         raise
-    return made
+    return result
 
 
 def bring_tables(
     manifest: Manifest, source: Place, target: Place, scratch: Path, report: Report = lambda progress: None
 ) -> Manifest:
-    """Bring what a snapshot has into a savepoint's folder that was begun, its state as tables; return what there is.
+    """Write a snapshot's state as tables into the folder of a savepoint after `begin`; return the manifest.
 
-    Of a canonical savepoint, its own files are brought as they are. Nothing is published. Raises CorruptionError if the
+    The files of a canonical savepoint are copied unchanged. Nothing is published. Raises CorruptionError if the
     snapshot is damaged.
     """
     if manifest.savepoint != "canonical":
@@ -113,9 +112,9 @@ def bring_tables(
 
 
 def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path | None = None) -> SourceInfo:
-    """Bring the files of a snapshot's place in the sources into another folder; return it with their paths there.
+    """Copy the files of a snapshot's position in the sources into another folder; return it with their paths there.
 
-    Raises CorruptionError if they are not as the snapshot says.
+    Raises CorruptionError if they do not match the snapshot.
     """
     with Scratch("savepoint", scratch) as directory:
         brought = _Native(folder_at(source), target, directory).bring_source(info)
@@ -125,7 +124,7 @@ def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path 
 
 @dataclass(frozen=True)
 class _Native:
-    """Brings files as they are: by the storage itself where it can."""
+    """Copies files unchanged, inside the storage if it can."""
 
     _here: Folder
     _target: Folder
@@ -133,7 +132,7 @@ class _Native:
     _cancelled: Callable[[], bool] = _never
 
     def savepoint(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with the paths that the files have in the savepoint."""
+        """Copy the files; return the manifest with their paths in the savepoint."""
         self._bring_all(manifest.files())
         operators = [
             msgspec.structs.replace(operator, partitions=[
@@ -145,22 +144,22 @@ class _Native:
         return msgspec.structs.replace(manifest, operators=operators, source=_moved_source(manifest.source))
 
     def bring_source(self, info: SourceInfo | None) -> SourceInfo | None:
-        """Bring what rewinds the sources."""
+        """Copy the files that rewind the sources."""
         self._bring_all(info.files() if info else [])
         return _moved_source(info)
 
     def bring_as_is(self, files: Iterable[FileRef]) -> None:
-        """Bring files of a savepoint, which have their paths already."""
+        """Copy files of a savepoint to the same paths."""
         in_parallel(lambda file: self._bring(file, file.path), stored_once(files))
 
     def _bring_all(self, files: Iterable[FileRef]) -> None:
-        # By content: partitions that hold the same, as those with broadcast state alone, have equal files.
+        # Copy equal files once: partitions with broadcast state alone have such.
         in_parallel(self._bring, {f.sha256: f for f in files if f.inline is None}.values())
 
     def _bring(self, file: FileRef, to: str = "") -> None:
         to = to or _path_of(file)
         hit("savepoint.file")
-        _go_on_unless(self._cancelled, self._target)
+        _check_cancelled(self._cancelled, self._target)
         if self._target.take(to, self._here, file.path) and self._target.head(to).size_bytes == file.size:
             return
         local = self._scratch / file.sha256
@@ -197,7 +196,7 @@ def _moved_source(info: SourceInfo | None) -> SourceInfo | None:
 
 @dataclass
 class _Canonical:
-    """Has every partition exported by processes, several at once, and joins what is left at their edges."""
+    """Exports partitions in parallel processes, and joins the pieces at their ends."""
 
     _manifest: Manifest
     _source: Place
@@ -212,21 +211,21 @@ class _Canonical:
         self._done = 0
 
     def savepoint(self) -> Manifest:
-        """Return the manifest with tables in place of partitions."""
+        """Write the tables; return the manifest with tables in place of partitions."""
         parts = [part for operator in self._manifest.operators for part in self._parts(operator)]
         exporters = Exporters(self._scratch)
         try:
             with ThreadPoolExecutor(self._processes(len(parts)), "strandline-savepoint") as pool:
-                asked = [pool.submit(self._run, exporters, *one, len(parts)) for one in enumerate(parts)]
+                futures = [pool.submit(self._run, exporters, *one, len(parts)) for one in enumerate(parts)]
                 try:
-                    # The first that fails ends the others, whichever of them come before it.
-                    left = set(asked)
+                    # The first failure stops all others.
+                    left = set(futures)
                     while left:
                         done, left = wait(left, _LOOK_S, FIRST_EXCEPTION)
-                        for answer in done:
-                            answer.result()
-                        _go_on_unless(self._cancelled, folder_at(self._target))
-                    files = [answer.result() for answer in asked]
+                        for future in done:
+                            future.result()
+                        _check_cancelled(self._cancelled, folder_at(self._target))
+                    files = [future.result() for future in futures]
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
                     exporters.stop()
@@ -234,7 +233,7 @@ class _Canonical:
         finally:
             exporters.close()
         operators = [
-            self._joined(operator, [found for part, found in zip(parts, files, strict=True) if _is_of(part, operator)])
+            self._join(operator, [one for part, one in zip(parts, files, strict=True) if _is_of(part, operator)])
             for operator in self._manifest.operators
         ]
         native = _Native(folder_at(self._source), folder_at(self._target), self._scratch, self._cancelled)
@@ -243,7 +242,7 @@ class _Canonical:
         )
 
     def _processes(self, parts: int) -> int:
-        """Return how many processes work at once: as many as there are processors, if each has enough to do."""
+        """Return the number of parallel processes: one for each processor, if each has enough work."""
         shares = 1 + size_of(self._manifest.files()) // _SHARE_BYTES
         return max(1, min(parts, shares, os.cpu_count() or 1))
 
@@ -257,35 +256,35 @@ class _Canonical:
                 now_us=now_us, watermark_us=watermark_us,
             )  # fmt: skip
 
-    def _joined(self, operator: OperatorInfo, found: Sequence[Files]) -> OperatorInfo:
+    def _join(self, operator: OperatorInfo, results: Sequence[Files]) -> OperatorInfo:
         tables: dict[str, list[TableFile]] = {}
         folder = folder_at(self._target)
         for state in operator.states:
-            files = [file for each in found for file in each.files.get(state.name, [])]
-            pieces = [piece for each in found for piece in each.pieces.get(state.name, [])]
-            made = join_pieces(folder, files, pieces, operator.max_parallelism, self._scratch)
-            if made:
-                tables[state.name] = made
+            files = [file for each in results for file in each.files.get(state.name, [])]
+            pieces = [piece for each in results for piece in each.pieces.get(state.name, [])]
+            joined = join_pieces(folder, files, pieces, operator.max_parallelism, self._scratch)
+            if joined:
+                tables[state.name] = joined
         return msgspec.structs.replace(operator, partitions=[], tables=tables)
 
     def _run(self, exporters: Exporters, number: int, part: ExportPart, parts: int) -> Files:
-        """Have one part exported by a process; hear how far it is."""
+        """Export one part in a process, and report its progress."""
 
-        def wrote(rows: int) -> None:
+        def report(rows: int) -> None:
             self._rows[number] = rows
-            self._say(parts)
+            self._send_progress(parts)
 
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
-            found = exporters.export(msgspec.structs.replace(part, scratch=directory), wrote)
+            files = exporters.export(msgspec.structs.replace(part, scratch=directory), report)
         self._done += 1
-        self._say(parts)
-        return found
+        self._send_progress(parts)
+        return files
 
-    def _say(self, parts: int) -> None:
+    def _send_progress(self, parts: int) -> None:
         self._report(SavepointProgress(sum(self._rows.values()), self._done, parts))
 
 
-def _go_on_unless(cancelled: Callable[[], bool], target: Folder) -> None:
+def _check_cancelled(cancelled: Callable[[], bool], target: Folder) -> None:
     if cancelled():
         raise CheckpointError(f"{target.url}: the savepoint was cancelled")
 

@@ -1,4 +1,4 @@
-"""What a manifest says, as tables: operators, states, partitions, files, the snapshot itself and its job's history."""
+"""Metadata tables of a snapshot: operators, states, partitions, files, the snapshot itself and its job's history."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _View:
 
 
 def metadata(snapshot: Snapshot, name: str, options: Mapping[str, str] | None = None) -> pa.Table:
-    """Return one of the tables named in `METADATA_TABLES`.
+    """Return one of the `METADATA_TABLES`.
 
-    `options` are the storage's, for the history, which looks at all of the job's checkpoints. Raises NotFoundError for
+    `options` are the storage's, for the history, which reads all of the job's checkpoints. Raises NotFoundError for
     another name.
     """
     view = _view(name)
@@ -37,7 +37,7 @@ def metadata(snapshot: Snapshot, name: str, options: Mapping[str, str] | None = 
 
 
 def metadata_schema(name: str) -> pa.Schema:
-    """Return the columns of such a table."""
+    """Return the columns of a metadata table."""
     return pa.schema(_view(name).columns)
 
 
@@ -92,12 +92,12 @@ def _partitions(snapshot: Snapshot, options: Mapping[str, str] | None) -> Iterat
 
 
 def _files(snapshot: Snapshot, options: Mapping[str, str] | None) -> Iterator[Row]:
-    found: list[tuple[str | None, int | None, str | None, FileRef]] = [
+    files: list[tuple[str | None, int | None, str | None, FileRef]] = [
         (operator.uid, *one) for operator in snapshot.manifest.operators for one in _files_of(operator)
     ]
     source = snapshot.manifest.source
-    found += [(None, None, None, file) for file in (source.files() if source else [])]
-    for operator, partition, state, file in found:
+    files += [(None, None, None, file) for file in (source.files() if source else [])]
+    for operator, partition, state, file in files:
         yield {
             "operator": operator, "partition": partition, "state": state, "name": file.name, "path": file.path or None,
             "bytes": file.size, "sha256": file.sha256, "shared": file.shared,
@@ -165,4 +165,4 @@ _VIEWS = {
     ),
 }  # fmt: skip
 METADATA_TABLES = tuple(_VIEWS)
-"""The names of the tables that each snapshot has, beside those of its states."""
+"""The names of the metadata tables of each snapshot."""

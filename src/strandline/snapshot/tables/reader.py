@@ -1,7 +1,7 @@
-"""Reading the tables of a snapshot, from wherever it lies: whole, a range of key groups, or one key.
+"""Reader of a snapshot's tables: all rows, a range of key groups, or one key.
 
-A job may run meanwhile. What lies in a directory of this machine is read where it is, by links that the job's deletions
-do not touch; what lies elsewhere is fetched, a part at a time, and only if it may hold what is asked for.
+The job may run meanwhile. The reader links local files, so that the job's deletions do not affect it, and fetches
+remote ones, a part at a time, and only if the part may hold a requested row.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from strandline.snapshot.tables.table import Table, find_table
 
 _OPEN_PARTS = 8
 _KEYED_BY_GROUP = ("timers", "panes")
-"""Kinds of state in whose entries something stands before the key."""
+"""Kinds of state with entries that do not begin with the key."""
 
 
 def read_rows(
     snapshot: Snapshot, name: str, groups: range | None = None, key: Any = None, scratch: Path | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read a table, `uid.state`: all of its rows, those of a range of key groups, or those of one key; in order.
+    """Yield rows of a table, `uid.state`, in order: all, those of a range of key groups, or those of one key.
 
-    `scratch` is a local directory for what has to be fetched, the system's own by default. Raises NotFoundError if
+    `scratch` is a local directory for fetched files, by default the system's. Raises NotFoundError if
     there is no such table, or if the job has deleted the checkpoint meanwhile, and CorruptionError for damaged files.
     """
     table = find_table(snapshot, name)
@@ -55,24 +55,24 @@ def read_rows(
 def look_up(snapshot: Snapshot, name: str, key: Any, scratch: Path | None = None) -> pa.RecordBatch:
     """Return the rows of one key in a table, `uid.state`; none if it has no such key.
 
-    Only the part that may hold the key is fetched. Who looks up many keys keeps a `StateReader`. Raises as `read_rows`
-    does, and StateTypeError for what is no key of the operator.
+    It fetches only the part that may hold the key. To look up many keys, use one `StateReader`. Raises as `read_rows`
+    does, and StateTypeError for an invalid key.
     """
     with StateReader(scratch) as reader:
         return reader.look_up(find_table(snapshot, name), key)
 
 
 class StateReader:
-    """Reads tables, and keeps open what one key after the other is looked up in. Several threads may use it."""
+    """Reads tables, and keeps partitions open for the next look-ups of keys. Several threads may use it."""
 
     def __init__(self, scratch: Path | None = None) -> None:
-        """`scratch` is a local directory with room for what is fetched."""
+        """`scratch` is a local directory with room for fetched files."""
         self._scratch = Scratch("state", scratch)
         self.scratch = self._scratch.path
-        """A directory of the reader's own, until it is closed."""
+        """The reader's own directory, until it is closed."""
         self._open: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()
         self._verified: dict[Path, tuple[int, ...]] = {}
-        """By path, which files of this machine have been compared with their checksums."""
+        """By path: the identity of local files whose checksums were compared."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> StateReader:
@@ -83,46 +83,46 @@ class StateReader:
         refuse_full_disk(error, self.scratch)
 
     def close(self) -> None:
-        """Close all files, and delete what was fetched."""
+        """Close all files, and delete fetched ones."""
         while self._open:
             self._open.popitem()[1].close()
         self._scratch.close()
 
     def rows(self, table: Table, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a range of key groups, or all, in order; of what is fetched, a part is there at a time."""
+        """Yield the rows of a range of key groups, or all, in order; fetched parts exist one at a time."""
         if table.is_broadcast:
             wanted = BROADCAST_GROUPS
         else:
             whole = table.groups
             wanted = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
-        with _still_there(table):
+        with _deletion_detected(table):
             if table.files is not None:
                 yield from read_tables(table.files, wanted, self._opening(table.folder))
             for part in table.partitions:
-                own = _common(wanted, part)
-                if not own:
+                common = _common(wanted, part)
+                if not common:
                     continue
-                opened = _Part(table.folder, table.operator, part, self._place())
+                opened = _Part(table.folder, table.operator, part, self._make_directory())
                 try:
-                    yield from table.codec.decode_groups(opened.reader.scan(table.state.name, own))
+                    yield from table.codec.decode_groups(opened.reader.scan(table.state.name, common))
                 finally:
                     opened.close()
 
     def look_up(self, table: Table, key: Any) -> pa.RecordBatch:
-        """Return the rows of one key, in order; none if it is not there."""
+        """Return the rows of one key, in order; none if the table lacks it."""
         if table.is_broadcast:
             raise ConfigurationError(
                 f"table '{table.name}': broadcast state belongs to no key", hint="read all of it, and filter its rows"
             )
         wanted = TableKey(table.operator, key)
-        with _still_there(table):
+        with _deletion_detected(table):
             return self._in_files(table, wanted) if table.files is not None else self._in_parts(table, wanted)
 
     def _in_files(self, table: Table, key: TableKey) -> pa.RecordBatch:
         groups = range(key.group, key.group + 1)
         opening = self._opening(table.folder)
         batches = read_tables(table.files or [], groups, opening, key.may_be_in)
-        return _joined(table, [rows for batch in batches if (rows := key.among(batch)).num_rows])
+        return _concat(table, [rows for batch in batches if (rows := key.among(batch)).num_rows])
 
     def _in_parts(self, table: Table, key: TableKey) -> pa.RecordBatch:
         part = table.part_of(key.group)
@@ -133,23 +133,23 @@ class StateReader:
                 return table.codec.decode(list(reader.scan_prefix(name, key.bytes)))
             groups = range(key.group, key.group + 1)
             batches = [key.among(batch) for batch in table.codec.decode_groups(reader.scan(name, groups))]
-        return _joined(table, [rows for rows in batches if rows.num_rows])
+        return _concat(table, [rows for rows in batches if rows.num_rows])
 
     def _part(self, table: Table, part: PartitionInfo) -> _Part:
         at = (f"{table.folder.url}/{table.metadata}", table.operator.uid, part.index)
-        found = self._open.get(at)
-        if found is None:
+        opened = self._open.get(at)
+        if opened is None:
             while len(self._open) >= _OPEN_PARTS:
                 self._open.popitem(last=False)[1].close()
-            found = self._open[at] = _Part(table.folder, table.operator, part, self._place())
+            opened = self._open[at] = _Part(table.folder, table.operator, part, self._make_directory())
         self._open.move_to_end(at)
-        return found
+        return opened
 
     def _verify(self, folder: Folder, file: FileRef, path: Path) -> None:
-        """Compare a file with its checksum: once, as long as it is the same file. Its pages have their own."""
-        found = path.stat()
-        same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        if self._verified.get(path) == same:
+        """Compare a file with its checksum, once for each version of the file. Its pages have checksums, too."""
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._verified.get(path) == identity:
             return
         if sha256_of(path) != file.sha256:
             raise CorruptionError(
@@ -157,13 +157,13 @@ class StateReader:
                 hint="`strandline snapshots verify` names every damaged file",
                 path=file.path,
             )
-        self._verified[path] = same
+        self._verified[path] = identity
 
-    def _place(self) -> Path:
+    def _make_directory(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
     def _opening(self, folder: Folder) -> Open:
-        """Return what opens a savepoint's files: where they lie if that is on this machine, or else fetched."""
+        """Return a function that opens a savepoint's files: local ones in place, others after a fetch."""
 
         @contextmanager
         def opened(file: FileRef) -> Iterator[Path]:
@@ -173,18 +173,18 @@ class StateReader:
                 self._verify(folder, file, path)
                 yield path
                 return
-            own = self._place()
+            directory = self._make_directory()
             try:
-                fetch(folder, [file], own)
-                yield own / file.name
+                fetch(folder, [file], directory)
+                yield directory / file.name
             finally:
-                shutil.rmtree(own, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
 
         return opened
 
 
 class _Part:
-    """The files of a partition, open."""
+    """The open files of a partition."""
 
     def __init__(self, folder: Folder, operator: OperatorInfo, part: PartitionInfo, place: Path) -> None:
         self._place = place
@@ -201,8 +201,8 @@ class _Part:
 
 
 @contextmanager
-def _still_there(table: Table) -> Iterator[None]:
-    """Tell files that a running job has deleted from files that are lost."""
+def _deletion_detected(table: Table) -> Iterator[None]:
+    """Raise NotFoundError in place of CorruptionError for files that a running job has deleted."""
     try:
         yield
     except CorruptionError as error:
@@ -217,13 +217,13 @@ def _still_there(table: Table) -> Iterator[None]:
 
 
 def _common(groups: range, part: PartitionInfo) -> range:
-    """Return which of some key groups a partition has; broadcast rows are of each."""
+    """Return the key groups of a range that a partition has; each one has broadcast rows."""
     if groups == BROADCAST_GROUPS:
         return groups
     return range(max(groups.start, part.first_key_group), min(groups.stop, part.last_key_group + 1))
 
 
-def _joined(table: Table, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(table: Table, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=table.schema)
     return pa.concat_batches(batches)

@@ -1,4 +1,4 @@
-"""SQL over the tables of a snapshot, by DuckDB, in this process: no JVM."""
+"""SQL over the tables of a snapshot, with DuckDB in this process, without a JVM."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from strandline.snapshot.tables.reader import StateReader
 from strandline.snapshot.tables.table import Table, all_tables
 
 METADATA = "metadata"
-"""The schema in which SQL finds a snapshot's metadata."""
+"""The SQL schema of a snapshot's metadata tables."""
 _SCHEMAS_OF_DUCKDB = ("information_schema", "pg_catalog", "system", "temp")
 _BATCH_ROWS = 65_536
 
 
 class _Source:
-    """Rows that DuckDB asks for, each time that a query scans them; until then nothing is read."""
+    """A source of rows for DuckDB, which reads them at each scan of a query."""
 
     def __init__(self, schema: Callable[[], pa.Schema], rows: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema = schema
@@ -34,21 +34,21 @@ class _Source:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         schema = self._schema()
-        reader = pa.RecordBatchReader.from_batches(schema, self._kept(schema))
+        reader = pa.RecordBatchReader.from_batches(schema, self._batches(schema))
         return reader.__arrow_c_stream__(requested_schema)
 
-    def _kept(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
             for batch in self._rows():
                 yield batch if batch.schema.equals(schema) else batch.cast(schema)
         except (Exception, KeyboardInterrupt) as error:
-            # DuckDB says that something failed, and not with which error.
+            # DuckDB raises an error of its own: keep this one.
             self.failed = error
             raise
 
 
 ROWS = "rows"
-"""What SQL that changes a state calls the rows that it has."""
+"""The name of a state's rows in SQL that changes the state."""
 
 
 @contextmanager
@@ -59,12 +59,12 @@ def query(
     scratch: Path | None = None,
     rows: Table | None = None,
 ) -> Iterator[pa.RecordBatchReader]:
-    """Run a SELECT over a snapshot, and give its rows while they are computed; only tables that it names are read.
+    """Run a SELECT over a snapshot, and yield a stream of its rows; only tables that the query names are read.
 
-    A table is called `uid.state`, where a name is no plain one in double quotes: `"my op"."timers.event"`; or `state`,
-    if only one operator has it. Metadata is in `metadata.operators` and the like. `options` are the storage's. `rows`
-    is the table that is called `rows` besides. Raises ConfigurationError if DuckDB is missing, or refuses the query, or
-    it is none, and what `read_rows` does.
+    A table is called `uid.state`, with special names in double quotes: `"my op"."timers.event"`; or `state`, if only
+    one operator has it. Metadata tables are `metadata.operators` and so on. `options` are the storage's. The table
+    `rows` is also called `rows`. Raises ConfigurationError if DuckDB is missing or refuses the query, or if that is no
+    SELECT, and what `read_rows` raises.
     """
     duckdb = _duckdb()
     tables = _distinct(all_tables(snapshot))
@@ -74,40 +74,40 @@ def query(
         try:
             _name_catalog(database, tables)
             database.execute("SET TimeZone = 'UTC'")
-            # What does not fit in memory would go below the working directory.
+            # By default, DuckDB spills to the working directory.
             database.execute("SET temp_directory = ?", [str(reader.scratch)])
-            # A name that is none of ours is a mistake, and neither a variable of this program's nor code to be fetched.
+            # An unknown name is an error: not a variable of this program, and not an extension to download.
             database.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
             if rows is not None:
                 sources.append(_Source(partial(_schema, rows), partial(reader.rows, rows)))
                 database.register(ROWS, sources[0])
             sources += _register(database, snapshot, tables, options, reader)
-            # Before it runs: others write, or drop what the next query would see.
+            # Refuse other statements before they run: they would write, or drop tables.
             kinds = [statement.type for statement in database.extract_statements(sql)]
             if kinds != [duckdb.StatementType.SELECT]:
                 raise ConfigurationError(
                     f"the query is {' and '.join(kind.name for kind in kinds) or 'empty'}, expected one SELECT",
                     hint="a query only reads; --csv, --json and --parquet write what it gives",
                 )
-            found = database.sql(sql)
-            batches = found.to_arrow_reader(_BATCH_ROWS)
+            relation = database.sql(sql)
+            batches = relation.to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
-            raise _told(error, sources, known, reader.scratch) from error
+            raise _unwrap(error, sources, known, reader.scratch) from error
         yield pa.RecordBatchReader.from_batches(
-            batches.schema, _watched(batches, sources, known, reader.scratch, duckdb.Error)
+            batches.schema, _unwrapping(batches, sources, known, reader.scratch, duckdb.Error)
         )
 
 
 def _name_catalog(database: Any, tables: list[Table]) -> None:
-    """Give the database a name that no operator has: DuckDB calls it `memory`, and does not tell both apart."""
-    taken, name = {table.operator.uid.lower() for table in tables}, "snapshot"
-    while name in taken:
+    """Rename the database, which is called `memory`: its name must not be an operator's uid."""
+    uids, name = {table.operator.uid.lower() for table in tables}, "snapshot"
+    while name in uids:
         name += "_"
     database.execute(f"ATTACH ':memory:' AS {_quoted(name)}; USE {_quoted(name)}; DETACH memory")
 
 
 def _distinct(tables: list[Table]) -> list[Table]:
-    """Leave out tables whose names SQL cannot tell apart."""
+    """Omit tables whose names differ only in case."""
     names = Counter(table.name.lower() for table in tables)
     return [table for table in tables if names[table.name.lower()] == 1]
 
@@ -115,10 +115,10 @@ def _distinct(tables: list[Table]) -> list[Table]:
 def _register(
     database: Any, snapshot: Snapshot, tables: list[Table], options: Mapping[str, str] | None, reader: StateReader
 ) -> list[_Source]:
-    """Make everything known under its names; nothing is read."""
+    """Register all tables under their names, without reading them."""
     sources: list[_Source] = []
     states = Counter(table.state.name.lower() for table in tables)
-    taken = {table.name.lower() for table in tables}
+    names = {table.name.lower() for table in tables}
 
     def register(schema: str, name: str, source: _Source, whole: str, *, alone: bool = False) -> None:
         sources.append(source)
@@ -136,7 +136,7 @@ def _register(
         name = table.state.name
         register(table.operator.uid, name, source, table.name, alone=states[name.lower()] == 1)
     for name in METADATA_TABLES:
-        if f"{METADATA}.{name}" not in taken:
+        if f"{METADATA}.{name}" not in names:
             rows = partial(_metadata, snapshot, name, options)
             register(METADATA, name, _Source(partial(metadata_schema, name), rows), f"{METADATA}.{name}")
     return sources
@@ -150,7 +150,7 @@ def _metadata(snapshot: Snapshot, name: str, options: Mapping[str, str] | None) 
     return iter(metadata(snapshot, name, options).to_batches())
 
 
-def _watched(
+def _unwrapping(
     batches: Iterator[pa.RecordBatch],
     sources: list[_Source],
     known: list[str],
@@ -160,11 +160,11 @@ def _watched(
     try:
         yield from batches
     except (failure, pa.ArrowException, OSError) as error:
-        raise _told(error, sources, known, scratch) from error
+        raise _unwrap(error, sources, known, scratch) from error
 
 
-def _told(error: Exception, sources: list[_Source], known: list[str], scratch: Path) -> StrandlineError:
-    """Return what went wrong, as our own error where it is one.
+def _unwrap(error: Exception, sources: list[_Source], known: list[str], scratch: Path) -> StrandlineError:
+    """Return the StrandlineError of a source, or else wrap DuckDB's.
 
     Raises UnavailableError if a disk is full, and the KeyboardInterrupt that arrived while rows were read.
     """
@@ -177,8 +177,8 @@ def _told(error: Exception, sources: list[_Source], known: list[str], scratch: P
     refuse_full_disk(error, scratch)
     names = known + [f"{METADATA}.{name}" for name in METADATA_TABLES]
     hint = f'the tables are {", ".join(names)}; quote what is no plain name: "my op"."timers.event"'
-    # A schema of DuckDB's own hides an operator of its name.
-    if hidden := [name for name in known if name.lower().startswith(tuple(f"{own}." for own in _SCHEMAS_OF_DUCKDB))]:
+    # A built-in schema of DuckDB hides an operator of its name.
+    if hidden := [name for name in known if name.lower().startswith(tuple(f"{each}." for each in _SCHEMAS_OF_DUCKDB))]:
         whole = ", ".join(map(_quoted, hidden))
         hint += f"; an operator has the name of a schema of DuckDB's own: write {whole}, in one pair of quotes"
     return ConfigurationError(f"the query failed: {error}", hint=hint)

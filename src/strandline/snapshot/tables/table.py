@@ -1,4 +1,4 @@
-"""The tables of a snapshot: which states it has, by name, and what is known of each without reading it."""
+"""The tables of a snapshot: one for each state, with a name and a summary."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ class TableSummary:
     columns: dict[str, str]
     """Spark's type of each, by name."""
     rows: int | None
-    """None: only reading tells."""
+    """None if only a full read can tell."""
     bytes: int | None
-    """Stored; None where one file holds several states."""
+    """Stored size; None if a file holds several states."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The state of an operator in a snapshot, as a table: all that reading it takes."""
+    """A state of an operator in a snapshot, as a table, with all that a reader needs."""
 
     folder: Folder
-    """To which the paths of files are relative."""
+    """The folder to which paths of files are relative."""
     metadata: str
-    """The snapshot's manifest in that folder, or its pin: once it is gone, so may be the files."""
+    """The snapshot's manifest in that folder, or its pin: the files may vanish after it."""
     operator: OperatorInfo
     state: StateInfo
     name: str
-    """What it is called everywhere: `uid.state`, with quotes where that may be two."""
+    """Its name `uid.state`, with quotes where that is ambiguous."""
     now_us: int | None
     watermark_us: int | None
-    """How far the clock and event time had come: rows lack what had expired by then, as a savepoint does."""
+    """The clock and the event time of the snapshot: rows that had expired by then are left out."""
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep a pinned snapshot's files meanwhile. Raises NotFoundError if the pin is gone."""
+    def renewing(self) -> Iterator[None]:
+        """Renew a pinned snapshot's pin in the block. Raises NotFoundError if the pin is gone."""
         with renewed(self.folder, self.metadata) if is_pin(self.metadata) else nullcontext():
             yield
 
     @cached_property
     def codec(self) -> RowCodec:
-        """What makes rows of entries. Raises ConfigurationError for a kind of state that this release does not know."""
+        """The codec of its rows. Raises ConfigurationError for a kind of state that this release does not know."""
         return rows_of(self.operator, self.state, now_us=self.now_us, watermark_us=self.watermark_us)
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns: docs/format.md, "State as tables"."""
+        """The columns. See docs/format.md, "State as tables"."""
         return self.codec.schema
 
     @property
@@ -77,15 +77,15 @@ class Table:
 
     @property
     def files(self) -> list[TableFile] | None:
-        """Of a canonical savepoint, the files of this table, in order; None for other snapshots."""
+        """The files of this table in a canonical savepoint, in order; None for other snapshots."""
         tables = self.operator.tables
         return None if not isinstance(tables, dict) else tables.get(self.state.name, [])
 
     @property
     def partitions(self) -> list[PartitionInfo]:
         """The partitions whose files hold its rows, in the order of key groups; none in a canonical savepoint."""
-        found = sorted(self.operator.partitions, key=lambda part: part.first_key_group)
-        return found[:1] if self.is_broadcast else found
+        parts = sorted(self.operator.partitions, key=lambda part: part.first_key_group)
+        return parts[:1] if self.is_broadcast else parts
 
     def part_of(self, group: int) -> PartitionInfo:
         """Return the partition that has a key group. Raises CorruptionError if the manifest has none."""
@@ -107,17 +107,17 @@ class Table:
             return [self.groups]
         if self.files is None:
             return [range(part.first_key_group, part.last_key_group + 1) for part in self.partitions]
-        found: list[range] = []
+        ranges: list[range] = []
         for file in self.files:
             first, last = file.first_key_group, file.last_key_group
-            if found and first < found[-1].stop:
-                found[-1] = range(found[-1].start, max(last + 1, found[-1].stop))
+            if ranges and first < ranges[-1].stop:
+                ranges[-1] = range(ranges[-1].start, max(last + 1, ranges[-1].stop))
             else:
-                found.append(range(first, last + 1))
-        return found
+                ranges.append(range(first, last + 1))
+        return ranges
 
     def summary(self) -> TableSummary:
-        """Return what is known without reading."""
+        """Return a summary from the manifest alone."""
         known = self.files is not None
         return TableSummary(
             self.name, self.operator.uid, self.state.name, self.state.kind,
@@ -133,21 +133,21 @@ def all_tables(snapshot: Snapshot) -> list[Table]:
 
 
 def tables(snapshot: Snapshot) -> list[TableSummary]:
-    """Say which tables a snapshot has, and what is known of them without reading."""
+    """Return summaries of a snapshot's tables, from its manifest alone."""
     return [table.summary() for table in _tables(snapshot)]
 
 
 def find_table(snapshot: Snapshot, name: str) -> Table:
-    """Return the table of this name: `uid.state`, or where no other operator has such a state, `state`.
+    """Return the table of this name: `uid.state`, or `state` if only one operator has it.
 
-    Raises NotFoundError, which says which tables there are.
+    Raises NotFoundError, which lists the tables.
     """
-    there = {Named(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
-    found = [there[one] for one in matching_names(name, [*there]) or [one for one in there if one.state == name]]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(f"'{table.name}'" for table in found or there.values())
-    if found:
+    known = {Named(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
+    matches = [known[one] for one in matching_names(name, [*known]) or [one for one in known if one.state == name]]
+    if len(matches) == 1:
+        return matches[0]
+    names = ", ".join(f"'{table.name}'" for table in matches or known.values())
+    if matches:
         raise NotFoundError(f"{snapshot.url}: '{name}' may be each of {names}", hint="write one of these")
     raise NotFoundError(
         f"{snapshot.url}: there is no table '{name}'",
@@ -157,8 +157,8 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
 
 def _tables(snapshot: Snapshot) -> Iterator[Table]:
     manifest = snapshot.manifest
-    there = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
-    named = [Named(operator.uid, state.name) for operator, state in there]
-    for (operator, state), one in zip(there, named, strict=True):
+    states = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
+    named = [Named(operator.uid, state.name) for operator, state in states]
+    for (operator, state), one in zip(states, named, strict=True):
         name = name_in(named, one)
         yield Table(snapshot.folder, snapshot.metadata, operator, state, name, *times_of(manifest))

@@ -28,16 +28,16 @@ Change = Literal["added", "changed", "removed"]
 
 @dataclass(frozen=True, slots=True)
 class KeyDiff:
-    """A key that differs, as plain data that JSON can hold."""
+    """A key that differs, as data for JSON."""
 
     change: Change
     key: dict[str, Any]
     before: list[dict[str, Any]]
     after: list[dict[str, Any]]
-    """The rows that the other one does not have, the first ones of each: what stands beside the key in them."""
+    """The first rows that only this side has, without the columns of the key."""
     rows_before: int
     rows_after: int
-    """How many such rows there are."""
+    """The number of such rows."""
 
 
 def why_not(one: OperatorInfo, other: OperatorInfo, before: StateInfo, after: StateInfo) -> str:
@@ -55,13 +55,13 @@ def why_not(one: OperatorInfo, other: OperatorInfo, before: StateInfo, after: St
 
 
 class StateComparison:
-    """Compares a state's rows, all of a key group at a time, and keeps some keys that differ."""
+    """Compares a state's rows, one key group at a time, and keeps some keys that differ."""
 
     def __init__(self, operator: OperatorInfo, before: StateInfo, after: StateInfo, most_shown: int) -> None:
         self.read_as: tuple[StateInfo | None, StateInfo | None] = None, None
-        """As which each side's values are to be read, if not as their own type."""
+        """The state whose type each side's values are read as; None for their own type."""
         self.notes: tuple[str, ...] = ()
-        self.shown: list[KeyDiff] = []
+        self.differences: list[KeyDiff] = []
         self._most_shown = most_shown
         left_out = set()
         if before.value_type != after.value_type:
@@ -84,44 +84,44 @@ class StateComparison:
         self._codecs: tuple[list[Field], KeyCodec, ValueCodec | None, bool] | None = None
 
     def compare(self, before: pa.RecordBatch | None, after: pa.RecordBatch | None) -> tuple[int, int, int]:
-        """Return how many keys of a key group were added, changed and removed; None is no rows."""
+        """Return the numbers of added, changed and removed keys of a key group; None stands for no rows."""
         one, other = (None if rows is None else self._columns(rows) for rows in (before, after))
         if one is not None and other is not None and self._are_same(one, other):
             return 0, 0, 0
-        ours, theirs = self._keyed(one), self._keyed(other)
-        gone, come = ours.without(theirs), theirs.without(ours)
-        touched = gone.keys() | come.keys()
+        ours, theirs = self._encode(one), self._encode(other)
+        lost, new = ours.without(theirs), theirs.without(ours)
+        touched = lost.keys() | new.keys()
         before_keys, after_keys = set(ours.keys), set(theirs.keys)
         added, removed = touched - before_keys, touched - after_keys
-        if len(self.shown) < self._most_shown:
-            for key in sorted(touched)[: self._most_shown - len(self.shown)]:
+        if len(self.differences) < self._most_shown:
+            for key in sorted(touched)[: self._most_shown - len(self.differences)]:
                 change: Change = "added" if key in added else "removed" if key in removed else "changed"
-                self.shown.append(self._shown(change, ours, theirs, gone.get(key, []), come.get(key, [])))
+                self.differences.append(self._describe(change, ours, theirs, lost.get(key, []), new.get(key, [])))
         return len(added), len(touched) - len(added) - len(removed), len(removed)
 
     def _columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what is compared, in the types that encode; times may be any number."""
+        """Return the compared columns in the types of the codecs; times may be any number."""
         if self._codecs is None:
             kinds = [from_arrow_type(rows.schema.field(name).type) for name in (*self._keys, *self._rest)]
             fields = [Field(n, k) for n, k in zip((*self._keys, *self._rest), kinds, strict=True)]
             rest = [Field(f.name, LongType()) if f.name in _TIMES else f for f in fields[len(self._keys) :]]
-            # Arrow takes -0.0 for 0.0.
+            # In Arrow, -0.0 equals 0.0.
             has_floats = any(word in field.type.ddl for field in fields for word in ("float", "double"))
             key_codec = KeyCodec([field.type for field in fields[: len(self._keys)]])
             self._codecs = fields, key_codec, ValueCodec(StructType(tuple(rest))) if rest else None, has_floats
         fields = self._codecs[0]
         columns = [conform(rows.column(field.name), field.type) for field in fields]
-        found = pa.RecordBatch.from_arrays([rows.column(0), *columns], names=["", *(f.name for f in fields)])
-        # The mark of panes is no key: it says how far the watermark was.
-        return found.filter(found.column(1).is_valid()) if found.column(1).null_count else found
+        compared = pa.RecordBatch.from_arrays([rows.column(0), *columns], names=["", *(f.name for f in fields)])
+        # Leave out marks of panes, which have no key and depend on the watermark.
+        return compared.filter(compared.column(1).is_valid()) if compared.column(1).null_count else compared
 
     def _are_same(self, one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
         assert self._codecs is not None
         return not self._codecs[3] and bool(one.equals(other))
 
-    def _keyed(self, rows: pa.RecordBatch | None) -> _Keyed:
+    def _encode(self, rows: pa.RecordBatch | None) -> _Rows:
         if rows is None or not rows.num_rows:
-            return _Keyed()
+            return _Rows()
         assert self._codecs is not None
         fields, key_codec, rest_codec, _ = self._codecs
         groups = rows.column(0) if self._has_group else pa.array(np.zeros(rows.num_rows, np.int32))
@@ -132,38 +132,38 @@ class StateComparison:
             for field, column in zip(fields[at - 1 :], rows.columns[at:], strict=True)
         ]
         if rest_codec is None:
-            return _Keyed(rows, keys, keys)
+            return _Rows(rows, keys, keys)
         rest = rest_codec.encode_arrow(pa.StructArray.from_arrays(columns, names=self._rest))
-        return _Keyed(rows, keys, list(map(add, keys, rest)))
+        return _Rows(rows, keys, list(map(add, keys, rest)))
 
-    def _shown(self, change: Change, ours: _Keyed, theirs: _Keyed, gone: list[int], come: list[int]) -> KeyDiff:
-        key = _plain(ours.rows, gone[0], self._keys) if gone else _plain(theirs.rows, come[0], self._keys)
-        before = [_plain(ours.rows, row, self._rest) for row in gone[:_MOST_ROWS]]
-        after = [_plain(theirs.rows, row, self._rest) for row in come[:_MOST_ROWS]]
-        return KeyDiff(change, key, before, after, len(gone), len(come))
+    def _describe(self, change: Change, ours: _Rows, theirs: _Rows, lost: list[int], new: list[int]) -> KeyDiff:
+        key = _plain(ours.rows, lost[0], self._keys) if lost else _plain(theirs.rows, new[0], self._keys)
+        before = [_plain(ours.rows, row, self._rest) for row in lost[:_MOST_ROWS]]
+        after = [_plain(theirs.rows, row, self._rest) for row in new[:_MOST_ROWS]]
+        return KeyDiff(change, key, before, after, len(lost), len(new))
 
 
 @dataclass(frozen=True, slots=True)
-class _Keyed:
-    """Rows, and what is compared of them: no key's bytes are the beginning of another's."""
+class _Rows:
+    """Rows with their encoded keys, none of which is a prefix of another, and their encoded contents."""
 
     rows: pa.RecordBatch | None = None
     keys: Sequence[bytes] = ()
     whole: Sequence[bytes] = ()
-    """Of each row its key, and what it has beside."""
+    """For each row, its encoded key and other columns."""
 
-    def without(self, others: _Keyed) -> dict[bytes, list[int]]:
-        """Return by key the rows that others do not have."""
+    def without(self, others: _Rows) -> dict[bytes, list[int]]:
+        """Return, by key, the rows that `others` lacks."""
         theirs = set(others.whole)
-        found: dict[bytes, list[int]] = {}
+        missing: dict[bytes, list[int]] = {}
         for row, whole in enumerate(self.whole):
             if whole not in theirs:
-                found.setdefault(self.keys[row], []).append(row)
-        return found
+                missing.setdefault(self.keys[row], []).append(row)
+        return missing
 
 
 def _descends(old: StateInfo, new: StateInfo) -> bool:
-    """Whether one state's manifest says how the other's values become its own."""
+    """Whether the new state's manifest has the schema of the old one's values."""
     chain, before = new.older or {}, old.older or {}
     step = chain.get(old.schema_id)
     return (
@@ -174,21 +174,21 @@ def _descends(old: StateInfo, new: StateInfo) -> bool:
 
 
 def _plain(rows: pa.RecordBatch | None, row: int, names: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if rows is None:
-        return found
+        return values
     for name in names:
         column = rows.column(name)
         try:
-            found[name] = _json(column[row].as_py())
+            values[name] = _json(column[row].as_py())
         except (ValueError, OverflowError):
-            # A time beyond the years that Python has.
-            found[name] = column.view(pa.int64())[row].as_py()
-    return found
+            # A time outside of Python's range.
+            values[name] = column.view(pa.int64())[row].as_py()
+    return values
 
 
 def _json(value: Any) -> Any:
-    """Return a value as JSON can hold it: bytes in hex, moments as ISO 8601 has them, a map as a list of pairs."""
+    """Convert a value for JSON: bytes to hex, times to ISO 8601, a map to a list of pairs."""
     if isinstance(value, dict):
         return {name: _json(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

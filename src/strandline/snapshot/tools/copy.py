@@ -1,4 +1,4 @@
-"""Copying a snapshot to another folder or store: what is there is not sent again, and its manifest comes last."""
+"""Copies a snapshot to another folder or store, without files that are there already, and its manifest last."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ _ELSEWHERE = "name another folder"
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """What a copy has done."""
+class CopyResult:
+    """The result of a copy."""
 
     files: int
     bytes: int
     sent_files: int
-    """The others were there."""
+    """Files that were sent; the others were there already."""
     sent_bytes: int
 
 
 def copy_snapshot(
     snapshot: Snapshot, target: Folder, progress: Callable[[int], None] = lambda size_bytes: None
-) -> Copied:
-    """Make the folder `target` a copy of a savepoint; or of a checkpoint's job, with this checkpoint alone.
+) -> CopyResult:
+    """Copy a savepoint to the folder `target`; or a checkpoint, as a job directory with this checkpoint alone.
 
-    One that broke off goes on where it was, and to copy again what is there changes nothing. Several checkpoints of a
-    job may be copied to one folder, and share their files there. Every file is read whole and checked on its way;
-    `progress` is told the size of each that is there. Raises ConflictError if the folder is a job's own or holds
-    another savepoint, CorruptionError naming a file that is missing or damaged, and OutcomeUnknownError.
+    It continues an interrupted copy, and a second copy changes nothing. Several checkpoints of a job may share one
+    folder, and their files. It verifies every file; `progress` gets the size of each complete file. Raises
+    ConflictError if the folder is a job's directory or has another savepoint, CorruptionError naming a file that is
+    missing or damaged, and OutcomeUnknownError.
     """
-    # 1. What is to be copied, and where it may go.
+    # 1. Check the snapshot and the target.
     snapshot.check()
     is_savepoint = snapshot.kind == "savepoint"
     path = METADATA if is_savepoint else manifest_path(CheckpointId(snapshot.manifest.checkpoint))
-    # Again if it changes under our hands: it was read and found good before.
+    # Read the manifest again, and check that it has not changed since.
     data = snapshot.folder.read(snapshot.metadata, lambda data, where: _same(snapshot, data, where))
     there = {info.path: info.size_bytes for info in target.list()}
     _check_target(target, there, is_savepoint)
     if path in there and target.get(path) != data:
         raise ConflictError(f"{target.url}/{path}: another snapshot is there", hint=_ELSEWHERE)
-    # 2. Its files.
+    # 2. Copy the files.
     stored = snapshot.manifest.stored()
     with Scratch("copy") as scratch:
 
-        def one(file: FileRef) -> bool:
-            # What is not called by its bytes, somebody else may have put there.
+        def copy_file(file: FileRef) -> bool:
+            # Verify an existing file unless its path has its hash: it may have other contents.
             send = there.get(file.path) != file.size or not (
                 file.sha256 in file.path or not verify_files(target, [file])
             )
@@ -72,16 +72,16 @@ def copy_snapshot(
             progress(file.size)
             return send
 
-        sent = [file for file, was_sent in zip(stored, in_parallel(one, stored), strict=True) if was_sent]
+        sent = [file for file, was_sent in zip(stored, in_parallel(copy_file, stored), strict=True) if was_sent]
     for damaged in verify_files(target, stored) if wanted() else []:
         raise CorruptionError(f"{target.url}/{damaged.path}: {damaged.problem}: it was copied")
-    # 3. The manifest, which makes it a snapshot.
+    # 3. Create the manifest, which completes the snapshot.
     hit("copy.publish")
     create_manifest(target, path, data)
-    # 4. What another copy left in a savepoint's folder: who reads the tables by their names reads all that are there.
+    # 4. Delete another copy's leftovers from a savepoint's folder: a reader of data/*.parquet would read them, too.
     if is_savepoint:
         delete_unnamed(target, there, stored)
-    return Copied(len(stored), sum(f.size for f in stored), len(sent), sum(f.size for f in sent))
+    return CopyResult(len(stored), sum(f.size for f in stored), len(sent), sum(f.size for f in sent))
 
 
 def _same(snapshot: Snapshot, data: bytes, where: str) -> bytes:
@@ -105,10 +105,10 @@ def _check_target(target: Folder, there: dict[str, int], is_savepoint: bool) -> 
 
 
 def _send(source: Folder, target: Folder, file: FileRef, scratch: Path) -> None:
-    # Names are the backend's, and those of several partitions may be equal.
-    with tempfile.TemporaryDirectory(dir=scratch) as own:
-        fetch(source, [file], Path(own))
+    # Use a directory for each file: files of several partitions may have equal names.
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        fetch(source, [file], Path(directory))
         hit("copy.file")
-        target.put_file(file.path, Path(own, file.name))
+        target.put_file(file.path, Path(directory, file.name))
     if problem := look_at(target, file):
         raise CorruptionError(f"{target.url}/{file.path}: {problem}: it was copied there")

@@ -1,7 +1,7 @@
-"""What differs between two snapshots: keys added, changed and removed, by operator and state.
+"""Differences between two snapshots: keys added, changed and removed, by operator and state.
 
-Their rows are compared, so that it does not matter which backend, form and parallelism they have, and how state was
-stored. A key group at a time is in memory. Of two canonical savepoints, files with the same name are not read.
+It compares rows, so that the snapshots may differ in backend, form, parallelism and stored bytes. It holds one key
+group at a time in memory. It skips files with the same name in two canonical savepoints.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from strandline.snapshot.tools.grouprows import OperatorRows, by_group, unequal_
 
 Side = Literal["before", "after"]
 
-# Fewer say little of how much key groups differ from each other.
+# A smaller sample hardly shows the variance between key groups.
 _LEAST_GROUPS = 8
 _Z = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many keys there are."""
+    """A number of keys."""
 
-    found: int = 0
-    """In the key groups that were read."""
+    observed: int = 0
+    """The number in the key groups that were read."""
     estimate: int = 0
-    """In all of them."""
+    """The estimate for all key groups."""
     error: int = 0
-    """By how much the estimate is off at most, in 95 of 100 samples; 0 if everything was read."""
+    """The largest error of the estimate in 95 of 100 samples; 0 if everything was read."""
 
 
 NONE = Count()
@@ -47,46 +47,46 @@ NONE = Count()
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """What became of one state."""
+    """The differences of one state."""
 
     operator: str
     state: str
-    """Empty: the operator itself, which only one snapshot has."""
+    """Empty for an operator that only one snapshot has."""
     only: Side | Literal[""] = ""
     """The snapshot that has it, if the other one does not."""
     why_not: str = ""
-    """Why it was not compared; "" if it was."""
+    """The reason why it was not compared; "" if it was."""
     notes: tuple[str, ...] = ()
-    """What else is to be known: of another type, what was not compared."""
+    """Remarks on other types, and on columns that were not compared."""
     added: Count = NONE
     changed: Count = NONE
     removed: Count = NONE
-    """Keys; of broadcast state, keys of its map. A key has changed if any of its rows has."""
+    """Keys, or keys of the map for broadcast state. A key has changed if any of its rows has."""
     rows_before: int = 0
     rows_after: int = 0
-    """How many were compared."""
+    """The numbers of compared rows."""
     rows_unread: int = 0
-    """How many are equal because the files that they lie in are."""
+    """The number of rows in equal files, which were not read."""
     keys: tuple[KeyDiff, ...] = ()
-    """Some of those that differ."""
+    """Some keys that differ."""
 
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs, as far as it was looked at."""
-        differs = self.added.found or self.changed.found or self.removed.found
+        differs = self.added.observed or self.changed.observed or self.removed.observed
         return not (self.only or self.why_not or self.notes or differs)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDiff:
-    """What differs between two snapshots."""
+    """The differences between two snapshots."""
 
     before: str
     after: str
     """Their urls."""
     states: tuple[StateDiff, ...]
     groups: int
-    """Key groups of all operators in which something may differ."""
+    """The number of key groups of all operators in which rows may differ."""
     groups_read: int
 
     @property
@@ -100,43 +100,43 @@ def diff_snapshots(
     after: Snapshot,
     *,
     sample: float = 1.0,
-    shown: int = 0,
+    most_keys: int = 0,
     scratch: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SnapshotDiff:
-    """Compare the state in two snapshots. What had expired when each was taken is left out.
+    """Compare the state in two snapshots, without rows that had expired when each was taken.
 
-    With `sample` below 1, only that part of the key groups is read, at random but the same each time, and what is
-    counted is an estimate. Of each state, `shown` keys that differ are returned with what they have. `progress` is
-    told how many key groups are done, of how many. Values of a type that a state had before are compared as those of
-    the type that it has. Raises CorruptionError naming a file that is missing or damaged.
+    With `sample` below 1, it reads only that part of the key groups, a random one that is equal each time, and returns
+    estimates. For each state, it returns up to `most_keys` keys that differ, with their rows. `progress` gets the
+    numbers of compared key groups and of all. Values of an older type are compared as values of the current type.
+    Raises CorruptionError naming a file that is missing or damaged.
     """
     if not 0 < sample <= 1:
         raise ConfigurationError(f"sample is {sample:g}, expected more than 0 and at most 1", hint="1 reads everything")
     with Scratch("diff", scratch) as directory:
-        found: list[StateDiff] = []
+        states: list[StateDiff] = []
         both: list[_OperatorDiff] = []
         theirs = {operator.uid: operator for operator in after.manifest.operators}
         for operator in before.manifest.operators:
             if (other := theirs.pop(operator.uid, None)) is None:
-                found.append(StateDiff(operator.uid, "", only="before"))
+                states.append(StateDiff(operator.uid, "", only="before"))
                 continue
             reading = OperatorRows(before, operator, directory), OperatorRows(after, other, directory)
-            both.append(_OperatorDiff(*reading, sample, shown))
-        found += [StateDiff(uid, "", only="after") for uid in theirs]
+            both.append(_OperatorDiff(*reading, sample, most_keys))
+        states += [StateDiff(uid, "", only="after") for uid in theirs]
         total, done = sum(len(one.chosen) for one in both), 0
         for one in both:
             for groups in one.compare():
                 done += groups
                 progress(done, total)
-            found += one.result()
-    return SnapshotDiff(before.url, after.url, tuple(found), sum(one.population for one in both), total)
+            states += one.result()
+    return SnapshotDiff(before.url, after.url, tuple(states), sum(one.population for one in both), total)
 
 
 class _OperatorDiff:
     """Compares the states of one operator, which both snapshots have."""
 
-    def __init__(self, before: OperatorRows, after: OperatorRows, sample: float, shown: int) -> None:
+    def __init__(self, before: OperatorRows, after: OperatorRows, sample: float, most_keys: int) -> None:
         self._sides = before, after
         self._states: dict[str, _StateDiff] = {}
         self._only: list[StateDiff] = []
@@ -148,18 +148,18 @@ class _OperatorDiff:
             elif why := why_not(before.operator, after.operator, info, other):
                 self._only.append(StateDiff(uid, info.name, why_not=why))
             else:
-                self._states[info.name] = _StateDiff(self._sides, info, other, shown)
+                self._states[info.name] = _StateDiff(self._sides, info, other, most_keys)
         self._only += [StateDiff(uid, name, only="after") for name in theirs]
         keyed = [one.groups for one in self._states.values() if not one.is_broadcast]
         candidates = sorted(set().union(*keyed))
         self.population = len(candidates)
         least = max(_LEAST_GROUPS, round(sample * self.population))
-        # The same key groups for all states: their files are fetched once.
+        # Use the same key groups for all states, so that files are fetched once.
         picked = random.Random(uid).sample(candidates, least) if least < self.population else candidates
         self.chosen = set(picked)
 
     def compare(self) -> Iterator[int]:
-        """Compare, and tell now and then how many more key groups are done."""
+        """Compare all states; yield numbers of compared key groups."""
         before, after = self._sides
         with closing(before), closing(after):
             for state in self._states.values():
@@ -176,53 +176,53 @@ class _OperatorDiff:
                 yield len(groups)
 
     def result(self) -> list[StateDiff]:
-        """Return what became of each state."""
+        """Return the differences of each state."""
         return [state.result(len(self.chosen), self.population) for state in self._states.values()] + self._only
 
 
 class _StateDiff:
     """Compares one state's rows."""
 
-    def __init__(self, sides: tuple[OperatorRows, OperatorRows], before: StateInfo, after: StateInfo, shown: int):
+    def __init__(self, sides: tuple[OperatorRows, OperatorRows], before: StateInfo, after: StateInfo, most_keys: int):
         self._sides = sides
         self._infos = before, after
         self.is_broadcast = before.kind == "broadcast"
-        self._comparison = StateComparison(sides[0].operator, before, after, shown)
+        self._comparison = StateComparison(sides[0].operator, before, after, most_keys)
         self._tallies = Tally(), Tally(), Tally()
         self._rows = [0, 0]
         self._unread = 0
         every = BROADCAST_GROUPS if self.is_broadcast else range(sides[0].operator.max_parallelism)
         self.groups = set(every)
-        """In which something may differ."""
+        """The key groups in which rows may differ."""
         if all(side.are_tables for side in sides):
             files, other = (side.tables(before.name) for side in sides)
             self.groups = unequal_groups(files, other)
             self._unread = sum(f.rows for f in files if f.first_key_group not in self.groups)
 
     def compare(self, groups: range) -> None:
-        """Compare a range of key groups, all of which lie in one partition on either side."""
+        """Compare a range of key groups that is inside one partition on each side."""
         one, other = (self._grouped(side, groups) for side in (0, 1))
         for before, after in _together(one, other):
             for tally, count in zip(self._tallies, self._comparison.compare(before, after), strict=True):
                 tally.add(count)
 
     def result(self, chosen: int, population: int) -> StateDiff:
-        """Return what became of the state, in so many key groups of so many that may differ."""
+        """Return the differences of the state after reading `chosen` key groups of `population`."""
         if self.is_broadcast:
             chosen = population = 1
         added, changed, removed = (tally.count(chosen, population) for tally in self._tallies)
         return StateDiff(
             self._sides[0].operator.uid, self._infos[0].name, notes=self._comparison.notes, added=added,
             changed=changed, removed=removed, rows_before=self._rows[0], rows_after=self._rows[1],
-            rows_unread=self._unread, keys=tuple(self._comparison.shown),
+            rows_unread=self._unread, keys=tuple(self._comparison.differences),
         )  # fmt: skip
 
     def _grouped(self, side: int, groups: range) -> Iterator[tuple[int, object]]:
-        def heard(rows: int) -> None:
+        def count(rows: int) -> None:
             self._rows[side] += rows
 
         info, read_as = self._infos[side], self._comparison.read_as[side]
-        return by_group(self._sides[side].read(info, groups, read_as), heard)
+        return by_group(self._sides[side].read(info, groups, read_as), count)
 
 
 def _tables_of(operator: OperatorInfo) -> list[StateInfo]:
@@ -230,7 +230,7 @@ def _tables_of(operator: OperatorInfo) -> list[StateInfo]:
 
 
 def _runs(groups: Iterable[int]) -> Iterator[range]:
-    """Return the ranges that key groups make."""
+    """Yield the contiguous ranges of key groups."""
     run = range(0)
     for group in sorted(groups):
         if group != run.stop:
@@ -243,10 +243,10 @@ def _runs(groups: Iterable[int]) -> Iterator[range]:
 
 
 def _together(one: Iterator[tuple[int, object]], other: Iterator[tuple[int, object]]) -> Iterator[Sequence[object]]:
-    """Return what two have of each key group, None where one has nothing."""
+    """Yield the rows of both sides for each key group, with None for a side without rows."""
     heads = [next(one, None), next(other, None)]
-    while found := [head[0] for head in heads if head is not None]:
-        group = min(found)
+    while groups := [head[0] for head in heads if head is not None]:
+        group = min(groups)
         yield [head[1] if head is not None and head[0] == group else None for head in heads]
         for at, rest in enumerate((one, other)):
             head = heads[at]
@@ -262,15 +262,15 @@ class Tally:
         self._squares = 0
 
     def add(self, count: int) -> None:
-        """Add what a key group has; those that have nothing may be left out."""
+        """Add the count of a key group; zeros may be left out."""
         self._total += count
         self._squares += count * count
 
     def count(self, groups: int, population: int) -> Count:
-        """Return how many there are, when `groups` key groups of `population` were read.
+        """Return the count after reading `groups` key groups of `population`.
 
-        Keys fall into key groups as if by chance, so that few may be missed altogether; but what changed them need not
-        have been chance, as a partition that was restored wrongly. The larger error of both is given.
+        Hashes spread keys at random, so that a sample may miss rare changes; but changes may also cluster, as after a
+        wrong restore of a partition. The error is the larger one of both cases.
         """
         total = self._total
         if groups >= population:
@@ -278,7 +278,7 @@ class Tally:
         part = groups / population
         variance = max(0.0, self._squares - total * total / groups) / (groups - 1)
         uneven = _student(groups - 1) * population * math.sqrt(variance / groups * (1 - part))
-        # The rule of three: what was not seen at all may still be there, up to three times in 95 of 100 samples.
+        # The rule of three: in 95 of 100 samples, at most three changes stay unobserved when none is observed.
         by_chance = (_Z * math.sqrt(total * (1 - part)) + 3 * (1 - part)) / part
         return Count(total, round(total / part), math.ceil(max(uneven, by_chance)))
 

@@ -1,4 +1,4 @@
-"""The rows of a snapshot's states, a range of key groups at a time: of partitions' files, or of tables."""
+"""Reader of a snapshot's rows by ranges of key groups, from files of partitions or from tables."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from strandline.snapshot.rows.parquet import key_groups, read_tables
 
 
 class OperatorRows:
-    """The rows of one operator's states. What had expired when the snapshot was taken is left out.
+    """Reads rows of one operator's states, without those that had expired when the snapshot was taken.
 
-    Files are fetched to this machine, verified, and deleted when others are needed: those of one partition, or one
-    file of a table, are here at a time. Whoever reads goes on with higher key groups, so that each is fetched once.
+    It fetches and verifies the files of one partition, or one file of a table, and keeps them until it needs others.
+    Callers read ascending key groups, all states of each range, so that it fetches each file once. `StateReader`
+    instead links local files, without verifying those of partitions, and opens a partition for each call.
     """
 
     def __init__(self, snapshot: Snapshot, operator: OperatorInfo, scratch: Path) -> None:
-        """`scratch` is a local directory, which is there."""
+        """`scratch` is an existing local directory."""
         self.operator = operator
         self._snapshot = snapshot
         self._scratch = Path(tempfile.mkdtemp(dir=scratch))
@@ -40,22 +41,22 @@ class OperatorRows:
 
     @property
     def are_tables(self) -> bool:
-        """Whether they are those of a canonical savepoint."""
+        """Whether the snapshot is a canonical savepoint."""
         return self._snapshot.manifest.savepoint == "canonical"
 
     @property
     def starts(self) -> Collection[int]:
-        """The key groups with which other files begin: a range that is read must not go across one of them."""
+        """The first key groups of partitions. A range to read must not cross one of them."""
         return [0] if self.are_tables else [part.first_key_group for part in self._parts]
 
     def tables(self, state: str) -> list[TableFile]:
-        """Return the files of a state, if they are tables."""
+        """Return the files of a state's table."""
         return (self.operator.tables or {}).get(state, [])
 
     def read(self, state: StateInfo, groups: range, read_as: StateInfo | None = None) -> Iterator[pa.RecordBatch]:
-        """Read rows in order, with columns as `rows_of` says; broadcast rows are those of BROADCAST_GROUPS.
+        """Read rows in order, with the columns of `rows_of`; BROADCAST_GROUPS selects broadcast rows.
 
-        With `read_as`, values become those of another type, whose older schemas are this state's and its own.
+        With `read_as`, values are converted to the type of that state, which has this state's schemas as older ones.
         """
         codec = self._codec(read_as or state)
         if not self.are_tables:
@@ -67,7 +68,7 @@ class OperatorRows:
         return codec.decode_groups(entry for some in entries for entry in some)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close and delete all files."""
         self._close_partition()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -96,7 +97,7 @@ class OperatorRows:
 
     @contextmanager
     def _opened(self, file: FileRef) -> Iterator[Path]:
-        """Keep the last file: the next range is often of the same."""
+        """Open a file, and keep it: the next range is often in the same."""
         directory = self._scratch / "table"
         if self._fetched != file:
             self._fetched = None
@@ -106,14 +107,14 @@ class OperatorRows:
         yield directory / file.name
 
 
-def by_group(batches: Iterable[pa.RecordBatch], heard: Callable[[int], None]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut rows that are in order into whole key groups; `heard` is told how many come."""
+def by_group(batches: Iterable[pa.RecordBatch], report: Callable[[int], None]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield whole key groups of rows that are in order; `report` gets the numbers of rows."""
     waiting: list[pa.RecordBatch] = []
     at = -1
     for batch in batches:
         if not batch.num_rows:
             continue
-        heard(batch.num_rows)
+        report(batch.num_rows)
         groups = key_groups(batch)
         borders = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), batch.num_rows]
         for first, last in pairwise(borders):
@@ -130,7 +131,7 @@ def by_group(batches: Iterable[pa.RecordBatch], heard: Callable[[int], None]) ->
 def unequal_groups(one: Iterable[TableFile], other: Iterable[TableFile]) -> set[int]:
     """Return the key groups in which two tables may differ: those of files that only one of them has.
 
-    A key group of several files is among them as a whole: a key's rows may begin in one file and end in the next.
+    If one file of a key group differs, the whole key group does: a key's rows may span several files.
     """
     ours, theirs = {file.file.path: file for file in one}, {file.file.path: file for file in other}
     single = [*(f for path, f in ours.items() if path not in theirs), *(f for p, f in theirs.items() if p not in ours)]

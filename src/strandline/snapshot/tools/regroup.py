@@ -1,7 +1,7 @@
-"""Rows of state under another max_parallelism: the same keys, in other key groups.
+"""Rows of state with another max_parallelism: the same keys, in other key groups.
 
-Key groups follow from keys, so that rows of keys need only be put in order anew. A mark of panes is different: it is a
-promise about all keys of its key group, that windows up to then were given.
+Key groups follow from keys, so that rows with keys need only another sort. A mark of panes instead belongs to all keys
+of its key group: their windows up to its time have fired.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from strandline.snapshot.rows.keys import key_columns
 from strandline.snapshot.rows.panemarks import mark_rows
 
 
-def regrouped(
+def regroup(
     operator: OperatorInfo, state: StateInfo, most: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a state, in any order, as they are when its operator's max_parallelism is `most`.
+    """Yield the rows of a state, in any order, for the max_parallelism `most`.
 
-    Key groups are left out of rows that have a key: they follow from it.
+    Rows with a key lack key groups, which follow from the key.
     """
     if state.kind == "broadcast" or not (keys := key_columns(operator)):
         yield from batches
@@ -35,24 +35,24 @@ def regrouped(
         rows = batch
         if state.kind == "panes":
             is_mark = pc.is_null(rows.column(keys[0].name))
-            found = rows.filter(is_mark)
-            times = found.column(WINDOW_END).view(pa.int64()).to_pylist()
-            marks.update(zip(found.column(KEY_GROUP).to_pylist(), times, strict=True))
+            mark_batch = rows.filter(is_mark)
+            times = mark_batch.column(WINDOW_END).view(pa.int64()).to_pylist()
+            marks.update(zip(mark_batch.column(KEY_GROUP).to_pylist(), times, strict=True))
             rows = rows.filter(pc.invert(is_mark))
             filled.update(pc.unique(rows.column(KEY_GROUP)).to_pylist())
         if rows.num_rows:
             yield rows.drop_columns([KEY_GROUP])
     if marks:
-        moved = regrouped_marks(marks, filled, operator.max_parallelism, most)
+        moved = regroup_marks(marks, filled, operator.max_parallelism, most)
         yield mark_rows(rows_of(operator, state).schema, moved)
 
 
-def regrouped_marks(marks: Mapping[int, int], filled: Collection[int], before: int, after: int) -> dict[int, int]:
-    """Return the marks that key groups have after a change of max_parallelism, by key group.
+def regroup_marks(marks: Mapping[int, int], filled: Collection[int], before: int, after: int) -> dict[int, int]:
+    """Return the marks of key groups after a change of max_parallelism, by key group.
 
-    A key's old group and its new one are the same modulo what divides both numbers, and nothing else is known of
-    them. So a new key group may promise only what every old one has promised whose keys can be in it now: the least of
-    their marks, and nothing if one of them has keys (it is one of `filled`) and no mark. A job gives all the same one.
+    A key's old and new groups are equal modulo the common divisor of both numbers. So the keys of a new group come from
+    any old group of that remainder: its mark is the least of theirs, and it has none if one of them has keys (is in
+    `filled`) and no mark. In a job, all marks are equal.
     """
     common = math.gcd(before, after)
     least: dict[int, int] = {}

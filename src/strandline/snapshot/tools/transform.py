@@ -1,4 +1,4 @@
-"""Rows of a state changed by SQL: what a SELECT makes of them is what is there instead."""
+"""Changes a state by SQL: the result of a SELECT replaces its rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from strandline.snapshot.tools.patch import Source
 
 
 def transform(snapshot: Snapshot, name: str, sql: str, options: Mapping[str, str] | None = None) -> Source:
-    """Return what gives a state, `uid.state`, the rows that a SELECT FROM rows makes of those that it has.
+    """Return a source of a state's new rows: the result of a SELECT FROM rows. `name` is `uid.state`.
 
-    The other tables of the snapshot are there, too, under their names. Columns become of the types that are declared,
-    where no value is changed by it. Raises ConfigurationError for a state that is not there, and when rows are wanted
-    what `query` does and `fitting`.
+    The query can read other tables of the snapshot. Columns are cast to the declared types if no value changes. Raises
+    ConfigurationError for an unknown state. The source raises what `query` and `fitting` raise.
     """
     operator, state = find_state(snapshot.manifest.operators, name)
     table = next(one for one in all_tables(snapshot) if (one.operator, one.state) == (operator, state))
@@ -35,8 +34,8 @@ def transform(snapshot: Snapshot, name: str, sql: str, options: Mapping[str, str
 
 
 def delete(snapshot: Snapshot, name: str, where: str, options: Mapping[str, str] | None = None) -> Source:
-    """Return what leaves out the rows of a state for which a condition of SQL is true. Raises as `transform` does."""
-    # On a line of its own: it may end with a comment.
+    """Return a source of a state's rows without those that match an SQL condition. Raises as `transform` does."""
+    # The condition has a line of its own, since it may end with a comment.
     return transform(snapshot, name, f"SELECT * FROM {ROWS} WHERE (\n{where}\n) IS NOT TRUE", options)
 
 
@@ -44,20 +43,20 @@ def _rows(
     snapshot: Snapshot, table: Table, sql: str, options: Mapping[str, str] | None, scratch: Path
 ) -> Iterator[pa.RecordBatch]:
     marks = Marks(table.operator, table.state)
-    if marks.are_there:
+    if marks.exist:
         with StateReader(scratch) as reader:
-            deque(marks.noted(reader.rows(table)), maxlen=0)
+            deque(marks.record(reader.rows(table)), maxlen=0)
     try:
-        with query(snapshot, sql, options, scratch, table) as found:
-            yield from marks.kept(fitting(table.operator, table.state, found))
+        with query(snapshot, sql, options, scratch, table) as batches:
+            yield from marks.restore(fitting(table.operator, table.state, batches))
     except ConfigurationError as error:
         raise ConfigurationError(f"'{table.name}': {error.message}", hint=error.hint) from error
 
 
 def fitting(operator: OperatorInfo, state: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give columns the exact types that a state's table has, where no value is changed by it.
+    """Cast columns to the types of a state's table.
 
-    Raises StateTypeError for a value that cannot be of its type.
+    Raises StateTypeError for a value that a cast would change.
     """
     schema = rows_of(operator, state).schema
     for batch in batches:
@@ -73,8 +72,8 @@ def _fitting(operator: OperatorInfo, state: StateInfo, schema: pa.Schema, batch:
         return column
     wanted = schema.field(name).type
     try:
-        found = column.cast(wanted)
-        why = _change(column, found)
+        converted = column.cast(wanted)
+        why = _change(column, converted)
     except pa.ArrowException as error:
         why = str(error).splitlines()[0]
     if why:
@@ -83,27 +82,27 @@ def _fitting(operator: OperatorInfo, state: StateInfo, schema: pa.Schema, batch:
             f"{wanted} without a change: {why}",
             hint="make it in the query what it is to be: cast it, and give a struct its fields by their names",
         )
-    return found
+    return converted
 
 
-def _change(given: pa.Array, found: pa.Array) -> str:
-    """Return what a cast has changed that Arrow says nothing of; "" if nothing. A float may have fewer digits."""
-    before, after = given.type, found.type
+def _change(original: pa.Array, cast: pa.Array) -> str:
+    """Return a change by a cast that Arrow does not report, or "". A float may lose digits."""
+    before, after = original.type, cast.type
     if before == after or pa.types.is_null(before):
         return ""
     if pa.types.is_struct(after):
         names, wanted = ([field.name for field in kind] for kind in (before, after))
         if sorted(names) != sorted(wanted):
-            # Arrow leaves out what is not wanted, and puts null for what is not there.
+            # Arrow drops unknown fields, and fills missing ones with null.
             return f"the fields of the struct are {', '.join(names)}, and are to be {', '.join(wanted)}"
-        columns = dict(zip(names, given.flatten(), strict=True))
-        parts = [(columns[name], part) for name, part in zip(wanted, found.flatten(), strict=True)]
+        columns = dict(zip(names, original.flatten(), strict=True))
+        parts = [(columns[name], part) for name, part in zip(wanted, cast.flatten(), strict=True)]
     elif pa.types.is_map(after) and pa.types.is_map(before):
-        parts = list(zip(_entries(given), _entries(found), strict=True))
+        parts = list(zip(_entries(original), _entries(cast), strict=True))
     elif pa.types.is_nested(after) and pa.types.is_nested(before):
-        parts = [(given.flatten(), found.flatten())]
+        parts = [(original.flatten(), cast.flatten())]
     else:
-        return "" if _is_same(given, found) else "some value would be another one"
+        return "" if _is_same(original, cast) else "some value would be another one"
     return next(filter(None, (_change(*part) for part in parts)), "")
 
 
@@ -112,15 +111,15 @@ def _entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array]:
     return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 
 
-def _is_same(given: pa.Array, found: pa.Array) -> bool:
-    """Whether values without parts are the same in another type; of texts, Arrow says what is none."""
-    before, after = given.type, found.type
+def _is_same(original: pa.Array, cast: pa.Array) -> bool:
+    """Whether scalar values are equal after a cast. Arrow itself reports texts that do not parse."""
+    before, after = original.type, cast.type
     if pa.types.is_floating(before) and pa.types.is_floating(after):
-        return bool(pc.is_inf(found).equals(pc.is_inf(given)))
+        return bool(pc.is_inf(cast).equals(pc.is_inf(original)))
     if pa.types.is_floating(before) and pa.types.is_decimal(after):
-        # The way back is a bit off in Arrow.
-        texts = found.cast(pa.string())
-        return bool(texts.cast(before).equals(given))
+        # Arrow's cast back to a float is inexact.
+        texts = cast.cast(pa.string())
+        return bool(texts.cast(before).equals(original))
     if all(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) for kind in (before, after)):
-        return bool(found.cast(before, safe=False).equals(given))
+        return bool(cast.cast(before, safe=False).equals(original))
     return True

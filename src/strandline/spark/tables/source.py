@@ -92,7 +92,7 @@ class TableReader(DataSourceReader):
             # Where there are none to read, Spark makes one of its own.
             return
         table = partition.table()
-        with table.kept(), StateReader() as reader:
+        with table.renewing(), StateReader() as reader:
             for batch in reader.rows(table, partition.groups):
                 if batch.num_rows:
                     yield batch
