@@ -108,7 +108,7 @@ def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:
         for file, problem in catalog.missing(manifest)[:1]:
             raise CorruptionError(
                 f"{jobdir.url}/{file.path}: {problem}, but live checkpoint {checkpoint} needs it: nothing is deleted",
-                hint=f"`strandline snapshots verify` lists all that is wrong with checkpoint {checkpoint}",
+                hint=f"`strandline snapshots verify {jobdir.url}/chk-{checkpoint}` names all that is wrong in it",
                 path=file.path,
             )
     pins = [info.path for info in catalog.objects.values() if is_pin(info.path) and not is_void(info, clock)]

@@ -217,7 +217,7 @@ class Retention:
                 error = CheckpointError(
                     f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted, and no "
                     "other is published",
-                    hint=f"`strandline snapshots verify` lists all that is wrong with checkpoint {newest}",
+                    hint=f"`strandline snapshots verify {self._jobdir.url}/chk-{newest}` names all that is wrong in it",
                 )
                 if not self._newest_lacks_files:
                     # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
