@@ -510,7 +510,7 @@ def test_it_says_that_it_goes_on(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         Job(tmp_path, clock, savepoint).checkpoint()
-        assert f"job 'job' stands on its own with checkpoint 1: it needs nothing of {savepoint}" in caplog.text
+        assert f"job 'job' has checkpoint 1 of its own: it does not need {savepoint}" in caplog.text
         Job(tmp_path, clock, savepoint, seed=1)
     assert f"goes on from its own checkpoint 1: it has restored {savepoint} before" in caplog.text
 

@@ -1,4 +1,4 @@
-"""Looking at checkpoints from outside: which there are, and whether every byte of one is as it was written."""
+"""Inspection of checkpoints: lists them, and verifies every byte of one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OnBytes = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with one object."""
+    """The problem of one object."""
 
     path: str
     problem: str
@@ -46,7 +46,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """One line of a list of checkpoints; of a manifest that cannot be read, only id, state and reason are known."""
+    """One line of a list of checkpoints; if the manifest cannot be read, only id, state and reason are known."""
 
     checkpoint: CheckpointId
     state: State
@@ -60,12 +60,12 @@ class CheckpointSummary:
     generation: int = 0
 
 
-def _unheard(size_bytes: int) -> None:
+def _ignore_bytes(size_bytes: int) -> None:
     pass
 
 
-def verify(jobdir: JobDirectory, checkpoint: CheckpointId, on_bytes: OnBytes = _unheard) -> VerifyReport:
-    """Read every file of a checkpoint and name each that is missing or damaged; `on_bytes` hears of each file's size.
+def verify(jobdir: JobDirectory, checkpoint: CheckpointId, on_bytes: OnBytes = _ignore_bytes) -> VerifyReport:
+    """Read every file of a checkpoint and name each that is missing or damaged; call `on_bytes` with each file's size.
 
     Raises NotFoundError if there is no such checkpoint.
     """
@@ -79,19 +79,19 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId, on_bytes: OnBytes = _
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(path, error.message)])
     report = verify_manifest(jobdir, manifest, on_bytes)
-    # Its bytes may all be there, and yet nobody can say that a restore may take it.
+    # All its bytes may be intact, and yet it may be unknown whether it is in the job's history.
     unknown = read_catalog(jobdir).unknown.get(checkpoint)
     return replace(report, problems=[*report.problems, Problem(path, unknown)]) if unknown else report
 
 
-def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = _unheard) -> VerifyReport:
+def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = _ignore_bytes) -> VerifyReport:
     """Read every file of a snapshot, relative to `folder`, and name each that is missing or damaged."""
     files = _distinct(manifest.files())
     return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files, on_bytes))
 
 
-def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _unheard) -> list[Problem]:
-    """Read files, each once, and name those that are missing or not as they were written."""
+def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _ignore_bytes) -> list[Problem]:
+    """Read files, each once, and name those that are missing or damaged."""
     with Scratch("verify") as scratch:
 
         def read(file: FileRef) -> Problem | None:
@@ -99,21 +99,21 @@ def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _
             on_bytes(0 if file.inline is not None else file.size)
             return problem
 
-        found = in_parallel(read, _distinct(files))
-    return [problem for problem in found if problem is not None]
+        problems = in_parallel(read, _distinct(files))
+    return [problem for problem in problems if problem is not None]
 
 
 def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
-    """Return each stored file once, and what lies in the manifest itself."""
+    """Return each stored file once, and the files inside the manifest."""
     return [f for f in files if f.inline is not None] + stored_once(files)
 
 
 def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
     if file.inline is not None:
         size, sha256 = len(file.inline), hashlib.sha256(file.inline).hexdigest()
-    elif (here := local_path(folder, file)) is not None:
+    elif (local := local_path(folder, file)) is not None:
         try:
-            size, sha256 = here.stat().st_size, sha256_of(here)
+            size, sha256 = local.stat().st_size, sha256_of(local)
         except OSError:
             return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
     else:
@@ -134,9 +134,9 @@ def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
 def summaries(jobdir: JobDirectory) -> list[CheckpointSummary]:
     """List the checkpoints that have a manifest, newest first. Sizes are checked, contents are not."""
     catalog = read_catalog(jobdir)
-    found = [CheckpointSummary(i, "damaged", reason) for i, reason in catalog.damaged.items()]
-    found += [_summary(catalog, i, manifest) for i, manifest in catalog.manifests.items()]
-    return sorted(found, key=lambda summary: summary.checkpoint, reverse=True)
+    checkpoints = [CheckpointSummary(i, "damaged", reason) for i, reason in catalog.damaged.items()]
+    checkpoints += [_summary(catalog, i, manifest) for i, manifest in catalog.manifests.items()]
+    return sorted(checkpoints, key=lambda summary: summary.checkpoint, reverse=True)
 
 
 def _summary(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> CheckpointSummary:
@@ -152,7 +152,7 @@ def _summary(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> 
         reason = "; ".join(f"{file.path}: {problem}" for file, problem in missing[:3])
         reason += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     elif checkpoint == max(catalog.live):
-        # It can be restored in spite of them; they show nowhere else.
+        # The checkpoint can be restored despite damaged records, which no other output shows.
         reason = "; ".join(catalog.chain.damaged.values())
     return CheckpointSummary(
         checkpoint, state, reason, manifest.epoch, manifest.mode, manifest.created_ms, manifest.total_bytes,

@@ -15,12 +15,12 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET
 
-from strandline.checkpoint.catalog import look_at, read_catalog
+from strandline.checkpoint.catalog import find_problem, read_catalog
 from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.folder import Folder, delete_quietly
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_ours, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_reserved, manifest_id, manifest_path
 from strandline.checkpoint.parallel import in_parallel
-from strandline.checkpoint.pins import is_pin, renewed, write_pin
+from strandline.checkpoint.pins import is_pin, keep_renewed, write_pin
 from strandline.checkpoint.restore import choose
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
@@ -80,7 +80,7 @@ class Snapshot:
     def missing(self) -> list[str]:
         """Return what is wrong with stored files, as far as their sizes show it; empty if nothing is."""
         stored = self.manifest.stored()
-        found = in_parallel(lambda file: look_at(self.folder, file), stored)
+        found = in_parallel(lambda file: find_problem(self.folder, file), stored)
         return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, found, strict=True) if problem]
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class Snapshot:
         """Return the record of a job that restores this, after it has restored what came before."""
         manifest = self.manifest
         return Restored(
-            asked=self.asked, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
+            requested=self.asked, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
             generation=manifest.generation, life=manifest.life, sha256=self.sha256, claimed=claimed,
             again=again or UNSET, earlier=before.commands if before else UNSET,
         )  # fmt: skip
@@ -128,7 +128,7 @@ def pinned_snapshot(url: str, options: Mapping[str, str] | None = None) -> Itera
     """
     snapshot = pin_snapshot(url, options)
     try:
-        with renewed(snapshot.folder, snapshot.pin) if snapshot.pin else nullcontext():
+        with keep_renewed(snapshot.folder, snapshot.pin) if snapshot.pin else nullcontext():
             yield snapshot
     finally:
         # One that was there before stays for who has written it.
@@ -228,7 +228,7 @@ def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync
     target = place_of(url, options, fsync=fsync)
     if not target.path:
         raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
-    if is_ours(target.path):
+    if is_reserved(target.path):
         raise ConfigurationError(
             f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
             hint="give another name",
@@ -242,7 +242,7 @@ def check_outside_jobs(url: str, options: Mapping[str, str] | None = None) -> No
     address = _address(url)
     above, name = _parted(address)
     while name:
-        if is_ours(name) and _is_a_jobs(above, options):
+        if is_reserved(name) and _is_a_jobs(above, options):
             raise ConfigurationError(
                 f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(above)}, where the job "
                 "deletes what it does not know",
