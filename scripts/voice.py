@@ -20,6 +20,7 @@ ROOMS: tuple[str, ...] = (
     "scripts/voice.py",
     "src/strandline/api",
     "src/strandline/backends",
+    "src/strandline/checkpoint",
     "src/strandline/cli",
     "src/strandline/control",
     "src/strandline/core",

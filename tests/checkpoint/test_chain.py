@@ -18,7 +18,7 @@ from tests.clock import ManualClock
 from tests.soak import examples
 
 FOREIGN = Restored(
-    asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="ab" * 16,
+    requested="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="ab" * 16,
     sha256="0" * 64,
 )  # fmt: skip
 STEPS = st.lists(

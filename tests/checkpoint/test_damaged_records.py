@@ -263,7 +263,7 @@ def test_nothing_begins_empty_where_the_job_once_went_on_from_a_checkpoint(
     choice = choose(history)
     assert choice.manifest is None
     assert [(s.checkpoint, s.lost) for s in choice.skipped] == [(6, True)]
-    assert "generation 2 went on from it" in choice.skipped[0].reason
+    assert "it is the base of generation 2" in choice.skipped[0].reason
 
 
 # -- what others have put there

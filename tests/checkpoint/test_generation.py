@@ -15,7 +15,7 @@ from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 FOREIGN = Restored(
-    asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="ab" * 16,
+    requested="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="ab" * 16,
     sha256="0" * 64,
 )  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_set_base_refuses(jobdir: JobDirectory, store: FaultyStore, clock: Manua
     publish(jobdir, 4, generation=1)
     first.set_base(CheckpointId(4))
     first.set_base(CheckpointId(4))
-    with pytest.raises(CheckpointError, match="another checkpoint"):
+    with pytest.raises(CheckpointError, match="another base"):
         first.set_base(None)
     second = claim(jobdir, clock)
     with pytest.raises(FencedError):

@@ -98,7 +98,7 @@ def test_base_record() -> None:
 def test_base_record_of_a_restore() -> None:
     data = (GOLDEN / "base-v1-restored").read_bytes()
     restored = Restored(
-        asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="cd" * 16,
+        requested="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="cd" * 16,
         sha256="e" * 64, claimed=True,
     )  # fmt: skip
     record = BaseRecord(
@@ -111,7 +111,7 @@ def test_base_record_of_a_restore() -> None:
 def test_base_record_of_another_restore() -> None:
     data = (GOLDEN / "base-v1-again").read_bytes()
     restored = Restored(
-        asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="cd" * 16,
+        requested="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="cd" * 16,
         sha256="e" * 64, again="monday", earlier=[("file:///sp", ""), ("s3://b/other", "tuesday")],
     )  # fmt: skip
     record = BaseRecord(

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from strandline.checkpoint import parallel
-from strandline.checkpoint.parallel import InBackground
+from strandline.checkpoint.parallel import BackgroundWork
 
 
 def test_all_is_done_when_it_is_left() -> None:
     done: list[int] = []
-    with InBackground(done.append) as work:
+    with BackgroundWork(done.append) as work:
         for item in range(100):
             work.put(item)
     assert sorted(done) == list(range(100))
@@ -25,7 +25,7 @@ def test_what_fails_is_heard_at_the_latest_when_it_is_left(failing: int) -> None
             raise ValueError(item)
 
     def put_all() -> None:
-        with InBackground(fail) as work:
+        with BackgroundWork(fail) as work:
             for item in range(100):
                 work.put(item)
 
@@ -44,7 +44,7 @@ def test_few_wait_and_what_waits_is_not_begun_after_an_error(monkeypatch: pytest
         ended.append(item)
 
     def put_all() -> None:
-        with InBackground(wait) as work:
+        with BackgroundWork(wait) as work:
             for item in range(4):
                 work.put(item)
             threading.Timer(0.05, go_on.set).start()
@@ -59,7 +59,7 @@ def test_few_wait_and_what_waits_is_not_begun_after_an_error(monkeypatch: pytest
     put: list[int] = []
 
     def put_more() -> None:
-        with InBackground(wait) as work:
+        with BackgroundWork(wait) as work:
             for item in range(6):
                 work.put(item)
                 put.append(item)

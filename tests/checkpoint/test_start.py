@@ -93,7 +93,7 @@ def test_another_drivers_start_is_not_replaced(jobdir: JobDirectory, store: Faul
     with pytest.raises(FencedError):
         save_start(jobdir, older, FILES, [], clock)
     for files, names in (({**FILES, "sources/0/0": b"later"}, []), (FILES, ["x"]), (FILES, [])):
-        with pytest.raises(ConflictError, match="another driver has recorded where"):
+        with pytest.raises(ConflictError, match="another driver has recorded the start"):
             save_start(jobdir, newer[0], files, names, clock)
     start = load_start(jobdir)
     assert start is not None
@@ -104,9 +104,9 @@ def test_another_drivers_start_is_not_replaced(jobdir: JobDirectory, store: Faul
 def test_a_damaged_start_stops_the_job(jobdir: JobDirectory, clock: ManualClock, damaged: bytes) -> None:
     mine = claim(jobdir, clock)
     jobdir.put("generations/start", damaged)
-    with pytest.raises(CorruptionError, match="generations/start: where the job's sources began") as caught:
+    with pytest.raises(CorruptionError, match="generations/start: the start of the job's sources") as caught:
         load_start(jobdir)
-    assert "bring it back" in caught.value.hint
+    assert "restore it from a backup" in caught.value.hint
     with pytest.raises(CorruptionError, match="generations/start"):
         save_start(jobdir, mine, FILES, [], clock)
 
@@ -116,7 +116,7 @@ def test_each_restore_of_a_snapshot_has_a_start_of_its_own(jobdir: JobDirectory,
     mine = claim(jobdir, clock)
     save_start(jobdir, mine, FILES, [], clock)
     snapshot = Restored(
-        asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=CheckpointId(1),
+        requested="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=CheckpointId(1),
         generation=Generation(1), life="ab" * 16, sha256="c" * 64,
     )  # fmt: skip
     restores = [snapshot, replace(snapshot, again="monday"), replace(snapshot, sha256="d" * 64)]

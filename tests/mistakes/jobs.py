@@ -106,8 +106,8 @@ MISTAKES = [
         "restarts as a number", "job 'j': restart is 5, expected Restart(…)", "restart=sl.Restart(attempts=", restart=5
     ),
     job("a number as name", "job name 5", name=5),
-    job("a name of the layout", "job name 'shared'", "give the job another name", name="shared"),
-    job("a name of a checkpoint", "job name 'chk-5'", "give the job another name", name="chk-5"),
+    job("a name of the layout", "job name 'shared'", "choose another name for the job", name="shared"),
+    job("a name of a checkpoint", "job name 'chk-5'", "choose another name for the job", name="chk-5"),
     job("a name with a slash", "job name 'a/b'", name="a/b"),
     job(
         "a sink twice",

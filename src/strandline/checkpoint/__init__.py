@@ -1,1 +1,1 @@
-"""Checkpoints: coordinate, upload, restore, collect garbage, verify."""
+"""Checkpoints: coordination, upload, restore, garbage collection, verification."""

@@ -1,4 +1,4 @@
-"""What a job's directory holds, seen at one moment: objects, manifests, and which manifests count."""
+"""Catalog of a job's directory at one moment: objects, manifests, and which manifests count."""
 
 from __future__ import annotations
 
@@ -35,60 +35,60 @@ _PUBLISHED = RecordFormat(b"SLPUBLI1", 1, _Published, "the record")
 
 @dataclass(frozen=True)
 class Catalog:
-    """A listing, and everything in it that was worth reading."""
+    """A listing, with its manifests and base records."""
 
     objects: Mapping[str, ObjectInfo]
     manifests: Mapping[CheckpointId, Manifest]
     """Every manifest that decodes, void or not."""
     damaged: Mapping[CheckpointId, str]
-    """Manifests that do not decode, and why."""
+    """Manifests that do not decode, with the reason."""
     void: Mapping[CheckpointId, str]
-    """Manifests that decode but are not the job's history, and why."""
+    """Manifests that decode but are not in the job's history, with the reason."""
     unknown: Mapping[CheckpointId, str]
-    """Manifests that decode, but a damaged base record hides whether they are the job's history."""
+    """Manifests that decode, but a damaged base record hides whether they are in the job's history."""
     chain: Chain
-    """The base records that say so."""
+    """The base records that define the history."""
 
     @property
     def live(self) -> dict[CheckpointId, Manifest]:
-        """The manifests that count, oldest first. Their files may still be missing."""
-        aside = self.void.keys() | self.unknown.keys()
-        return {i: m for i, m in sorted(self.manifests.items()) if i not in aside}
+        """The manifests in the job's history, oldest first. Their files may be missing."""
+        excluded = self.void.keys() | self.unknown.keys()
+        return {i: m for i, m in sorted(self.manifests.items()) if i not in excluded}
 
     @property
     def life(self) -> str:
-        """The name of the job's life, "" if nothing that could be read says it."""
+        """The name of the job's life, or "" if it cannot be read."""
         if (newest := self.chain.newest) is not None:
             return newest.life
         return self.manifests[max(self.manifests)].life if self.manifests else ""
 
     @property
     def restored(self) -> Restored | None:
-        """The last snapshot that was restored on purpose, of which the job's history descends."""
+        """The last snapshot that was restored on purpose, from which the job's history descends."""
         newest = self.chain.newest
         return (newest.restored or None) if newest else None
 
     @property
     def next_id(self) -> CheckpointId:
-        """A number above every checkpoint that was ever seen here."""
+        """A number above those of all checkpoints so far."""
         in_paths = (i for path in self.objects if (i := checkpoint_id(path)) is not None)
         in_bases = (base.highest_seen for base in self.chain.bases.values())
         return CheckpointId(max([0, *in_paths, *in_bases]) + 1)
 
     def missing(self, manifest: Manifest) -> list[tuple[FileRef, str]]:
-        """Return the files that are not there, or not with their size, and what is wrong with each."""
-        found = ((file, self.objects.get(file.path)) for file in manifest.stored())
-        return [(file, problem) for file, info in found if (problem := _problem(file, info))]
+        """Return the files that are missing or have a wrong size, each with its problem."""
+        stored = ((file, self.objects.get(file.path)) for file in manifest.stored())
+        return [(file, problem) for file, info in stored if (problem := _problem(file, info))]
 
     def passed_over(self, checkpoint: CheckpointId) -> bool:
-        """Whether the job has since gone on from an older checkpoint, knowing of this one."""
+        """Whether the job has continued from an older checkpoint although this one existed."""
         return any((base.checkpoint or 0) < checkpoint <= base.highest_seen for base in self.chain.bases.values())
 
 
 def read_catalog(jobdir: JobDirectory) -> Catalog:
     """List the job's directory once and read its manifests and base records.
 
-    A manifest that disappears meanwhile was subsumed: it is left out.
+    A manifest that disappears after the listing was subsumed: it is left out.
     """
     objects = {info.path: info for info in jobdir.list()}
     manifests: dict[CheckpointId, Manifest] = {}
@@ -107,38 +107,38 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
         except NotFoundError:
             del objects[path]
     chain = read_chain(jobdir, objects, manifests.values())
-    judged = {i: chain.judge(manifest) for i, manifest in manifests.items()}
-    void = {i: why for i, (why, _) in judged.items() if why}
-    unknown = {i: why for i, (_, why) in judged.items() if why}
+    verdicts = {i: chain.judge(manifest) for i, manifest in manifests.items()}
+    void = {i: reason for i, (reason, _) in verdicts.items() if reason}
+    unknown = {i: reason for i, (_, reason) in verdicts.items() if reason}
     return Catalog(objects, manifests, damaged, void, unknown, chain)
 
 
-def lacking(folder: Folder, problems: Iterable[tuple[FileRef, str]]) -> Iterator[tuple[FileRef, str]]:
-    """Of what `Catalog.missing` gives, yield what is so when it is looked at by itself.
+def confirm_missing(folder: Folder, problems: Iterable[tuple[FileRef, str]]) -> Iterator[tuple[FileRef, str]]:
+    """Check each file of `Catalog.missing` by a request, and yield those that have a problem.
 
     A listing may be older than a file that another machine has just written.
     """
     for file, _ in problems:
-        if problem := look_at(folder, file):
+        if problem := find_problem(folder, file):
             yield file, problem
 
 
-def look_at(folder: Folder, file: FileRef) -> str:
-    """Return what is wrong with a stored file, as far as one small request shows it; "" if nothing is."""
+def find_problem(folder: Folder, file: FileRef) -> str:
+    """Return the problem of a stored file by one head request: it is missing, or has a wrong size; else ""."""
     try:
         return _problem(file, folder.head(file.path))
     except NotFoundError:
         return _problem(file, None)
 
 
-def _problem(file: FileRef, found: ObjectInfo | None) -> str:
-    if found is None:
+def _problem(file: FileRef, info: ObjectInfo | None) -> str:
+    if info is None:
         return "missing"
-    return "" if found.size_bytes == file.size else f"{found.size_bytes} bytes, expected {file.size}"
+    return "" if info.size_bytes == file.size else f"{info.size_bytes} bytes, expected {file.size}"
 
 
 def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
-    """Put on record, once, that a generation that began empty has had a checkpoint: this one."""
+    """Record the first checkpoint of a generation that began empty."""
     record = _Published(generation=manifest.generation, checkpoint=manifest.checkpoint)
     path = published_path(manifest.generation)
     with contextlib.suppress(ConflictError):
@@ -146,9 +146,9 @@ def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
 
 
 def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | None:
-    """Return the first checkpoint of the job's history, if it ever had one; 0 if the record of it cannot be read.
+    """Return the first checkpoint of the job's history, None if it had none; 0 if its record cannot be read.
 
-    What a generation below the newest base published is not the job's: that one began empty, beside it.
+    Checkpoints of generations below the newest base are not in the history: those began empty, beside it.
     """
     since = max(catalog.chain.bases, default=0)
     marked = [g for path in catalog.objects if (g := published_generation(path)) is not None and g >= since]

@@ -1,22 +1,23 @@
-"""Which manifests are the job's history: the chain of base records, and what holds while one of them is damaged.
+"""The chain of base records, which defines the manifests in the job's history, also if one record is damaged.
 
-Each generation records, before it touches anything, which checkpoint it goes on from: its base. The newest record
-decides; from it the chain leads down, generation by generation. A manifest beside it is void, whenever it appears.
+Each generation records its base, the checkpoint from which it continues, before it changes anything. The newest record
+decides; from it the chain leads down, generation by generation. A manifest outside of the chain is void at all times.
 
-A record may be damaged: a power loss leaves an empty file. What it said is lost, not that its generation was there.
+A record may be damaged: a power loss leaves an empty file. Its content is lost, but the generation is known.
 
-- The generation has published manifests: those are its own and count. What is older can be on its chain or beside it.
-  That is unknown, so it is neither restored nor deleted.
-- It has published none, and its record is the newest: it is passed over, and the next record below decides. It has
-  added nothing, and what counted for it counts below. A generation that goes back in time, or restores somebody else's
-  snapshot, is not passed over: what it left would count again. So its record has a copy, which is written first.
+- If the generation has published manifests, they count. Older manifests can be on its chain or outside of it. That is
+  unknown, so they are neither restored nor deleted.
+- If it has published none and its record is the newest, the record is skipped, and the next record below decides. The
+  generation has added nothing, and the same older manifests count. A generation that goes back in time, or restores a
+  foreign snapshot, is not skipped: the manifests that it left would count again. So its record has a copy, which is
+  written first.
 
-No two drivers can live by this: claims alone fence, and reading a damaged record changes none. A driver that passes a
-record over writes its own, which is newer: whatever the generation passed over may still publish is void from then on.
-What remains takes three faults at once: a replaced driver publishes late, the record of its successor, which made that
-void, is damaged, and the successor has published nothing. Then the late manifest counts again. The rows it lists were
-forgotten by the sinks when the successor started, and a sink that is to commit rows which are gone fails loudly.
-A garbage collection deletes nothing while a record on the way is damaged.
+This cannot admit two drivers: only claims fence, and a read of a damaged record changes none. A driver that skips a
+record writes a newer one, which makes all later manifests of the skipped generation void.
+One case remains, of three faults at once: a replaced driver publishes late, the record of its successor, which made
+that void, is damaged, and the successor has published nothing. Then the late manifest counts again. The sinks dropped
+its rows when the successor started, and a sink fails loudly if it is to commit dropped rows.
+Garbage collection deletes nothing while a record in the chain is damaged.
 """
 
 from __future__ import annotations
@@ -36,49 +37,49 @@ from strandline.format.manifest import Manifest
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that somebody had the job restore, instead of its newest checkpoint."""
+    """A snapshot that the job restored on a user's request, instead of its newest checkpoint."""
 
-    asked: str
-    """What was asked for, as a url without secrets: it may be the folder of a job, whose newest checkpoint changes."""
+    requested: str = msgspec.field(name="asked")
+    """The requested url, without secrets. It may be the folder of a job, whose newest checkpoint changes."""
     url: str
-    """Where the snapshot itself was."""
+    """The url of the snapshot itself."""
     kind: Literal["checkpoint", "savepoint"]
     job: str
     checkpoint: CheckpointId
     generation: Generation
     life: str
     sha256: str
-    """Of its manifest: another snapshot may have taken its place."""
+    """The checksum of its manifest, since another snapshot may replace it."""
     claimed: bool = False
-    """True: it was given to the job, and goes when the job stands on its own."""
+    """Whether the job owns it, and deletes it once the job has a checkpoint of its own."""
     again: str | msgspec.UnsetType = msgspec.UNSET
-    """Under which name it was restored once more; left out the first time."""
+    """The name of a repeated restore; left out the first time."""
     earlier: list[tuple[str, str]] | msgspec.UnsetType = msgspec.UNSET
-    """What was asked for before, oldest first, each with the name that `again` had, or ""; left out if nothing was."""
+    """Earlier requests, oldest first, each with its `again` or ""; left out if there are none."""
 
     @property
     def commands(self) -> list[tuple[str, str]]:
-        """All that was asked for, this last."""
-        return [*(self.earlier or ()), (self.asked, self.again or "")]
+        """All requests, this one last."""
+        return [*(self.earlier or ()), (self.requested, self.again or "")]
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation goes on from: a checkpoint and who published it, somebody else's snapshot, or nothing."""
+    """The base of a generation: a checkpoint and the generation that published it, a foreign snapshot, or nothing."""
 
     generation: Generation
     checkpoint: CheckpointId | None
     checkpoint_generation: Generation | None
     highest_seen: CheckpointId
-    """No checkpoint of this generation or a later one has this number or one below."""
+    """All checkpoints of this generation and later ones have higher numbers."""
     life: str
-    """Names the job's life, from its very first base on: sinks are known by it."""
+    """The name of the job's life since its first base; sinks use it as an id."""
     restored: Restored | msgspec.UnsetType = msgspec.UNSET
-    """The last snapshot that was restored on purpose, by this generation or one that it descends from; left out where
-    there was none. Without a checkpoint, it is what this generation goes on from."""
+    """The last snapshot that this generation or one before it in the chain restored on purpose; left out if there is
+    none. Without a checkpoint, it is the base of this generation."""
 
     @property
     def foreign(self) -> Restored | None:
-        """The snapshot of somebody else that this generation goes on from."""
+        """The foreign snapshot that is the base of this generation, if any."""
         return self.restored if self.checkpoint is None and self.restored else None
 
 
@@ -87,14 +88,14 @@ BASE = RecordFormat(b"SLBASEC1", 1, BaseRecord, "the base record")
 
 @dataclass(frozen=True)
 class Chain:
-    """The records from the newest down, as far as there are manifests, and what follows from them."""
+    """The records from the newest down, as far as there are manifests, and which manifests count."""
 
     bases: Mapping[Generation, BaseRecord]
-    """By generation, those that could be read."""
+    """The readable records, by generation."""
     damaged: Mapping[Generation, str]
-    """By generation, those that could not, and why."""
+    """The damaged records, by generation, with the reason."""
     limits: Mapping[Generation, float] | None
-    """By generation, up to which number its manifests count; None: there is no record, and all do."""
+    """The highest number that counts of each generation's manifests; None if there is no record, so that all count."""
     broken_at: Generation | None
     """The generation whose damaged record hides which older manifests count."""
 
@@ -104,7 +105,7 @@ class Chain:
         return self.bases[max(self.bases)] if self.bases else None
 
     def judge(self, manifest: Manifest) -> tuple[str, str]:
-        """Return why a manifest is not the job's history, or else why nobody can say; neither ("") if it is."""
+        """Return why a manifest is not in the job's history, and why that is unknown; both are "" if it is in it."""
         if self.limits is None or manifest.checkpoint <= self.limits.get(manifest.generation, -1):
             return "", ""
         if self.broken_at is not None and manifest.generation < self.broken_at:
@@ -141,7 +142,7 @@ def read_chain(jobdir: JobDirectory, paths: Collection[str], manifests: Iterable
                 return True
         return False
 
-    # A damaged record hides nothing that counts if its generation published nothing, and did not turn back.
+    # A damaged record hides no manifest that counts if its generation published nothing and did not go back.
     newest = next((g for g in sorted(recorded, reverse=True) if can_read(g) or g in published | turned), None)
     if newest is None:
         return Chain(bases, damaged, None, None)
@@ -160,10 +161,10 @@ def read_chain(jobdir: JobDirectory, paths: Collection[str], manifests: Iterable
 
 
 def is_left(jobdir: JobDirectory, chain: Chain, manifest: Manifest) -> bool:
-    """Return whether the job has gone back behind a snapshot of its own life, or never was where that was taken.
+    """Whether a snapshot of the job's own life is outside of its history: the job went back before it, or never had it.
 
-    Sinks have taken back rows that led to it then, or shown others in their place. Where a record is gone or damaged
-    that would say so, the snapshot is taken for one of the history.
+    Sinks have then removed the rows that led to the snapshot, or replaced them. If a record in the chain is missing or
+    damaged, the snapshot counts as part of the history.
     """
     base = chain.newest
     if base is None or base.life != manifest.life:
@@ -173,9 +174,9 @@ def is_left(jobdir: JobDirectory, chain: Chain, manifest: Manifest) -> bool:
         record = chain.bases.get(generation) or _record_of(jobdir, generation)
         if record is None:
             return False
-        came_from = record.foreign
-        if came_from is not None and came_from.life == record.life:
-            generation, limit = came_from.generation, came_from.checkpoint
+        origin = record.foreign
+        if origin is not None and origin.life == record.life:
+            generation, limit = origin.generation, origin.checkpoint
         elif record.checkpoint is not None and record.checkpoint_generation is not None:
             generation, limit = record.checkpoint_generation, record.checkpoint
         else:

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a job, and reads every byte of a snapshot again to verify it."""
+"""Inspection of snapshots: lists a job's checkpoints, and verifies every byte of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OnBytes = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with one object."""
+    """The problem of one object."""
 
     path: str
     problem: str
@@ -77,7 +77,7 @@ def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = igno
 
 
 def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = ignore_bytes) -> list[Problem]:
-    """Read files, each once, and name those that are missing or not as they were written."""
+    """Read files, each once, and name those that are missing or damaged."""
     with Scratch("verify") as scratch:
 
         def read(file: FileRef) -> Problem | None:
@@ -85,21 +85,21 @@ def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = i
             on_bytes(0 if file.inline is not None else file.size)
             return problem
 
-        found = in_parallel(read, _distinct(files))
-    return [problem for problem in found if problem is not None]
+        problems = in_parallel(read, _distinct(files))
+    return [problem for problem in problems if problem is not None]
 
 
 def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
-    """Return each stored file once, and what lies in the manifest itself."""
+    """Return each stored file once, and the files inside the manifest."""
     return [f for f in files if f.inline is not None] + stored_once(files)
 
 
 def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
     if file.inline is not None:
         size, sha256 = len(file.inline), hashlib.sha256(file.inline).hexdigest()
-    elif (here := local_path(folder, file)) is not None:
+    elif (local := local_path(folder, file)) is not None:
         try:
-            size, sha256 = here.stat().st_size, sha256_of(here)
+            size, sha256 = local.stat().st_size, sha256_of(local)
         except OSError:
             return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
     else:
@@ -120,18 +120,18 @@ def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
 def summaries(jobdir: JobDirectory) -> list[SnapshotSummary]:
     """List the checkpoints that have a manifest, newest first. Sizes are checked, contents are not."""
     catalog = read_catalog(jobdir)
-    found = [
+    checkpoints = [
         SnapshotSummary(
             f"{jobdir.url}/chk-{i}", "checkpoint", "damaged", reason, jobdir.job, i,
             catalog.objects[manifest_path(i)].modified_ms,
         )
         for i, reason in catalog.damaged.items()
     ]  # fmt: skip
-    found += [
+    checkpoints += [
         summary_of(manifest, f"{jobdir.url}/chk-{i}", *_judge(catalog, i, manifest))
         for i, manifest in catalog.manifests.items()
     ]
-    return sorted(found, key=lambda summary: summary.checkpoint, reverse=True)
+    return sorted(checkpoints, key=lambda summary: summary.checkpoint, reverse=True)
 
 
 def summary_of(manifest: Manifest, url: str, state: State, reason: str) -> SnapshotSummary:

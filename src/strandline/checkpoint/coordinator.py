@@ -1,4 +1,4 @@
-"""Which checkpoint is due, what it still waits for, and what happens when it has everything."""
+"""The coordinator, which triggers checkpoints, collects their parts, and publishes or fails them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _SHOW_AGAIN_MS = 5_000
 
 @dataclass
 class Coordinator:
-    """Drives a job's checkpoints. A state machine without a thread: whoever calls `advance` does the work.
+    """A state machine of a job's checkpoints, without a thread: `advance` does the work in its caller's thread.
 
-    Thread-safe; the lock is never held during I/O, and all I/O happens in `advance`. What was restored must be what the
-    claim's base names. A checkpoint completes when every partition of every operator has reported and both
-    `add_source` and `add_sinks` were called for it.
+    Thread-safe; the lock is never held during I/O, and all I/O happens in `advance`. The restored manifest must be the
+    base of the claim. A checkpoint completes when every partition of every operator has reported and both `add_source`
+    and `add_sinks` were called for it.
     """
 
     _jobdir: JobDirectory
@@ -45,13 +45,13 @@ class Coordinator:
     _restored: Manifest | None
     _operators: Sequence[OperatorInfo]
     _commit_sinks: Callable[[Manifest], bool | None]
-    """Shows what a checkpoint lists; returns True if some of it has to wait: what a sink writes to may be away."""
+    """Makes the rows of a checkpoint visible; returns True if some must wait because a sink's target is unavailable."""
     _depends_on: str = ""
-    """Where somebody else's snapshot is that this run began with; "" once there is a checkpoint of its own."""
+    """The url of the foreign snapshot with which this run began; "" once the job has a checkpoint of its own."""
     _holds: Holds = field(default_factory=Holds)
-    """While it is held, no checkpoint is subsumed; what is overdue then goes with the next."""
+    """While it is held, no checkpoint is subsumed; the next one subsumes those that are overdue."""
     _unshown: Manifest | None = None
-    """The newest checkpoint, while sinks do not show all of it; at first the restored one."""
+    """The newest checkpoint, while not all of its rows are visible; at first the restored one."""
 
     def __post_init__(self) -> None:
         self._retention = Retention(
@@ -61,13 +61,13 @@ class Coordinator:
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
         self._completing: CheckpointId | None = None
-        """The checkpoint that `advance` is ending: nothing that is said of it changes what becomes of it any more."""
+        """The checkpoint that `advance` is ending; reports no longer change it."""
         self._closed = ""
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
         self._changed = self._restored is None
         self._changed_ms: float | None = None
-        """Since when something has happened that no checkpoint was triggered for."""
+        """The time of the first change for which no checkpoint was triggered."""
         self._failures_in_row = 0
         self._last_trigger_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
@@ -77,12 +77,12 @@ class Coordinator:
 
     @property
     def confirmed(self) -> Manifest | None:
-        """The newest published checkpoint of this run, else the restored one: the base of what is uploaded next."""
+        """The newest published checkpoint of this run, else the restored one: the base of the next uploads."""
         return self._retention.confirmed
 
     @property
     def depends_on(self) -> str:
-        """Where somebody else's snapshot is that a restart would need; "" if the job stands on its own."""
+        """The url of the foreign snapshot that a restart would need; "" if the job has a checkpoint of its own."""
         with self._lock:
             return self._depends_on
 
@@ -99,15 +99,15 @@ class Coordinator:
 
     @property
     def shows_all(self) -> bool:
-        """Whether sinks show everything that the newest checkpoint lists."""
+        """Whether all rows of the newest checkpoint are visible."""
         return self._unshown is None
 
     @property
     def next_id(self) -> CheckpointId:
         """The next checkpoint's number.
 
-        A restart in the same process goes on from the larger of this and `Choice.next_id`: so a late report is never
-        taken for one of the new run.
+        A restart in the same process continues from the larger of this and `Choice.next_id`, so that a late report
+        never counts for the new run.
         """
         with self._lock:
             return self._next_id
@@ -120,14 +120,14 @@ class Coordinator:
 
     @property
     def counts(self) -> Counts:
-        """How many checkpoints of this run were triggered, completed, …"""
+        """The numbers of triggered, completed, … checkpoints of this run."""
         with self._lock:
             return self._history.counts
 
     def request(self) -> Future[CheckpointId]:
-        """Ask for a checkpoint with the next epoch, whatever the interval; the result is its number.
+        """Request a checkpoint with the next epoch, at any interval; the result is its number.
 
-        The future raises CheckpointError if it fails, or what the sinks raised when they committed.
+        The future raises CheckpointError if it fails, or the error of the sinks' commit.
         """
         future: Future[CheckpointId] = Future()
         with self._lock:
@@ -139,34 +139,34 @@ class Coordinator:
         return future
 
     def close(self, reason: str) -> None:
-        """Give up the pending checkpoint, if any, and those asked for, and take no more requests.
+        """Abort the pending checkpoint and all requests, and accept no more requests.
 
-        That does not count as a failure in a row, and the errors say `attempt_ended`: another attempt may be asked.
+        That is not a failure in a row, and the errors have `attempt_ended`: callers may ask the next attempt.
         """
         with self._lock:
             self._closed = reason
-            asked, self._requests = self._requests, []
+            requests, self._requests = self._requests, []
             if (pending := self._undecided) is not None:
-                what = f"checkpoint {pending.checkpoint} was aborted: {reason}"
-                pending.failure = CheckpointError(what, attempt_ended=True)
+                message = f"checkpoint {pending.checkpoint} was aborted: {reason}"
+                pending.failure = CheckpointError(message, attempt_ended=True)
                 pending.tolerated = True
         if pending is not None and pending.failure is not None:
-            # Here, and not by the next `advance`, which may fail before it comes to that.
+            # Not in the next `advance`, which may fail before it resolves the requests.
             waiting, pending.waiting = pending.waiting, []
             resolve(waiting, pending.failure)
-        resolve(asked, _not_taken(reason))
+        resolve(requests, _not_taken(reason))
 
     def postpone(self) -> None:
-        """Begin the pending checkpoint's time anew: the epoch that carries it still runs, however long it takes."""
+        """Restart the timeout of the pending checkpoint, because its epoch still runs."""
         with self._lock:
             if self._pending is not None:
                 self._pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
 
     def trigger(self, epoch: Epoch, changed: bool = True) -> CheckpointId | None:
-        """Say with which checkpoint the epoch that begins now shall end, if with any.
+        """Return the checkpoint that the epoch that begins now ends with, or None.
 
-        `changed`: whether the epoch may change anything. Without any change since the last checkpoint, only a
-        request triggers one.
+        `changed` tells whether the epoch may change state. Without changes since the last checkpoint, only a request
+        triggers one.
         """
         with self._lock:
             self._changed |= changed
@@ -193,7 +193,7 @@ class Coordinator:
 
     @property
     def uncovered_ms(self) -> int:
-        """For how long something has happened that no complete checkpoint covers; 0 if the newest covers all."""
+        """The age of the oldest change that no complete checkpoint covers; 0 if the newest covers all."""
         with self._lock:
             waiting = [self._changed_ms, self._pending.changed_ms if self._pending else None]
             now_ms = self._clock.monotonic_ms()
@@ -201,7 +201,7 @@ class Coordinator:
 
     @property
     def is_due(self) -> bool:
-        """Whether `trigger` would give a checkpoint now, though no epoch changed anything more."""
+        """Whether `trigger` would return a checkpoint now, without further changes."""
         with self._lock:
             return self._pending is None and self._is_due()
 
@@ -214,7 +214,7 @@ class Coordinator:
         return now_ms - self._last_trigger_ms >= interval_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
 
     def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
-        """Take a partition's snapshot. One that nobody waits for is ignored, and its uploads are deleted later."""
+        """Add a partition's snapshot. Without a pending checkpoint it is ignored, and its uploads are deleted later."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and pending.add(uid, partition, info):
@@ -225,30 +225,30 @@ class Coordinator:
                 self._discard(info.files)
 
     def report_failure(self, uid: str, partition: Partition, checkpoint: CheckpointId, message: str) -> None:
-        """Take a partition's failure: the checkpoint fails with the next `advance`."""
+        """Record a partition's failure: the checkpoint fails with the next `advance`."""
         self.fail(checkpoint, message, f" in operator '{uid}', partition {partition}")
 
     def fail(self, checkpoint: CheckpointId, message: str, where: str = "") -> None:
-        """Take any failure: the checkpoint fails with the next `advance`."""
+        """Record a failure: the checkpoint fails with the next `advance`."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None:
                 pending.fail(f"failed{where}: {message}")
 
     def retake(self, uid: str, partition: Partition) -> None:
-        """Another process is in the place of one that was told of the pending checkpoint, and knows nothing of it.
+        """Handle a new keeper, which replaced one after the trigger and does not know of the pending checkpoint.
 
-        Unless its part is there already, the checkpoint fails with the next `advance`, and another one is taken for
-        those who asked for it.
+        Unless the partition has reported, the checkpoint fails with the next `advance`, and the next one serves its
+        requests.
         """
         with self._lock:
             pending = self._undecided
             if pending is not None and not pending.failure and (uid, partition) not in pending.partitions:
                 pending.fail(f"was given up: operator '{uid}', partition {partition} has a new keeper")
-                self._ask_again(pending)
+                self._request_again(pending)
 
     def add_source(self, checkpoint: CheckpointId, source: SourceInfo | None) -> None:
-        """Take the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
+        """Add the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and not pending.source_added:
@@ -263,7 +263,7 @@ class Coordinator:
         watermarks: Mapping[str, int] | None = None,
         totals: Mapping[str, int] | None = None,
     ) -> None:
-        """Take what there was after the checkpoint's epoch: staged in sinks, event time, and what was counted."""
+        """Add the staged rows of sinks, the watermarks and the counters after the checkpoint's epoch."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and pending.sinks is None:
@@ -271,7 +271,7 @@ class Coordinator:
                 pending.totals = dict(totals or {})
 
     def _discard(self, files: Iterable[FileRef]) -> None:
-        """Leave files for deletion, except what the pending checkpoint holds: a report may come twice."""
+        """Mark files for deletion, except those of the pending checkpoint: a report may come twice."""
         held = {f.path for f in self._pending.files()} if self._pending else set()
         self._garbage += [f for f in files if f.path and f.path not in held]
 
@@ -286,12 +286,11 @@ class Coordinator:
         return None if pending is None or pending.checkpoint != checkpoint else pending
 
     def advance(self) -> CheckpointId | None:
-        """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.
+        """End a checkpoint that timed out, failed or is ready; delete files that are not needed.
 
-        Returns the checkpoint that was completed. Raises FencedError when a newer driver owns the job, what the
-        sinks raised when they committed (the checkpoint is published and stays), CheckpointError when more than
-        `tolerable_failures` failed in a row, and CorruptionError when an invariant is broken that is verified: after
-        each of them the job must stop or restart.
+        Returns the completed checkpoint. Raises FencedError when a newer driver owns the job, the error of the sinks'
+        commit (the checkpoint is published and stays), CheckpointError when more than `tolerable_failures` failed in a
+        row, and CorruptionError when a verified invariant is broken. After each error the job must stop or restart.
         """
         with self._advancing:
             self._clean()
@@ -321,12 +320,12 @@ class Coordinator:
         with self._lock:
             garbage, self._garbage = self._garbage, []
         self._retention.discard(garbage)
-        # Storage that does not answer must not hold up the epochs at every call.
+        # After a failure, wait: storage that does not answer must not delay every epoch.
         if self._clock.monotonic_ms() >= self._clean_from_ms and not self._retention.clean():
             self._clean_from_ms = self._clock.monotonic_ms() + _CLEAN_AGAIN_MS
 
     def _show_rest(self) -> None:
-        """Try again to show what sinks could not, whether or not there will be another checkpoint."""
+        """Retry to make visible the rows that had to wait, also without a new checkpoint."""
         if self._unshown is not None and self._clock.monotonic_ms() >= self._show_from_ms:
             self._claim.check()
             self._show(self._unshown)
@@ -336,19 +335,19 @@ class Coordinator:
         self._show_from_ms = self._clock.monotonic_ms() + _SHOW_AGAIN_MS
 
     def _commit(self, pending: Pending) -> CheckpointId | None:
-        """Make a checkpoint that waits for nothing the job's newest. Each step may be the last before a crash."""
+        """Make a checkpoint with all parts the job's newest. Each step may be the last before a crash."""
         manifest = pending.manifest = pending.manifest or self._manifest(pending)
         try:
-            # 1. Only the job's owner publishes, and only once readers know what it goes on from.
+            # 1. Only the job's owner publishes, and only after its base is recorded.
             self._claim.check_based()
             self._claim.check()
-            # 2. Every file is held by the last confirmed checkpoint, or new, and then in storage.
+            # 2. Every file is in the last confirmed checkpoint, or is new and in storage.
             self._retention.check(manifest)
-            # 3. One conditional create makes the checkpoint: from then on it is what a restore finds.
+            # 3. One conditional create makes the checkpoint: from then on a restore finds it.
             hit("checkpoint.publish.before")
             publish(self._jobdir, self._claim, manifest)
         except CorruptionError:
-            raise  # An invariant is broken: that is no failed checkpoint.
+            raise  # A broken invariant is more than a failed checkpoint.
         except NumberTakenError as error:
             self._retry_under_another_number(pending, error)
             return None
@@ -360,7 +359,7 @@ class Coordinator:
         self._retention.confirm(manifest)
         self._end_completed(pending, manifest)
         try:
-            # 5. Only the owner makes results visible. What fails here is done again by the restore.
+            # 5. Only the owner makes results visible. After a failure here, the restore repeats it.
             self._claim.check()
             hit("checkpoint.commit_sinks.before")
             self._show(manifest)
@@ -369,8 +368,8 @@ class Coordinator:
             resolve(pending.waiting, as_exception(error))
             raise
         resolve(pending.waiting, pending.checkpoint)
-        # 6. Older checkpoints beyond `retain`: manifest first, then the files nobody references any more. What storage
-        #    refuses now is tried again.
+        # 6. Delete older checkpoints beyond `retain`: the manifest first, then unreferenced files. `_clean` retries
+        #    deletions that storage refuses now.
         hit("checkpoint.subsume.before")
         if self._retention.delete_due():
             hit("checkpoint.subsume.after")
@@ -401,14 +400,14 @@ class Coordinator:
             )  # fmt: skip
 
     def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:
-        """A driver that was replaced published under this number meanwhile; snapshots carry theirs, so start over."""
+        """Fail the checkpoint and request another: a replaced driver has published under its number."""
         with self._lock:
             self._next_id = max(self._next_id, error.next_id)
-            self._ask_again(pending)
+            self._request_again(pending)
         self._fail(pending, error)
 
-    def _ask_again(self, pending: Pending) -> None:
-        """Another checkpoint is to be taken for those who asked for this one, whose end is nobody's fault."""
+    def _request_again(self, pending: Pending) -> None:
+        """Move the requests of a checkpoint to the next one; its end is not a failure in a row."""
         self._requests = [*pending.waiting, *self._requests]
         pending.waiting = []
         pending.tolerated = True
@@ -434,9 +433,9 @@ class Coordinator:
         if not pending.tolerated and tolerable is not None and in_row > tolerable:
             raise CheckpointError(
                 f"{in_row} checkpoints failed in a row, {tolerable} are tolerated; the last: {failure.message}",
-                hint=failure.hint or "see what failed, or raise tolerable_failures",
+                hint=failure.hint or "mend the cause, or raise tolerable_failures",
             ) from error
 
 
 def _not_taken(reason: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint that was asked for was not taken: {reason}", attempt_ended=True)
+    return CheckpointError(f"the requested checkpoint was not taken: {reason}", attempt_ended=True)

@@ -1,4 +1,4 @@
-"""A folder of an object store: what lies in it is named relative to it, so that it can be copied anywhere."""
+"""A folder of an object store. Paths are relative to it, so that it can be copied anywhere."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ T = TypeVar("T")
 
 
 class Folder:
-    """A folder, itself an ObjectStore: every path, as every FileRef's, is relative to it."""
+    """A folder, which is an ObjectStore too. All paths, also those of FileRefs, are relative to it."""
 
     def __init__(self, store: ObjectStore, path: str = "") -> None:
-        """`path` is where the folder is in the store; the store itself is one, too."""
+        """`path` is the folder's path in the store; it is empty for the store itself."""
         self.store = store
         self.path = path
         self._prefix = f"{path}/" if path else ""
 
     @property
     def url(self) -> str:
-        """Where the folder is, without secrets: who opens this finds it, whatever its name is."""
+        """The folder's url, quoted and without secrets; it opens the folder."""
         if not self.path:
             return self.store.url
-        # The root's own ends with one.
+        # The url of the root ends with a slash.
         return f"{self.store.url}{'' if self.store.url.endswith(':///') else '/'}{quote(self.path)}"
 
     def place(self, options: Mapping[str, str], *, fsync: bool = True) -> Place:
-        """Return where the folder is, for another process, with the options that its storage needs."""
+        """Return the folder's place for another process, with the options of its storage."""
         return Place(url=self.store.url, path=self.path, options=dict(options), fsync=fsync)
 
     def put(self, path: str, data: bytes) -> None:
@@ -43,7 +43,7 @@ class Folder:
         self.store.create(self._prefix + path, data)
 
     def create_own(self, path: str, data: bytes) -> None:
-        """Create an object of bytes that nobody else writes; one that holds these is ours: an answer was lost."""
+        """Create an object with unique bytes; an existing object with these bytes is ours, and its answer was lost."""
         try:
             self.create(path, data)
         except ConflictError:
@@ -51,8 +51,7 @@ class Folder:
         try:
             is_own = self.get(path) == data
         except NotFoundError:
-            # Its writer has taken it away since.
-            is_own = False
+            is_own = False  # Its writer has deleted it since.
         if not is_own:
             raise ConflictError(f"{self.url}/{path}: another writer's object is there")
 
@@ -69,9 +68,9 @@ class Folder:
         return self.store.get(self._prefix + path)
 
     def read(self, path: str, decode: Callable[[bytes, str], T]) -> T:
-        """Get an object and decode it, given where it is; once more if it is damaged: it may have been so on the way.
+        """Get an object and decode it; once more if it is damaged, since the transfer may have damaged it.
 
-        What is damaged for good is passed over, and what came later with it: rows of files already taken come again.
+        Callers skip an object that stays damaged, and then the job processes rows again.
         """
         where = f"{self.url}/{path}"
         try:
@@ -96,12 +95,12 @@ class Folder:
 
 
 def folder_at(place: Place) -> Folder:
-    """Open a folder that another process has named."""
+    """Open a folder at another process's place."""
     return Folder(place.store(), place.path)
 
 
 def delete_quietly(folder: Folder, paths: Iterable[str]) -> None:
-    """Delete what nobody needs; what cannot be deleted is the garbage collector's."""
+    """Delete objects that are not needed; ignore failures, as the garbage collector deletes the rest."""
     try:
         folder.delete(paths)
     except StrandlineError:

@@ -1,14 +1,14 @@
-"""Collecting garbage: what no live checkpoint or reader reaches and no upload can still need. First plan, then execute.
+"""Garbage collection of files that no live checkpoint, reader or upload needs. First plan, then execute.
 
-What any later checkpoint references is held by the newest live manifest, or was uploaded after that manifest was
-published: a checkpoint begins when the one before has ended, and never takes over files of one that failed. So a file
-is garbage only if no live manifest references it, and it was last written before the newest live manifest was; both
-times are the storage's own, and equal ones say nothing where its clock counts seconds. Without a live manifest nobody
-can say, and every file stays. A checkpoint may thus take as long as it likes.
+A later checkpoint references only files that the newest live manifest holds, or that were uploaded after it was
+published: a checkpoint begins when the last one has ended, and never reuses files of a failed one. So a file is garbage
+only if no live manifest references it, and it was written before the newest live manifest. Both times are the
+storage's, and equal ones decide nothing if its clock counts seconds. Without a live manifest every file stays. Thus a
+checkpoint may take any time.
 
-The grace is for what this leaves open: clocks that differ a little among a storage's machines, and a manifest whose
-writing was still on its way when its driver gave it up and went on. Void manifests, and damaged ones that the job did
-not go on from, are garbage for ever; they, too, stay for the grace, for people to see.
+The grace covers the rest: clocks that differ slightly among a storage's machines, and a manifest whose write was still
+in flight when its driver gave it up. Void manifests, and damaged ones outside of the history, are always garbage; they
+too stay for the grace, so that users can inspect them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strandline.storage.base import ObjectInfo
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """An object to delete, and why."""
+    """An object to delete, with the reason."""
 
     path: str
     size_bytes: int
@@ -36,7 +36,7 @@ class Garbage:
 
 @dataclass(frozen=True)
 class GcPlan:
-    """What a collection would delete."""
+    """The objects that a collection would delete."""
 
     jobdir: JobDirectory
     garbage: list[Garbage]
@@ -44,20 +44,20 @@ class GcPlan:
     live: list[CheckpointId]
     clock: Clock
     too_young: int
-    """Objects that nothing references but that may belong to a checkpoint in progress."""
+    """The number of unreferenced objects that may belong to a checkpoint in progress."""
 
     @property
     def total_bytes(self) -> int:
-        """How much would be freed."""
+        """The size of all garbage."""
         return sum(item.size_bytes for item in self.garbage)
 
 
 def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPlan:
-    """Say what is garbage: void manifests, and objects that no live manifest references.
+    """Return the garbage: void manifests, and objects that no live manifest references.
 
     Deletes nothing. Objects younger than `grace_ms` stay, and files that a checkpoint in progress may need. Raises
-    CorruptionError if a live checkpoint misses a file, or if a manifest or a base record cannot be read: then nobody
-    can say what is needed.
+    CorruptionError if a live checkpoint misses a file, or if a manifest or a base record cannot be read: then the
+    needed files are unknown.
     """
     catalog = read_catalog(jobdir)
     needed = _needed(jobdir, catalog, clock)
@@ -65,7 +65,7 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
     garbage: list[Garbage] = []
     too_young = 0
     for info in sorted(catalog.objects.values(), key=lambda info: (manifest_id(info.path) is None, info.path)):
-        reason = _why(catalog, needed, info)
+        reason = _reason(catalog, needed, info)
         if reason is None:
             continue
         if info.modified_ms > oldest_kept_ms or _may_be_in_use(catalog, info):
@@ -76,14 +76,14 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
 
 
 def execute(plan: GcPlan) -> int:
-    """Delete what was planned, manifests before files, except what a manifest came to need since; return the count."""
+    """Delete the planned objects, manifests before files, except those needed since the plan; return the count."""
     catalog = read_catalog(plan.jobdir)
     needed = _needed(plan.jobdir, catalog, plan.clock)
-    there = [info for item in plan.garbage if (info := catalog.objects.get(item.path)) is not None]
-    doomed = [i.path for i in there if _why(catalog, needed, i) is not None and not _may_be_in_use(catalog, i)]
+    present = [info for item in plan.garbage if (info := catalog.objects.get(item.path)) is not None]
+    doomed = [i.path for i in present if _reason(catalog, needed, i) is not None and not _may_be_in_use(catalog, i)]
     manifests = {path: checkpoint for path in doomed if (checkpoint := manifest_id(path)) is not None}
     files = [path for path in doomed if path not in manifests]
-    if invariants.wanted():
+    if invariants.is_verifying():
         invariants.check_deletion(plan.jobdir, manifests.values(), files)
     plan.jobdir.delete(manifests)
     plan.jobdir.delete(files)
@@ -91,11 +91,11 @@ def execute(plan: GcPlan) -> int:
 
 
 def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:
-    """Return every path that live checkpoints and readers need; refuse if that cannot be known."""
+    """Return every path that live checkpoints and readers need; raise CorruptionError if that is unknown."""
     for why in catalog.chain.damaged.values():
         raise CorruptionError(
             f"{why}: which checkpoints are the job's history is not certain, so nothing may be deleted",
-            hint="let the job be started and take a checkpoint: then no checkpoint depends on this record any more; "
+            hint="start the job and let it take a checkpoint: then no checkpoint depends on this record any more; "
             "never delete it by hand",
         )
     for checkpoint, why in catalog.damaged.items():
@@ -116,14 +116,14 @@ def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:
     return {f.path for manifest in catalog.live.values() for f in manifest.stored()} | read.union(pins)
 
 
-def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
-    """Return why an object is garbage, None if it is not."""
+def _reason(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
+    """Return the reason why an object is garbage, None if it is not."""
     if is_probe(info.path):
         return "a start that was killed has left it"
     if is_pin(info.path) and info.path not in needed:
         return "a reader that was killed has left it"
-    # Claims, bases and the start stay for ever: fencing and the sources rely on them, and they are tiny. What else lies
-    # here is somebody's, as a savepoint.
+    # Claims, bases and the start stay for ever: fencing and the sources rely on them, and they are tiny. All other
+    # objects, such as savepoints, belong to users.
     if info.path in needed or not is_checkpoints(info.path):
         return None
     checkpoint = manifest_id(info.path)

@@ -1,19 +1,18 @@
-"""Fencing: which driver owns the job.
+"""Fencing: claims, by which one driver owns the job.
 
-A driver claims the next generation by a conditional create. That a claim exists is what fences every older driver; what
-it holds only tells a lost answer from a competitor, so a damaged claim fences as an intact one does. Storage that
-ignores the condition would bring two drivers to life: a process tries it once, before its first claim.
+A driver claims the next generation by a conditional create. The existence of a claim fences all older drivers. Its
+content only distinguishes a lost answer from a competitor, so a damaged claim fences too. Storage that ignores the
+condition would allow two drivers: a process tests it once, before its first claim.
 
-A driver that lost its claim may still be in the middle of publishing. So a new driver, once it has chosen what to
-restore, records that choice (its BASE) before it touches anything: what an older one publishes later is void
-(chain.py).
+A driver that lost its claim may still be publishing. So a new driver records the checkpoint that it has chosen to
+restore (its BASE) before it changes anything: later manifests of an older driver are void (chain.py).
 
-An older driver may also be in the middle of deleting: it has checked its claim, and pauses. What it then deletes is
-older than the newest manifest it has published itself, and was found to be complete. A new driver goes on from that one
-or a later one, unless it was damaged in between, or the job is to go back: then, and only then, the old driver may take
-away what the new one went on from. Nothing in an object store can prevent it, since no deletion can depend on another
-object; so the claim is checked right before. The new driver sees it when it fetches the files, or before it deletes
-anything itself (retention.py), and fails loudly.
+An older driver may also be deleting: it has checked its claim, and pauses. Then it deletes only files older than the
+newest manifest that it has published and found complete. A new driver continues from that manifest or a later one,
+unless that was damaged since, or the job goes back in time. Only then can the old driver delete the base of the new
+one. Object stores cannot prevent it, since a deletion cannot depend on another object; so the claim is checked right
+before. The new driver notices it when it fetches the files, or before its first deletion (retention.py), and fails
+loudly.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from strandline.format.manifest import MANIFEST, Manifest
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim. The owner's random name tells a lost answer from a competitor."""
+    """A claim. The owner's random name distinguishes a lost answer from a competitor."""
 
     generation: Generation
     owner: str
@@ -63,23 +62,23 @@ class Claim:
     """A driver's ownership of a job, until a newer one claims it."""
 
     def __init__(self, jobdir: JobDirectory, generation: Generation, owner: str, *, is_again: bool = False) -> None:
-        """`is_again`: the driver has had an older claim, and restarts its job."""
+        """`is_again` is True if the driver had an older claim, and restarts its job."""
         self._jobdir = jobdir
         self.is_again = is_again
         self.generation = generation
         self.owner = owner
         self.has_base = False
         self.highest_seen = CheckpointId(0)
-        """The highest checkpoint number that was found in storage when this driver chose what to restore."""
+        """The highest checkpoint number in storage when this driver chose a checkpoint to restore."""
         self.life = ""
-        """Names the job's life, from its very first base on; known once there is a base."""
+        """The name of the job's life since its first base; known once there is a base."""
         self.restored: Restored | None = None
-        """The last snapshot that was restored on purpose, of which the job's history descends."""
+        """The last snapshot that was restored on purpose, from which the job's history descends."""
 
     def check(self) -> None:
         """Raise FencedError if a newer driver has claimed the job, or if this claim is not ours any more."""
         try:
-            # Claims are contiguous and never deleted: a newer one exists only if the very next one does.
+            # Claims are contiguous and never deleted: a newer one exists only if the next one does.
             self._jobdir.head(generation_path(Generation(self.generation + 1)))
         except NotFoundError:
             pass
@@ -88,23 +87,23 @@ class Claim:
         self.check_there()
 
     def check_based(self) -> None:
-        """Raise CheckpointError if readers cannot know yet what this generation goes on from."""
+        """Raise CheckpointError if this generation has not recorded its base."""
         if not self.has_base:
             raise CheckpointError(
-                f"generation {self.generation} has not recorded what it goes on from",
-                hint="call claim.set_base(…) after choosing what to restore",
+                f"generation {self.generation} has not recorded its base",
+                hint="call claim.set_base(…) after the choice of a checkpoint to restore",
             )
 
     def check_there(self) -> None:
-        """Raise FencedError if this claim is gone or not ours, whether or not there is a newer one."""
-        # Somebody may have emptied the directory and begun anew, or made our number theirs.
+        """Raise FencedError if this claim is gone or not ours, with or without a newer one."""
+        # After the directory was emptied, another driver may have claimed the same number.
         try:
             owner = _owner_of(self._jobdir, self.generation)
         except NotFoundError as error:
             raise FencedError(
                 f"job '{self._jobdir.job}': the claim of generation {self.generation} is gone",
-                hint="the checkpoint directory was deleted, or unmounted, while the job ran: in an empty one, it would "
-                "begin anew",
+                hint="the checkpoint directory was deleted or unmounted while the job ran; in an empty one, it would "
+                "start without state",
                 generation=self.generation,
             ) from error
         if owner not in (None, self.owner):
@@ -113,17 +112,17 @@ class Claim:
     def set_base(
         self, checkpoint: CheckpointId | None, restored: Restored | None = None, *, back: bool = False
     ) -> None:
-        """Record which checkpoint this generation goes on from; None: from empty state, or from a foreign snapshot.
+        """Record the checkpoint that is this generation's base; None for empty state, or for a foreign snapshot.
 
-        From then on, what older generations publish beside that checkpoint's own history is void. Must come after
-        choosing and before anything else. `restored` is the snapshot that this generation restores on purpose, for
-        the first time; `back` says that it goes back in time. A foreign snapshot begins a new life of the job, unless
-        it is of the job's own. Raises FencedError if the job was claimed anew, CorruptionError if the checkpoint is
-        gone, CheckpointError if this generation has already recorded another one.
+        From then on, manifests of older generations outside of that checkpoint's history are void. Call it right after
+        the choice of the checkpoint. `restored` is the snapshot that this generation restores on purpose for the first
+        time; `back` tells that it goes back in time. A foreign snapshot begins a new life of the job, unless it is
+        from the same life. Raises FencedError if a newer driver has claimed the job, CorruptionError if the checkpoint
+        is gone, CheckpointError if this generation has recorded another base.
         """
-        # 1. A driver that is already fenced must not add to the chain.
+        # 1. A fenced driver must not add to the chain.
         self.check()
-        # 2. Which history the checkpoint belongs to is written down, because its manifest will be subsumed one day.
+        # 2. Record the generation of the checkpoint too, because its manifest will be subsumed one day.
         chosen = None if checkpoint is None else self._manifest_of(checkpoint)
         if chosen is not None:
             self.life = chosen.life
@@ -139,8 +138,8 @@ class Claim:
             restored=self.restored or UNSET,
         )
         hit("generation.base.before")
-        # 3. One conditional create; a conflict with our own bytes is a lost answer. Where a damaged record would let
-        #    the history go on that is left here, a copy is there before it.
+        # 3. One conditional create; a conflict with our own bytes is a lost answer. If the job leaves a history here,
+        #    which a damaged record would revive, write a copy first.
         try:
             if restored is not None or back:
                 self._jobdir.create_own(turned_path(self.generation), BASE.encode(record))
@@ -148,11 +147,11 @@ class Claim:
             self._jobdir.create_own(base_path(self.generation), BASE.encode(record))
         except ConflictError as error:
             raise CheckpointError(
-                f"job '{self._jobdir.job}': generation {self.generation} already goes on from another checkpoint",
+                f"job '{self._jobdir.job}': generation {self.generation} already has another base",
                 hint="claim a new generation to restore another one",
             ) from error
         hit("generation.base.after")
-        # 4. Nobody can have subsumed it meanwhile, unless it was taken away by hand or by a late collection.
+        # 4. Check that it was not deleted since, by hand or by a late garbage collection.
         if checkpoint is not None:
             self._manifest_of(checkpoint)
         self.has_base = True
@@ -162,22 +161,22 @@ class Claim:
         try:
             return self._jobdir.read(path, MANIFEST.decode)
         except NotFoundError as error:
-            # A newer driver subsumes what this one has chosen: that is no damage.
+            # If a newer driver has subsumed the chosen checkpoint, raise FencedError: nothing is damaged.
             self.check()
             raise CorruptionError(f"{self._jobdir.url}/{path}: gone after it was chosen for restore") from error
 
 
 def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> Claim:
-    """Become the job's owner: every older claim is fenced from now on.
+    """Claim the job, and so fence all older claims.
 
-    A driver that restarts its job gives its `previous` claim, and raises FencedError if another driver's is newer:
-    else two drivers would take the job from each other for ever. The first claim of a process raises
+    A driver that restarts its job passes its `previous` claim. It raises FencedError if another driver's claim is
+    newer: otherwise two drivers would take the job from each other for ever. The first claim of a process raises
     ConfigurationError if the storage ignores the condition of a conditional create.
     """
     if previous is None:
         _try_conditional_create(jobdir)
     else:
-        # Where it is gone, so is all that the job has had: it would begin empty, and all its rows come again.
+        # If the claim is gone, so is all state: the job would start empty, and process all rows again.
         previous.check_there()
     owner = previous.owner if previous else unique_name()
     newest = previous.generation if previous else _newest_claimed(jobdir)
@@ -216,15 +215,15 @@ def _try_conditional_create(jobdir: JobDirectory) -> None:
         delete_quietly(jobdir, [path])
     if not (refused and kept):
         raise ConfigurationError(
-            f"{jobdir.url}: an object that was there was {'replaced' if not kept else 'created again'} by a "
-            "conditional create, which must be refused: two drivers could own the job",
+            f"{jobdir.url}: a conditional create has {'replaced' if not kept else 'created again'} an existing object, "
+            "expected a conflict: two drivers could own the job",
             hint="use a storage with conditional writes (If-None-Match: *); S3-compatible ones may need a newer "
             "version or a setting for it",
         )
 
 
 def _owner_of(jobdir: JobDirectory, generation: Generation) -> str | None:
-    """Return who made a claim; None if it is damaged: then nobody can say."""
+    """Return the owner of a claim; None if it is damaged."""
     path = generation_path(generation)
     try:
         return CLAIM.decode(jobdir.get(path), f"{jobdir.url}/{path}").owner

@@ -1,4 +1,4 @@
-"""What became of a job's checkpoints in this run, for people to look at."""
+"""Statistics of a job's checkpoints in this run, for users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PartitionStats:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStats:
-    """One checkpoint as it went. `uploaded_bytes` is the increment, `total_bytes` all it needs to be restored."""
+    """Statistics of one checkpoint. `uploaded_bytes` is the increment, `total_bytes` the size of all its files."""
 
     checkpoint: CheckpointId
     mode: Mode
@@ -38,23 +38,23 @@ class CheckpointStats:
     completed_ms: int | None = None
     end_to_end_ms: int | None = None
     partitions: tuple[PartitionStats, ...] = ()
-    """One for each that has acknowledged."""
+    """One for each partition that has acknowledged."""
     uploaded_bytes: int = 0
     total_bytes: int = 0
     path: str = ""
     frees: str = ""
-    """The snapshot that the job restored, and needs no more from this checkpoint on: it stands on its own."""
+    """The restored snapshot that the job does not need any more since this checkpoint."""
     failure: str = ""
 
     @property
     def acknowledged(self) -> int:
-        """How many partitions have delivered their snapshot."""
+        """The number of partitions that have delivered their snapshot."""
         return len(self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many checkpoints of this run took which way."""
+    """The numbers of this run's checkpoints by their state."""
 
     triggered: int = 0
     in_progress: int = 0
@@ -75,7 +75,7 @@ class History:
         return list(self._entries)
 
     def start(self, stats: CheckpointStats) -> None:
-        """Add a triggered checkpoint; there is at most one that has not ended."""
+        """Add a triggered checkpoint; at most one has not ended."""
         self._entries.append(stats)
         self.counts = replace(self.counts, triggered=self.counts.triggered + 1, in_progress=1)
 

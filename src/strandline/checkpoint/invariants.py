@@ -1,7 +1,7 @@
-"""Invariant 2, verified byte for byte: the newest published manifest is restorable in full. A mode for tests.
+"""Verification of invariant 2, byte for byte: the newest published manifest is restorable in full. A mode for tests.
 
-On in every process whose environment has STRANDLINE_VERIFY=1. It reads all of a checkpoint's files again, before each
-publication and each deletion. A violation is a fault of this program or of the storage: nothing is deleted after it.
+The environment variable STRANDLINE_VERIFY=1 enables it. It reads all files of a checkpoint before each publication and
+each deletion. A violation is a fault of this program or of the storage: nothing is deleted after it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
 
 
-def wanted() -> bool:
+def is_verifying() -> bool:
     """Whether this process verifies."""
     return os.environ.get("STRANDLINE_VERIFY") == "1"
 
 
 def check_publication(jobdir: JobDirectory, manifest: Manifest) -> None:
-    """Raise CorruptionError unless every file of what is to be published is there with its bytes."""
+    """Raise CorruptionError unless every file of the manifest to publish is in storage, undamaged."""
     for problem in verify_files(jobdir, manifest.files()):
         raise _broken(jobdir, f"checkpoint {manifest.checkpoint} is to be published: {problem.path}: {problem.problem}")
 
 
 def check_deletion(jobdir: JobDirectory, manifests: Collection[CheckpointId], files: Collection[str]) -> None:
-    """Raise CorruptionError unless the newest manifest that stays is whole and none that stays needs `files`."""
+    """Raise CorruptionError unless the newest remaining manifest is whole and no remaining one needs `files`."""
     catalog = read_catalog(jobdir)
     staying = {i: m for i, m in catalog.manifests.items() if i not in manifests and i not in catalog.void}
     doomed = set(files)
@@ -46,8 +46,8 @@ def check_deletion(jobdir: JobDirectory, manifests: Collection[CheckpointId], fi
         raise _broken(jobdir, f"checkpoint {max(live)} stays, and lacks {problem.path}: {problem.problem}")
 
 
-def _broken(jobdir: JobDirectory, what: str) -> CorruptionError:
+def _broken(jobdir: JobDirectory, violation: str) -> CorruptionError:
     return CorruptionError(
-        f"invariant broken: {jobdir.url}: {what}",
+        f"invariant broken: {jobdir.url}: {violation}",
         hint="nothing was deleted: keep the directory as it is, and report this with the driver's log",
     )

@@ -1,4 +1,4 @@
-"""The layout of a job's directory, in one place."""
+"""The layout of a job's directory."""
 
 from __future__ import annotations
 
@@ -17,65 +17,65 @@ _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"
-"""Where the job's sources began, before its first checkpoint."""
+"""The record of the start positions of the job's sources, before its first checkpoint."""
 SINKS = "sinks"
-"""The folder of rows that sinks have staged, and that wait for their way into what they write to."""
+"""The folder of staged rows that wait for their sinks' targets."""
 PINS = "pins"
 """The folder of the pins of readers."""
-_OURS = re.compile(rf"chk-\d+|shared|{GENERATIONS}|{SINKS}|{PINS}")
+_RESERVED = re.compile(rf"chk-\d+|shared|{GENERATIONS}|{SINKS}|{PINS}")
 _SHARED = re.compile(r"shared/[^/]+/[^/]+")
 _PROBE = f"{GENERATIONS}/probe-"
 
 
 def manifest_path(checkpoint: CheckpointId) -> str:
-    """Return where a checkpoint's manifest is; its existence is what makes the checkpoint complete."""
+    """Return the path of a checkpoint's manifest; its existence makes the checkpoint complete."""
     return f"chk-{checkpoint}/_metadata"
 
 
 def exclusive_path(checkpoint: CheckpointId) -> str:
-    """Return a new name for a file that one checkpoint owns."""
+    """Return a new path for a file that one checkpoint owns."""
     return f"chk-{checkpoint}/{unique_name()}"
 
 
 def shared_path() -> str:
-    """Return a new name for a file that checkpoints share, spread by a random prefix."""
+    """Return a new path for a file that checkpoints share, spread by a random prefix."""
     name = unique_name()
     return f"shared/{name[:2]}/{name}"
 
 
 def generation_path(generation: Generation) -> str:
-    """Return where a driver's claim is."""
+    """Return the path of a driver's claim."""
     return f"{GENERATIONS}/{generation}"
 
 
 def base_path(generation: Generation) -> str:
-    """Return where a generation says which checkpoint it goes on from."""
+    """Return the path of a generation's base record."""
     return f"{GENERATIONS}/{generation}.base"
 
 
 def turned_path(generation: Generation) -> str:
-    """Return where a generation that went back, or restored a snapshot, has a copy of its base record."""
+    """Return the path of the copy of a base record, by a generation that went back or restored a snapshot."""
     return f"{GENERATIONS}/{generation}.turned"
 
 
 def published_path(generation: Generation) -> str:
-    """Return where a generation that began empty says that it has published a checkpoint."""
+    """Return the path of the record of the first checkpoint, by a generation that began empty."""
     return f"{GENERATIONS}/{generation}.published"
 
 
 def probe_path() -> str:
-    """Return a new name for an object by which conditional creates are tried."""
+    """Return a new path for an object that tests conditional creates."""
     return f"{_PROBE}{unique_name()}"
 
 
 def is_probe(path: str) -> bool:
-    """Whether this is such an object: nobody needs it once it was tried."""
+    """Whether an object tests conditional creates. After the test, it is not needed."""
     return path.startswith(_PROBE)
 
 
 def _number_in(shape: str, kind: Callable[[int], T]) -> Callable[[str], T | None]:
-    """Return what gives the number `#` in paths of this shape, and None for any other path."""
-    # Only numbers as we write them: the copy chk-07 that somebody made is not checkpoint 7.
+    """Return the function that parses the number `#` in paths of a shape, and returns None for other paths."""
+    # Only canonical numbers: a user's copy chk-07 is not checkpoint 7.
     pattern = re.compile(shape.replace("#", "(0|[1-9][0-9]*)"))
 
     def number(path: str) -> T | None:
@@ -88,20 +88,20 @@ def _number_in(shape: str, kind: Callable[[int], T]) -> Callable[[str], T | None
 manifest_id = _number_in("chk-#/_metadata", CheckpointId)
 """Return the checkpoint whose manifest a path is."""
 checkpoint_id = _number_in("chk-#/[^/]+", CheckpointId)
-"""Return the checkpoint of which an object of this path is."""
+"""Return the checkpoint in whose folder a path is."""
 claimed_generation = _number_in("generations/#", Generation)
 """Return the generation whose claim a path is."""
 based_generation = _number_in(r"generations/#\.base", Generation)
 """Return the generation whose base record a path is."""
 turned_generation = _number_in(r"generations/#\.turned", Generation)
-"""Return the generation of whose base record a path is the copy."""
+"""Return the generation whose copy of a base record a path is."""
 published_generation = _number_in(r"generations/#\.published", Generation)
 """Return the generation whose record of its first checkpoint a path is."""
 
 
-def is_ours(name: str) -> bool:
-    """Whether a folder of this name in a job's directory is for the job's own files."""
-    return _OURS.fullmatch(name) is not None
+def is_reserved(name: str) -> bool:
+    """Whether a folder name in a job's directory is reserved for the job's own files."""
+    return _RESERVED.fullmatch(name) is not None
 
 
 def is_checkpoints(path: str) -> bool:
@@ -110,24 +110,24 @@ def is_checkpoints(path: str) -> bool:
 
 
 def check_job_name(job: Any) -> None:
-    """Refuse a name that no job can have."""
+    """Refuse an invalid job name."""
     if not isinstance(job, str) or not _JOB_NAME.fullmatch(job):
         raise ConfigurationError(
             f"job name {job!r}: expected letters, digits, '.', '_' and '-', up to 100, a letter or digit first",
             hint="the name is a folder in the checkpoint storage: keep it short and plain",
         )
-    if is_ours(job):
+    if is_reserved(job):
         raise ConfigurationError(
             f"job name '{job}': folders of this name are in a job's directory, for its own files",
-            hint="give the job another name",
+            hint="choose another name for the job",
         )
 
 
 class JobDirectory(Folder):
-    """A job's directory, named as the job."""
+    """A job's directory, whose name is the job's."""
 
     def __init__(self, store: ObjectStore, job: str, folder: str | None = None) -> None:
-        """`folder` is where the directory is in the store, if it was moved or is the store itself."""
+        """`folder` is the directory's path in the store, if it was moved or is the store itself."""
         check_job_name(job)
         super().__init__(store, job if folder is None else folder)
         self.job = job

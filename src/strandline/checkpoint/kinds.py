@@ -1,6 +1,6 @@
-"""The kinds of snapshots, one for each mode: what a checkpoint uploads of a partition's files, and what it references.
+"""Kinds of snapshots, one for each mode: they decide which files are uploaded and which are referenced.
 
-A partition chooses its kind once, when it opens; whatever is uploaded then asks it, file by file.
+A partition chooses its kind once, when it opens.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from strandline.format.manifest import FileRef, Mode
 _INLINE_UP_TO_BYTES = 4 << 10
 
 Place = Literal["inline", "exclusive", "shared"]
-"""Where a file goes: into the manifest, to this checkpoint's own files, or to those that later ones may reference."""
+"""The place of a file: in the manifest, among this checkpoint's own files, or among files that later ones may share."""
 
 SnapshotKind = Callable[[LocalFile, Mapping[str, FileRef]], FileRef | Place]
-"""Says of a local file which stored one is referenced instead, or where it goes.
+"""Returns for a local file the stored one to reference instead, or its place.
 
-The mapping has by name the same partition's files in the last CONFIRMED checkpoint, never in a later one.
+The mapping holds the same partition's files in the last CONFIRMED checkpoint, never in a later one, by name.
 """
 
 
 def kind_of(mode: Mode, *, inline: bool = False) -> SnapshotKind:
-    """Return the kind of a mode. With `inline`, a backend says that its files are few and small."""
+    """Return the kind of a mode; `inline` is for backends whose files are few and small."""
     return _all_inline if inline else _KINDS[mode]
 
 
 def _full(file: LocalFile, base: Mapping[str, FileRef]) -> FileRef | Place:
-    """Everything is uploaded anew, and is this checkpoint's own."""
+    """Upload every file, for this checkpoint alone."""
     return "inline" if not file.shared and file.size_bytes <= _INLINE_UP_TO_BYTES else "exclusive"
 
 
 def _incremental(file: LocalFile, base: Mapping[str, FileRef]) -> FileRef | Place:
-    """What never changes is uploaded once."""
+    """Upload files that never change once."""
     if not file.shared:
         return _full(file, base)
     known = base.get(file.name)

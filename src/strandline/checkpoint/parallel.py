@@ -1,4 +1,4 @@
-"""Work done by a few threads at once: hashing and moving files."""
+"""Parallel work in a few threads, for hashing and transfers of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WAITING = 2 * _THREADS
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Apply `work` to every item; results in order. The first error ends it, after the running ones have ended."""
+    """Apply `work` to every item; return the results in order. The first error ends it, after running items end."""
     todo = list(items)
     if len(todo) < 2 or _THREADS == 1:
         return [work(item) for item in todo]
@@ -26,25 +26,25 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         return list(pool.map(work, todo))
 
 
-class InBackground(Generic[T]):
-    """Applies `work` to items while its user makes more of them; a few wait at most, so that not all are there at once.
+class BackgroundWork(Generic[T]):
+    """A context that applies `work` to items in threads while its caller creates more; `put` blocks if too many wait.
 
-    Left without an error, all is done; left with one, what is running has ended, and the rest is not begun.
+    On exit without an error, all items are done; with one, running items have ended, and the rest do not start.
     """
 
     def __init__(self, work: Callable[[T], object]) -> None:
         self._work = work
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfer") if _THREADS > 1 else None
-        self._asked: deque[Future[object]] = deque()
+        self._futures: deque[Future[object]] = deque()
 
     def put(self, item: T) -> None:
-        """Have an item worked on. Raises what went wrong with one before it."""
+        """Add an item. Raises the error of an earlier item."""
         if self._pool is None:
             self._work(item)
             return
-        if len(self._asked) == _WAITING:
-            self._asked.popleft().result()
-        self._asked.append(self._pool.submit(self._work, item))
+        if len(self._futures) == _WAITING:
+            self._futures.popleft().result()
+        self._futures.append(self._pool.submit(self._work, item))
 
     def __enter__(self) -> Self:
         return self
@@ -55,8 +55,8 @@ class InBackground(Generic[T]):
         if self._pool is None:
             return
         try:
-            while self._asked and error is None:
-                self._asked.popleft().result()
+            while self._futures and error is None:
+                self._futures.popleft().result()
         finally:
             self._pool.shutdown(cancel_futures=True)
 

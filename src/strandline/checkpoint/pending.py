@@ -1,4 +1,4 @@
-"""A checkpoint in progress, and what it still waits for."""
+"""A checkpoint in progress, and the parts it still waits for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pending:
     triggered_ms: int
     deadline_ms: float
     plans: Sequence[OperatorInfo]
-    """The operators, with no partitions yet."""
+    """The operators, still without partitions."""
     waiting: list[Future[CheckpointId]]
     partitions: dict[tuple[str, Partition], PartitionInfo] = field(default_factory=dict)
     source: SourceInfo | None = None
@@ -32,14 +32,14 @@ class Pending:
     sinks: list[SinkInfo] | None = None
     failure: CheckpointError | None = None
     manifest: Manifest | None = None
-    """Made once, so that publishing again writes the same bytes."""
+    """Created once, so that a repeated publication writes the same bytes."""
     changed_ms: float | None = None
-    """Since when something has happened that it is the first to cover."""
+    """The time of the first change that it covers and older checkpoints do not."""
     tolerated: bool = False
-    """True: ending it says nothing about the health of checkpoints."""
+    """Whether its failure does not count as one in a row."""
 
     def add(self, uid: str, partition: Partition, info: PartitionInfo) -> bool:
-        """Take a partition's snapshot; False if that is there already, or of no partition of the job."""
+        """Add a partition's snapshot; False if it was added before, or is of no partition of the job."""
         parallelism = next((plan.parallelism for plan in self.plans if plan.uid == uid), 0)
         if (uid, partition) in self.partitions or not 0 <= partition < parallelism:
             return False
@@ -47,12 +47,12 @@ class Pending:
         return True
 
     def fail(self, why: str) -> None:
-        """Have it fail, unless it does so already."""
+        """Set the failure, unless there is one."""
         if self.failure is None:
             self.failure = CheckpointError(f"checkpoint {self.checkpoint} {why}")
 
     def waits_for(self) -> list[str]:
-        """Name all that is still missing; empty once the checkpoint can be published."""
+        """Name the missing parts; empty once the checkpoint can be published."""
         missing = [
             f"operator '{plan.uid}' partition {i}"
             for plan in self.plans
@@ -64,20 +64,20 @@ class Pending:
         return missing
 
     def operators(self) -> list[OperatorInfo]:
-        """Return what the manifest lists, of a checkpoint that waits for nothing."""
+        """Return the operators for the manifest of a checkpoint with all parts."""
         return [
             structs.replace(plan, partitions=[self.partitions[plan.uid, Partition(i)] for i in range(plan.parallelism)])
             for plan in self.plans
         ]
 
     def files(self) -> list[FileRef]:
-        """Return every file that was reported for it."""
-        found = [f for partition in self.partitions.values() for f in partition.files]
-        return found + (self.source.files() if self.source else [])
+        """Return all reported files."""
+        files = [f for partition in self.partitions.values() for f in partition.files]
+        return files + (self.source.files() if self.source else [])
 
 
 def resolve(waiting: Iterable[Future[CheckpointId]], outcome: CheckpointId | Exception) -> None:
-    """Tell those who asked for a checkpoint which one they got, or why there is none."""
+    """Resolve the requests for a checkpoint with its number, or an error."""
     for future in waiting:
         if not future.set_running_or_notify_cancel():
             continue

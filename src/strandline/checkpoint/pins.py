@@ -1,8 +1,8 @@
 """Pins: copies of a checkpoint's manifest in the job's folder, which keep its files while another process reads them.
 
-A reader (1) reads a manifest, (2) writes its pin, and (3) looks whether the manifest is still there. The driver (1)
-deletes a manifest, (2) lists the pins, and (3) deletes the files that no pin names. So either the reader finds its
-manifest gone and takes a newer one, or the driver finds the pin.
+A reader (1) reads a manifest, (2) writes its pin, and (3) checks that the manifest still exists. The driver (1) deletes
+a manifest, (2) lists the pins, and (3) deletes the files that no pin names. So either the reader finds that its
+manifest is gone and takes a newer one, or the driver finds the pin.
 
 A pin that was not renewed for `LEASE_MS` is void: its reader was killed, or is not used any more. The driver deletes it
 when it has seen it unchanged for so long, by its steady clock: the storage may have another time, and a clock may be
@@ -36,7 +36,7 @@ def is_pin(path: str) -> bool:
 
 
 def write_pin(folder: Folder, manifest_path: str) -> str | None:
-    """Pin a checkpoint; return where the pin is, or None if the checkpoint is deleted already."""
+    """Pin a checkpoint; return the path of the pin, or None if the checkpoint is deleted already."""
     path = f"{PINS}/{unique_name()}/_metadata"
     try:
         data = folder.get(manifest_path)
@@ -57,14 +57,14 @@ def renew(folder: Folder, path: str) -> None:
             folder.put(path, folder.get(path))
     except NotFoundError:
         raise NotFoundError(
-            f"{folder.url}: the checkpoint that was read is not kept any more: it was not used for an hour",
+            f"{folder.url}: the pinned checkpoint is not kept any more: it was not used for an hour",
             hint="open the job's folder again: that is its newest checkpoint",
         ) from None
 
 
 @contextmanager
-def renewed(folder: Folder, path: str) -> Iterator[None]:
-    """Keep a pin from becoming void meanwhile. Raises NotFoundError if it is gone."""
+def keep_renewed(folder: Folder, path: str) -> Iterator[None]:
+    """A context in which a thread renews a pin. Raises NotFoundError if it is gone."""
     ended = threading.Event()
 
     def renew_often() -> None:
@@ -94,20 +94,20 @@ class Pins:
         self._folder = folder
         self._clock = clock
         self._files: dict[str, frozenset[str]] = {}
-        """By pin, the files that it names."""
+        """The files of each pin."""
         self._seen: dict[tuple[str, int], float] = {}
-        """By pin and when it was last renewed, when it was first seen so."""
+        """The steady time at which each pin, with its last renewal, was first seen."""
 
     def files(self) -> set[str]:
         """Return the files that pins keep; delete the pins that are void."""
-        found, now_ms = [pin for pin in self._folder.list(PINS) if is_pin(pin.path)], self._clock.monotonic_ms()
-        self._seen = {at: self._seen.get(at, now_ms) for at in ((pin.path, pin.modified_ms) for pin in found)}
+        pins, now_ms = [pin for pin in self._folder.list(PINS) if is_pin(pin.path)], self._clock.monotonic_ms()
+        self._seen = {at: self._seen.get(at, now_ms) for at in ((pin.path, pin.modified_ms) for pin in pins)}
         void = {path for (path, _), since_ms in self._seen.items() if now_ms - since_ms > LEASE_MS}
         self._files = {
             pin.path: known
             if (known := self._files.get(pin.path)) is not None
             else files_of_pin(self._folder, pin.path)
-            for pin in found
+            for pin in pins
             if pin.path not in void
         }
         delete_quietly(self._folder, void)

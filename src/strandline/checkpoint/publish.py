@@ -1,4 +1,4 @@
-"""Writing a manifest: one conditional create, whose answer may be lost, or come from another driver's object."""
+"""Publication of a manifest: one conditional create, whose answer may be lost or conflict with another driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strandline.format.manifest import MANIFEST, Manifest
 
 
 class OutcomeUnknownError(CheckpointError):
-    """Storage did not say whether the manifest was written."""
+    """It is unknown whether storage has written the manifest."""
 
 
 class NumberTakenError(CheckpointError):
@@ -20,7 +20,7 @@ class NumberTakenError(CheckpointError):
 def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
     """Create a checkpoint's manifest, which makes it complete; creating the same again changes nothing.
 
-    Raises FencedError, NumberTakenError, and OutcomeUnknownError when it may be there or appear later.
+    Raises FencedError, NumberTakenError, and OutcomeUnknownError when the manifest may exist or appear later.
     """
     path, data = manifest_path(manifest.checkpoint), MANIFEST.encode(manifest)
     try:
@@ -29,11 +29,11 @@ def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
     except ConflictError:
         pass
     except StrandlineError as error:
-        # Whatever it says, it may be about a second try whose first one has done the work.
+        # Any error may be of a retry in the client whose first try has written the object.
         raise OutcomeUnknownError(
             f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
         ) from error
-    # Our own bytes: the answer to an earlier try was lost. Others': find out who may go on.
+    # With our own bytes, the answer to an earlier try was lost. With others, check who owns the job.
     try:
         if jobdir.get(path) == data:
             return

@@ -1,4 +1,4 @@
-"""Which files the live checkpoints reference. Derived from manifests: it can always be rebuilt."""
+"""The files that live checkpoints reference. Derived from manifests, so it can always be rebuilt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SharedFiles:
     def __init__(self) -> None:
         self._files: dict[CheckpointId, frozenset[str]] = {}
         self.live: Counter[str] = Counter()
-        """By path, how many live checkpoints reference a file; every count is at least one."""
+        """The number of live checkpoints that reference a file, by path; at least one."""
 
     @property
     def checkpoints(self) -> list[CheckpointId]:

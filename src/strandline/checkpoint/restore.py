@@ -1,4 +1,4 @@
-"""Choosing what to restore, and bringing its files to this machine."""
+"""The choice of a checkpoint to restore, and the download of its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from strandline.checkpoint.catalog import Catalog, first_published, lacking, read_catalog
+from strandline.checkpoint.catalog import Catalog, confirm_missing, first_published, read_catalog
 from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
@@ -27,40 +27,40 @@ _LINK_FROM_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint newer than the chosen one, and why it was not chosen."""
+    """A checkpoint newer than the chosen one, with the reason why it was skipped."""
 
     checkpoint: CheckpointId
     reason: str
     lost: bool = False
-    """True: it was complete and, as far as is known, the job's, and cannot be restored any more."""
+    """Whether it was complete, as far as is known in the job's history, and cannot be restored any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to restore. `manifest` is None when the job starts empty."""
+    """The choice of a checkpoint. `manifest` is None when the job starts empty."""
 
     manifest: Manifest | None
     skipped: list[Skipped]
     """Newest first."""
     next_id: CheckpointId
     damaged_bases: list[str] = field(default_factory=list)
-    """Base records that could not be read, each with what is wrong: worth a warning (chain.py says what follows)."""
+    """The reasons why base records could not be read, for a warning; see chain.py."""
     restored: Restored | None = None
-    """The last snapshot that was restored on purpose, of which the job's history descends."""
+    """The last snapshot that was restored on purpose, from which the job's history descends."""
     foreign: Restored | None = None
-    """That snapshot, if it is to be restored again: it is not the job's, and the job has no checkpoint of its own."""
+    """That snapshot, if it must be restored again: it is foreign, and the job has no checkpoint of its own."""
     life: str = ""
-    """The job's, "" before its first start."""
+    """The name of the job's life, "" before its first start."""
     is_history_known: bool = True
-    """False: the record is damaged that says what the job's history descends from."""
+    """False if the base record of the job's history is damaged."""
 
 
 def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
-    """Return the newest checkpoint that is complete, valid and there with every file.
+    """Return the newest checkpoint that is complete, valid and has every file.
 
-    Lists the directory once, looks again for files that are not in the list, and reads none but manifests: content is
-    verified by `fetch`. With `claim`, the choice is prepared for `claim.set_base`, which must follow. `exclude` are
-    checkpoints that `fetch` found damaged.
+    It lists the directory once, checks by a request the files that are not listed, and reads only manifests; `fetch`
+    verifies contents. With `claim`, the choice prepares `claim.set_base`, which must follow. `exclude` are checkpoints
+    that `fetch` found damaged.
     """
     if claim is not None:
         claim.check()
@@ -71,42 +71,40 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         claim.restored = catalog.restored
     chain = catalog.chain
     skipped: list[Skipped] = []
-    found = foreign = None
+    manifest = foreign = None
     seen = {i for path in catalog.objects if (i := checkpoint_id(path)) is not None}
     for checkpoint in sorted(seen, reverse=True):
-        reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(jobdir, catalog, checkpoint)
+        reason = "excluded: found damaged before" if checkpoint in exclude else _refusal(jobdir, catalog, checkpoint)
         if reason is None:
-            found = catalog.manifests[checkpoint]
+            manifest = catalog.manifests[checkpoint]
             break
         unreadable = checkpoint in catalog.damaged and not catalog.passed_over(checkpoint)
         lost = unreadable or checkpoint in catalog.unknown or checkpoint in catalog.live
         skipped.append(Skipped(checkpoint, reason, lost))
-    if found is None and not any(one.lost for one in skipped):
-        skipped += _gone(jobdir, catalog)
-        foreign = chain.newest.foreign if chain.newest and not any(one.lost for one in skipped) else None
+    if manifest is None and not any(each.lost for each in skipped):
+        skipped += _deleted(jobdir, catalog)
+        foreign = chain.newest.foreign if chain.newest and not any(each.lost for each in skipped) else None
     return Choice(
-        found, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign, catalog.life,
+        manifest, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign, catalog.life,
         is_history_known=chain.newest is not None or chain.broken_at is None,
     )  # fmt: skip
 
 
-def _gone(jobdir: JobDirectory, catalog: Catalog) -> list[Skipped]:
-    """Return the checkpoint that the job once went on from, or its first: deleted only when a later one is there."""
+def _deleted(jobdir: JobDirectory, catalog: Catalog) -> list[Skipped]:
+    """Return the job's base checkpoint or its first one, which is deleted only when a later one exists."""
     chain, base = catalog.chain, catalog.chain.newest
     if base is None and chain.broken_at is not None:
-        return [
-            Skipped(CheckpointId(0), f"what the job went on from is unknown: {chain.damaged[chain.broken_at]}", True)
-        ]
+        return [Skipped(CheckpointId(0), f"the base of the job is unknown: {chain.damaged[chain.broken_at]}", True)]
     if base is not None and base.checkpoint is not None:
-        reason = f"gone, and every later one: generation {base.generation} went on from it"
+        reason = f"gone, and every later one: it is the base of generation {base.generation}"
         return [Skipped(base.checkpoint, reason, lost=True)]
     first = first_published(jobdir, catalog)
-    return [] if first is None else [Skipped(first, "gone, and every later one: the job has had it", lost=True)]
+    return [] if first is None else [Skipped(first, "gone, and every later one: the job had it", lost=True)]
 
 
 @contextmanager
 def damage_in(checkpoint: CheckpointId | None) -> Iterator[None]:
-    """Let damage that shows only while restoring say which checkpoint it is in, so that it can be passed over."""
+    """Add the checkpoint to a CorruptionError during its restore, so that a retry can skip it."""
     try:
         yield
     except CorruptionError as error:
@@ -116,8 +114,8 @@ def damage_in(checkpoint: CheckpointId | None) -> Iterator[None]:
         raise CorruptionError(f"checkpoint {checkpoint}: {error.message}", hint=error.hint, **fields) from error
 
 
-def _why_not(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -> str | None:
-    """Return why a checkpoint cannot be restored, None if it can."""
+def _refusal(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -> str | None:
+    """Return the reason why a checkpoint cannot be restored, None if it can."""
     if checkpoint in catalog.damaged:
         return catalog.damaged[checkpoint]
     if checkpoint in catalog.void:
@@ -127,18 +125,18 @@ def _why_not(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -
     if checkpoint not in catalog.manifests:
         return "never completed: it has no manifest"
     missing = catalog.missing(catalog.manifests[checkpoint])
-    for file, problem in lacking(jobdir, missing):
+    for file, problem in confirm_missing(jobdir, missing):
         more = f", and {len(missing) - 1} more files" if len(missing) > 1 else ""
         return f"{file.path} ({file.name}): {problem}{more}"
     return None
 
 
 def fetch(folder: Folder, files: Sequence[FileRef], into: Path, local_copy: Path | None = None) -> tuple[int, int]:
-    """Bring the files of one partition's snapshot into the directory `into`, each verified by its checksum.
+    """Fetch the files of one partition's snapshot into the directory `into`, and verify their checksums.
 
     A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
-    since a backend may write to them. Returns how many bytes came from the local copy, and how many from storage.
-    Raises CorruptionError naming the file that is missing or damaged in storage.
+    since a backend may write to them. Returns the bytes from the local copy, and those from storage. Raises
+    CorruptionError naming the file that is missing or damaged in storage.
     """
     into.mkdir(parents=True, exist_ok=True)
     from_local = sum(in_parallel(lambda file: _fetch_one(folder, file, into, local_copy), files))
@@ -147,10 +145,10 @@ def fetch(folder: Folder, files: Sequence[FileRef], into: Path, local_copy: Path
 
 
 def lay_out(folder: Folder, files: Sequence[FileRef], into: Path) -> None:
-    """Bring the files of one partition's snapshot into the directory `into`, to be looked at and no more.
+    """Fetch the files of one partition's snapshot into the directory `into`, for reading only.
 
-    Those of a local directory are linked, and not read; all others come as `fetch` brings them. Raises CorruptionError
-    naming the file that is missing or has another size.
+    Files of a local directory are linked without a read; `fetch` fetches all others. Raises CorruptionError naming the
+    file that is missing or has another size.
     """
     into.mkdir(parents=True, exist_ok=True)
     for file in files:
@@ -168,14 +166,14 @@ def lay_out(folder: Folder, files: Sequence[FileRef], into: Path) -> None:
 
 
 def local_path(folder: Folder, file: FileRef) -> Path | None:
-    """Return where a file lies in a local directory; None if it lies elsewhere."""
+    """Return the path of a file in a local directory; None if it is elsewhere."""
     if file.inline is not None or not folder.url.startswith("file://"):
         return None
     return Path(unquote(urlsplit(folder.url).path), file.path)
 
 
 def check_size(folder: Folder, file: FileRef, path: Path) -> None:
-    """Raise CorruptionError unless a file of a local directory has the size that it must have."""
+    """Raise CorruptionError unless a file of a local directory has the expected size."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -194,7 +192,7 @@ def _missing(folder: Folder, file: FileRef) -> CorruptionError:
 
 
 def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | None) -> int:
-    """Bring one file; return how many bytes came from the local copy."""
+    """Fetch one file; return the bytes from the local copy."""
     target = into / _checked_name(folder, file)
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.inline is not None:
@@ -203,12 +201,12 @@ def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | Non
         target.write_bytes(file.inline)
         return 0
     if local_copy is not None and _matches(local_copy / file.name, file):
-        # Whoever it belongs to may take it away meanwhile.
+        # The owner of the local copy may delete it at any time.
         with suppress(FileNotFoundError):
             _link_or_copy(local_copy / file.name, target, file.size)
             return file.size
     where = f"{folder.url}/{file.path} ('{file.name}')"
-    # Twice: a checkpoint is passed over for good when one of its files is damaged, and it may have been on the way.
+    # Twice, since the transfer may damage a file, and a checkpoint with a damaged file is never restored.
     for _ in range(_DOWNLOADS):
         try:
             folder.get_file(file.path, target)
@@ -245,7 +243,7 @@ def _link_or_copy(source: Path, target: Path, size: int, *, or_symbolic: bool = 
             os.link(source, target)
             return
         except OSError:
-            # Another file system, or one without links; or the file is of somebody else.
+            # Another file system, one without links, or a file of another user.
             if or_symbolic:
                 target.symlink_to(source.resolve(strict=True))
                 return

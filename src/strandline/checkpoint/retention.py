@@ -1,9 +1,8 @@
-"""Which files a checkpoint may reference, which stay, and which go: older checkpoints' and those of failed ones.
+"""Retention of checkpoints: checks the files that a new one references, and deletes those of old and failed ones.
 
-A manifest is in doubt when storage did not say whether it was written: it may be there, or appear later. As long as it
-could be the job's newest, a driver that takes over may base itself on it, so it stays as it is, with all its files:
-whoever comes next finds it, there or not, and decides. No later checkpoint references its files. Once a later one is
-published, it is deleted like every older one.
+A manifest is in doubt when storage did not confirm its write: it may exist, or appear later. As long as it could be the
+job's newest, the next driver may restore it, so it stays with all its files, and the next driver decides. No later
+checkpoint references its files. Once a later one is published, it is deleted like every older one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from strandline.checkpoint import invariants
-from strandline.checkpoint.catalog import lacking, look_at, mark_published, read_catalog
+from strandline.checkpoint.catalog import confirm_missing, find_problem, mark_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel
@@ -33,9 +32,9 @@ _REMEMBERED = 100_000
 
 
 class Holds:
-    """Who reads checkpoints of a job that might be subsumed meanwhile: while anybody does, none is.
+    """A count of readers of the job's checkpoints: while there are any, no checkpoint is subsumed.
 
-    One for all runs of the job in this process: another run may take the place of the one that took the checkpoint.
+    All runs of the job in this process share it, since a run may be replaced while its checkpoint is read.
     """
 
     def __init__(self) -> None:
@@ -43,8 +42,8 @@ class Holds:
         self._lock = threading.Lock()
 
     @property
-    def are_held(self) -> bool:
-        """Whether anybody reads one."""
+    def is_active(self) -> bool:
+        """Whether there are readers."""
         return self._count > 0
 
     def __enter__(self) -> None:
@@ -58,9 +57,9 @@ class Holds:
 
 @dataclass
 class Retention:
-    """What the owner of a claim knows of the job's files, and may delete. Called by one thread at a time.
+    """The job's files as the owner of the claim knows them. Called by one thread at a time.
 
-    Where it is wanted, invariants.py looks before each publication and each deletion, and raises CorruptionError.
+    In tests, invariants.py checks each publication and each deletion, and raises CorruptionError.
     """
 
     _jobdir: JobDirectory
@@ -72,17 +71,17 @@ class Retention:
     _clock: Clock
 
     def __post_init__(self) -> None:
-        self._verify = invariants.wanted()
+        self._verify = invariants.is_verifying()
         self._registry = SharedFiles()
         self._registry_is_full = False
         self._newest_lacks_files = False
-        self._has_marked = self.confirmed is not None  # What a base names needs no record of its own.
-        self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
+        self._has_marked = self.confirmed is not None  # A checkpoint that is a base needs no such record.
+        self._abandoned: dict[str, None] = {}  # ordered, to drop the oldest
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
         self._pins = Pins(self._jobdir, self._clock)
         self._pinned: set[str] = set()
-        """What other processes read, and nobody else needs: it goes with a later checkpoint."""
+        """Garbage that pins keep; a later checkpoint deletes it."""
 
     @property
     def oldest_live(self) -> CheckpointId | None:
@@ -92,7 +91,7 @@ class Retention:
         return min(self._registry.checkpoints, default=None)
 
     def new_bytes(self, files: Sequence[FileRef]) -> int:
-        """Return how many bytes a checkpoint of these files adds to the confirmed one."""
+        """Return the bytes that a checkpoint of these files adds to the confirmed one."""
         known = self._confirmed_paths()
         new = {f.path: f.size for f in files if f.path and f.path not in known}
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
@@ -101,22 +100,22 @@ class Retention:
         return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
 
     def check(self, manifest: Manifest) -> None:
-        """Raise CheckpointError if a checkpoint references what it must not, or what is not there."""
+        """Raise CheckpointError if a checkpoint references a file that is missing or that it may not reference."""
         if self._newest_lacks_files:
             self._fill_registry()
         new = self._new_files(manifest)
-        for file, problem in zip(new, in_parallel(lambda file: look_at(self._jobdir, file), new), strict=True):
+        for file, problem in zip(new, in_parallel(lambda file: find_problem(self._jobdir, file), new), strict=True):
             if problem:
                 raise CheckpointError(
-                    f"checkpoint {manifest.checkpoint}: {self._jobdir.url}/{file.path} ('{file.name}'): {problem}: it "
-                    "was uploaded, and is not there",
-                    hint="the storage has lost or cut off a file; nothing was published",
+                    f"checkpoint {manifest.checkpoint}: {self._jobdir.url}/{file.path} ('{file.name}'): {problem} "
+                    "after its upload",
+                    hint="the storage has lost or truncated a file; nothing was published",
                 )
         if self._verify:
             invariants.check_publication(self._jobdir, manifest)
 
     def _new_files(self, manifest: Manifest) -> list[FileRef]:
-        """Return the files that this checkpoint has uploaded; refuse one that it may not reference."""
+        """Return the files that this checkpoint uploaded; raise CheckpointError for one that it may not reference."""
         known = self._confirmed_paths()
         new: dict[str, FileRef] = {}
         for file in manifest.files():
@@ -131,38 +130,38 @@ class Retention:
         return list(new.values())
 
     def confirm(self, manifest: Manifest) -> None:
-        """Take a checkpoint that is published for the newest: later ones may reference its files."""
+        """Make a published checkpoint the newest, whose files later ones may reference."""
         self._registry.complete(manifest)
         self.confirmed = manifest
         if not self._has_marked:
-            # Before sinks show anything: a job that finds this and no checkpoint does not begin empty.
+            # Before rows become visible: a job that finds this record and no checkpoint does not start empty.
             with contextlib.suppress(UnavailableError):
                 mark_published(self._jobdir, manifest)
                 self._has_marked = True
 
     def clean(self) -> bool:
-        """Delete what late reports, failed checkpoints and earlier refusals have left; return as `delete_due` does."""
+        """Delete files of late reports, failed checkpoints and failed deletions; return as `delete_due` does."""
         return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
-        return [] if self._holds.are_held else self._registry.checkpoints[: -self._retain]
+        return [] if self._holds.is_active else self._registry.checkpoints[: -self._retain]
 
     def _settled(self) -> list[CheckpointId]:
-        """Return the checkpoints in doubt that are not the newest any more, whether they are there or not."""
+        """Return the checkpoints in doubt that are not the newest any more, existing or not."""
         newest = self.confirmed.checkpoint if self.confirmed else 0
         return [checkpoint for checkpoint in self._doubtful if checkpoint < newest]
 
     def delete_due(self) -> bool:
         """Delete manifests beyond `retain`, then garbage; False if storage refused and something remains.
 
-        Raises FencedError, and CorruptionError if an invariant is broken that is verified. A newest checkpoint that
-        lacks a file is warned of: nothing is deleted, and nothing published, until it is whole again.
+        Raises FencedError, and CorruptionError if an invariant is broken that is verified. If the newest
+        checkpoint lacks a file, log a warning; nothing is deleted or published until it is whole again.
         """
         try:
             self._fill_registry()
             if self._verify:
                 self._verify_deletion()
-            # Right before: somebody may have the job go back to what is to be deleted.
+            # Right before the deletion, since another driver may restore what it deletes.
             self._claim.check()
             for checkpoint in self._settled():
                 self._jobdir.delete([manifest_path(checkpoint)])
@@ -174,7 +173,7 @@ class Retention:
             self._garbage -= self._registry.live.keys()
             self._garbage |= self._pinned
             if self._garbage:
-                # After the manifests are deleted: pins.py says why.
+                # After the deletion of manifests; see pins.py.
                 self._pinned = self._garbage & self._pins.files()
             self._jobdir.delete(sorted(self._garbage - self._pinned))
             self._garbage.clear()
@@ -192,27 +191,26 @@ class Retention:
         try:
             invariants.check_deletion(self._jobdir, [*overdue, *settled], files.difference(*staying))
         except CorruptionError:
-            # A newer driver may have deleted while this one looked.
-            self._claim.check()
+            self._claim.check()  # A newer driver may have deleted files during the verification.
             raise
 
     def _fill_registry(self) -> None:
-        """Learn, once, which other checkpoints storage holds, and that the newest is there with every file.
+        """Read the other checkpoints from storage, once, and check that the newest has every file.
 
-        Files that are taken over from the restored checkpoint are not looked at when they are published: an older
-        driver, a late collection or somebody's hand may have deleted them. Here a listing is at hand.
+        A publication does not check files of the restored checkpoint, which an older driver, a late garbage collection
+        or a user may have deleted. Here a listing is available.
         """
         if self._registry_is_full:
             return
         catalog = read_catalog(self._jobdir)
         if self.confirmed is not None:
             newest = self.confirmed.checkpoint
-            lacks = lacking(self._jobdir, catalog.missing(self.confirmed))
-            problems: Iterable[str] = (f"{file.path}: {problem}" for file, problem in lacks)
+            missing = confirm_missing(self._jobdir, catalog.missing(self.confirmed))
+            problems: Iterable[str] = (f"{file.path}: {problem}" for file, problem in missing)
             if newest not in catalog.manifests:
                 problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
             for problem in problems:
-                # A newer driver subsumes what this one holds for the newest: that is no damage.
+                # If a newer driver has subsumed this checkpoint, raise FencedError: nothing is damaged.
                 self._claim.check()
                 error = CheckpointError(
                     f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted, and no "
@@ -220,11 +218,11 @@ class Retention:
                     hint=f"`strandline snapshots verify {self._jobdir.url}/chk-{newest}` names all that is wrong in it",
                 )
                 if not self._newest_lacks_files:
-                    # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
+                    # Only warn: storage may be unavailable for a moment, and the running job has all its state.
                     log.warning("%s", error)
                     self._newest_lacks_files = True
                 raise error
-            # Of those that nobody can judge, the older ones end like every older one.
+            # Older manifests that cannot be judged are subsumed like all older ones.
             unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
             for manifest in [*catalog.live.values(), *unknown]:
                 if manifest.checkpoint not in self._doubtful:
@@ -232,13 +230,13 @@ class Retention:
         self._registry_is_full, self._newest_lacks_files = True, False
 
     def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
-        """Remember an unpublished checkpoint's uploads for deletion; never raises."""
+        """Mark an unpublished checkpoint's uploads for deletion; never raises."""
         if in_doubt:
             self._doubtful[checkpoint] = list(files)
         self.discard(files)
 
     def discard(self, files: Iterable[FileRef]) -> None:
-        """Remember files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
+        """Mark files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
         paths = {f.path for f in files if f.path} - self._confirmed_paths() - self._registry.live.keys()
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:

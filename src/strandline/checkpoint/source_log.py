@@ -1,9 +1,9 @@
-"""The progress of the sources: Spark's own streaming checkpoint directory, carried as opaque files.
+"""The progress of the sources: the opaque files of Spark's streaming checkpoint directory.
 
-What a checkpoint newly stores must not grow with the job's age, though some of those files do: a file source repeats
-its whole history in every tenth file of its log. So each file is cut into segments named by their content, the sizes
-of which are the binary decomposition of the file's length. A file that grew at its end shares all but its last few
-segments with the one before. The rest of every file, less than one block, goes into one compressed archive.
+The new bytes of a checkpoint must not grow with the job's age, though some of these files do: a file source repeats its
+whole history in every tenth file of its log. So each file is cut into segments, found by their content, whose sizes
+are the binary decomposition of the file's length. A file that grew at its end shares all but its last few segments with
+its older version. The rest of every file, less than one block, goes into one compressed archive.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ BLOCK_BYTES = 64 << 10
 INLINE_UP_TO_BYTES = 16 << 10
 
 _LARGEST_SEGMENT_BLOCKS = 1024
-"""64 MiB: bounds what one checkpoint uploads anew when a file's length passes a power of two."""
+"""64 MiB. It limits the upload of a checkpoint when a file's length passes a power of two."""
 _TRIES = 10
 _NAME = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
 
 def capture(directory: Path, batch: int) -> dict[str, bytes]:
-    """Read what a query needs to go on after `batch`: metadata, the last two offsets and commits, the sources' logs.
+    """Read the files by which a query continues after `batch`: metadata, last two offsets and commits, sources' logs.
 
-    Spark may delete old files meanwhile: then all is read again. Raises UnavailableError if the batch is not
-    committed yet, or if the directory does not stand still.
+    If Spark deletes old files during the read, all files are read again. Raises UnavailableError if the batch is not
+    committed yet, or if each of several reads fails.
     """
-    wanted = ["metadata"] + [f"{kind}/{b}" for kind in ("offsets", "commits") for b in (batch - 1, batch) if b >= 0]
-    for name in wanted:
+    required = ["metadata"] + [f"{kind}/{b}" for kind in ("offsets", "commits") for b in (batch - 1, batch) if b >= 0]
+    for name in required:
         if not (directory / name).is_file():
-            raise UnavailableError(f"{directory / name}: not there yet, so batch {batch} cannot be captured")
-    return _read(directory, wanted)
+            raise UnavailableError(f"{directory / name}: missing, so batch {batch} cannot be captured")
+    return _read(directory, required)
 
 
 def capture_start(directory: Path) -> dict[str, bytes] | None:
-    """Read where a query's sources begin: metadata, the sources' logs, and the first offsets once they are there.
+    """Read the start of a query's sources: metadata, the sources' logs, and the first offsets if they exist.
 
-    None while Spark has not even written its metadata. Without `offsets/0`, a source may not have decided yet. Raises
-    UnavailableError if the directory does not stand still.
+    Returns None until Spark has written its metadata. Without `offsets/0`, a source may not have chosen its start yet.
+    Raises UnavailableError if each of several reads fails.
     """
     if not (directory / "metadata").is_file():
         return None
     return _read(directory, ["metadata"] + ["offsets/0"] * (directory / "offsets/0").is_file())
 
 
-def _read(directory: Path, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Read the wanted files and the sources' own; again from the beginning when one disappears."""
+def _read(directory: Path, required: Sequence[str]) -> dict[str, bytes]:
+    """Read the required files and those of the sources; start over when one disappears."""
     for _ in range(_TRIES):
         try:
-            names = [*wanted, *(p.relative_to(directory).as_posix() for p in _durable(directory / "sources"))]
+            names = [*required, *(p.relative_to(directory).as_posix() for p in _durable(directory / "sources"))]
             return {name: (directory / name).read_bytes() for name in names}
         except FileNotFoundError:
             continue
@@ -73,7 +73,7 @@ def _read(directory: Path, wanted: Sequence[str]) -> dict[str, bytes]:
 
 
 def _durable(directory: Path) -> list[Path]:
-    """Return the files below, without checksums and what is still being written."""
+    """Return the files below a directory, without checksums and temporary files."""
     return sorted(
         path
         for path in directory.rglob("*")
@@ -89,10 +89,10 @@ def upload_source(
     base: SourceInfo | None,
     names: Sequence[str] = (),
 ) -> SourceInfo:
-    """Store captured files; segments that `base`, of the last CONFIRMED checkpoint, holds are referenced.
+    """Store captured files; reference segments in `base`, which is of the last CONFIRMED checkpoint.
 
-    With `batch` -1, they are those of `capture_start`, for a checkpoint before the first batch. On failure, what was
-    uploaded is deleted as well as can be.
+    With `batch` -1, they are those of `capture_start`, for a checkpoint before the first batch. On failure, uploaded
+    files are deleted if possible.
     """
     known = {(s.size, s.sha256): s for large in (base.large if base else []) for s in large.segments}
     new: dict[tuple[int, str], tuple[Segment, memoryview]] = {}
@@ -128,7 +128,7 @@ def upload_source(
 
 
 def read_source(folder: Folder, info: SourceInfo) -> dict[str, bytes]:
-    """Return the captured files. Raises CorruptionError naming what is missing or damaged."""
+    """Return the captured files. Raises CorruptionError naming a missing or damaged file."""
     stored = {file.path: file for file in info.files()}
     pieces = dict(zip(stored, in_parallel(lambda file: _get(folder, file), stored.values()), strict=True))
     tails = unpack(pieces[info.blob.path], f"{folder.url}/{info.blob.path or '(inline source progress)'}")
@@ -171,7 +171,7 @@ def _pieces(data: bytes) -> Iterator[memoryview]:
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Return an archive: names and bytes, each with its length before, compressed and framed."""
+    """Return an archive: length-prefixed names and bytes, compressed and framed."""
     parts = []
     for name, data in sorted(files.items()):
         encoded = name.encode()
@@ -196,7 +196,7 @@ def unpack(data: bytes, where: str) -> dict[str, bytes]:
                 raise CorruptionError(f"{where}: the source progress names '{name}', outside of its directory")
             files[name] = plain[at : at + length]
             if len(files[name]) != length:
-                raise CorruptionError(f"{where}: '{name}' is cut off")
+                raise CorruptionError(f"{where}: '{name}' is truncated")
             at += length
     except (zlib.error, struct.error, UnicodeDecodeError) as error:
         raise CorruptionError(f"{where}: the archive cannot be read: {error}") from error

@@ -1,7 +1,7 @@
-"""Where the job's sources began, kept from the first attempt on: a restart before any checkpoint begins there too.
+"""The record of the start positions of a job's sources, for a restart before the first checkpoint.
 
-A source that begins at "now" decides once, when its first query starts. Spark keeps that in the query's directory,
-which ends with the attempt: without this record, a restart would begin at a later "now", and rows would be lost.
+A source that starts at "now" decides once, when its first query starts. Spark keeps the position in the query's
+directory, which is deleted with the attempt. Without this record, a restart would begin at a later "now" and lose rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from strandline.format.frame import RecordFormat
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The record: written once in a job's life, by one conditional create."""
+    """The record, written once in a job's life, by one conditional create."""
 
     generation: Generation
     created_ms: int
     names: list[str]
-    """The sources' names, in the order in which Spark's files number them; empty when there is one without."""
+    """The sources' names, in the order of their numbers in Spark's files; empty if a source has no name."""
     archive: bytes
     """The files of `capture_start`, packed."""
 
@@ -37,10 +37,10 @@ _START = RecordFormat(b"SLSTART1", 1, Start, "the start")
 
 
 def start_path(restored: Restored | None) -> str:
-    """Return where the start is of a job that began empty, or with a snapshot.
+    """Return the path of the start record of a job that began empty, or with a snapshot.
 
-    A snapshot that does not say how far the sources were read has a start of its own each time it is restored: the
-    start of the job's former life says nothing about it.
+    A snapshot without the progress of the sources has a new start each time it is restored: the start of the job's
+    former life does not apply.
     """
     if restored is None:
         return START_PATH
@@ -51,9 +51,9 @@ def start_path(restored: Restored | None) -> str:
 def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], names: list[str], clock: Clock) -> None:
     """Make these files the job's start, for ever; saving the same again changes nothing.
 
-    Raises FencedError if the job was claimed anew, CorruptionError if a damaged start is there, and ConflictError if
-    another driver has saved another one: then what this attempt's sources gave is not the job's, and it must be
-    restarted from the saved start.
+    Raises FencedError if a newer driver has claimed the job, CorruptionError if the saved start is damaged, and
+    ConflictError if another driver has saved another start: then the rows of this attempt are not the job's, and it
+    must be restarted from the saved start.
     """
     claim.check()
     path = start_path(claim.restored)
@@ -63,17 +63,17 @@ def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], n
         jobdir.create(path, _START.encode(start))
     except ConflictError as error:
         saved = load_start(jobdir, claim.restored)
-        # A generation is one driver's: with it, this is our own earlier try whose answer was lost.
+        # An equal record of this generation is from our own earlier try, whose answer was lost.
         if saved is not None and msgspec.structs.replace(saved, created_ms=start.created_ms) == start:
             return
         raise ConflictError(
-            f"{jobdir.url}/{path}: another driver has recorded where the job's sources begin",
-            hint="the job begins again from there by itself; if it goes on, keep only one of its drivers",
+            f"{jobdir.url}/{path}: another driver has recorded the start of the job's sources",
+            hint="the job restarts from there by itself; if this recurs, keep only one of its drivers",
         ) from error
 
 
 def load_start(jobdir: JobDirectory, restored: Restored | None = None) -> Start | None:
-    """Return the start of a job that began empty, or with a snapshot; None if there is none yet.
+    """Return the start record of a job that began empty, or with a snapshot; None if there is none yet.
 
     Raises CorruptionError if it is damaged.
     """
@@ -90,13 +90,13 @@ def load_start(jobdir: JobDirectory, restored: Restored | None = None) -> Start 
         return None
     except CorruptionError as error:
         raise CorruptionError(
-            f"{jobdir.url}/{path}: where the job's sources began cannot be read: {error}",
-            hint="it is needed until the first checkpoint: bring it back from a backup, or delete it and accept that "
-            "the sources begin anew, as their options say",
+            f"{jobdir.url}/{path}: the start of the job's sources cannot be read: {error}",
+            hint="it is needed until the first checkpoint: restore it from a backup, or delete it and accept that "
+            "the sources start again by their options",
             path=path,
         ) from error
 
 
 def start_files(start: Start) -> dict[str, bytes]:
-    """Return the saved files: in a directory that Spark is given as `checkpointLocation`, the sources begin there."""
+    """Return the saved files. In the directory that is Spark's `checkpointLocation`, they set the start."""
     return unpack(start.archive, START_PATH)

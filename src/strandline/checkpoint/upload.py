@@ -1,4 +1,4 @@
-"""Uploading the files of a local snapshot: which of them is for its kind to say."""
+"""Upload of the files of a local snapshot that its kind selects."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def upload(
     kind: SnapshotKind,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[list[FileRef], int]:
-    """Upload a snapshot's files, but those of `base` that its kind references; return all, and the bytes newly written.
+    """Upload a snapshot's files, except those of `base` that its kind references; return all, and the uploaded bytes.
 
-    `base` is by name the same partition's files in the last CONFIRMED checkpoint, never in a later one. On failure or
-    when `cancelled` says so (CheckpointError), what was uploaded is deleted as well as can be, and nothing is
-    referenced.
+    `base` holds the same partition's files in the last CONFIRMED checkpoint, never in a later one, by name. On failure,
+    or when `cancelled` returns True (CheckpointError), uploaded files are deleted if possible.
     """
     attempted: list[str] = []
 
@@ -71,7 +70,7 @@ def _upload_one(jobdir: JobDirectory, file: LocalFile, path: str, shared: bool, 
         sha256 = hashlib.sha256(data).hexdigest()
         jobdir.put(path, data)
     else:
-        # Read twice: the second time comes from the page cache, and the store can stream the file on its own.
+        # Read twice: the second read is from the page cache, and the store can stream the file itself.
         _check_size(file, file.path.stat().st_size, checkpoint)
         sha256 = sha256_of(file.path)
         jobdir.put_file(path, file.path)

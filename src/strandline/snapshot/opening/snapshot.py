@@ -14,13 +14,13 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import UNSET
 
-from strandline.checkpoint.catalog import look_at, read_catalog
+from strandline.checkpoint.catalog import find_problem, read_catalog
 from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.check import Kind
 from strandline.checkpoint.folder import Folder, delete_quietly
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_ours, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_reserved, manifest_id, manifest_path
 from strandline.checkpoint.parallel import in_parallel
-from strandline.checkpoint.pins import is_pin, renewed, write_pin
+from strandline.checkpoint.pins import is_pin, keep_renewed, write_pin
 from strandline.checkpoint.restore import choose
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
@@ -79,7 +79,7 @@ class Snapshot:
     def missing(self) -> list[str]:
         """Return the stored files that are missing or have a wrong size."""
         stored = self.manifest.stored()
-        problems = in_parallel(lambda file: look_at(self.folder, file), stored)
+        problems = in_parallel(lambda file: find_problem(self.folder, file), stored)
         return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, problems, strict=True) if problem]
 
     def check(self) -> None:
@@ -102,9 +102,9 @@ class Snapshot:
         """Return the record of a job that restores this; `before` is the record of its last restore."""
         manifest = self.manifest
         return Restored(
-            asked=self.requested_url, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
-            generation=manifest.generation, life=manifest.life, sha256=self.sha256, claimed=claimed,
-            again=again or UNSET, earlier=before.commands if before else UNSET,
+            requested=self.requested_url, url=self.url, kind=self.kind, job=manifest.job,
+            checkpoint=manifest.checkpoint, generation=manifest.generation, life=manifest.life,
+            sha256=self.sha256, claimed=claimed, again=again or UNSET, earlier=before.commands if before else UNSET,
         )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def pinned_snapshot(url: str, options: Mapping[str, str] | None = None) -> Itera
     """
     snapshot = pin_snapshot(url, options)
     try:
-        with renewed(snapshot.folder, snapshot.pin) if snapshot.pin else nullcontext():
+        with keep_renewed(snapshot.folder, snapshot.pin) if snapshot.pin else nullcontext():
             yield snapshot
     finally:
         # A pin that was opened by its url belongs to the process that wrote it.
@@ -227,7 +227,7 @@ def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync
     target = place_of(url, options, fsync=fsync)
     if not target.path:
         raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
-    if is_ours(target.path):
+    if is_reserved(target.path):
         raise ConfigurationError(
             f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
             hint="give another name",
@@ -241,7 +241,7 @@ def check_outside_jobs(url: str, options: Mapping[str, str] | None = None) -> No
     address = _address(url)
     parent, name = _split(address)
     while name:
-        if is_ours(name) and _is_job_directory(parent, options):
+        if is_reserved(name) and _is_job_directory(parent, options):
             raise ConfigurationError(
                 f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(parent)}, where the job "
                 "deletes what it does not know",

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from strandline.checkpoint.catalog import look_at
+from strandline.checkpoint.catalog import find_problem
 from strandline.checkpoint.check import verify_files
 from strandline.checkpoint.folder import Folder, delete_quietly
-from strandline.checkpoint.invariants import wanted
-from strandline.checkpoint.parallel import InBackground
+from strandline.checkpoint.invariants import is_verifying
+from strandline.checkpoint.parallel import BackgroundWork
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.checkpoint.restore import fetch
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError, StrandlineError
@@ -100,7 +100,7 @@ def _refuse_others(others: Sequence[str], folder: Folder) -> None:
         raise ConflictError(f"{folder.url}: expected an empty folder, found '{min(others)}'{more}", hint=_ELSEWHERE)
 
 
-def uploading(folder: Folder) -> InBackground[LocalTable]:
+def uploading(folder: Folder) -> BackgroundWork[LocalTable]:
     """Return a background uploader of files and pieces, which deletes the local ones."""
 
     def upload(local: LocalTable) -> None:
@@ -108,7 +108,7 @@ def uploading(folder: Folder) -> InBackground[LocalTable]:
         folder.put_file(local.table.file.path, local.path)
         local.path.unlink()
 
-    return InBackground(upload)
+    return BackgroundWork(upload)
 
 
 def join_pieces(
@@ -155,9 +155,9 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     there = {info.path: info.size_bytes for info in folder.list()}
     named = {file.path: file for file in manifest.stored()}
     for path, file in named.items():
-        if there.get(path) != file.size and (problem := look_at(folder, file)):
+        if there.get(path) != file.size and (problem := find_problem(folder, file)):
             raise CorruptionError(f"{folder.url}/{path}: {problem}: it was uploaded, and the savepoint needs it")
-    for damaged in verify_files(folder, manifest.files()) if wanted() else []:
+    for damaged in verify_files(folder, manifest.files()) if is_verifying() else []:
         raise CorruptionError(f"{folder.url}/{damaged.path}: {damaged.problem}: a savepoint is to be published")
     hit("savepoint.publish")
     # 2. Create the manifest.

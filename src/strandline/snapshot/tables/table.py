@@ -10,7 +10,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder
-from strandline.checkpoint.pins import is_pin, renewed
+from strandline.checkpoint.pins import is_pin, keep_renewed
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
@@ -57,7 +57,7 @@ class Table:
     @contextmanager
     def renewing(self) -> Iterator[None]:
         """Renew a pinned snapshot's pin in the block. Raises NotFoundError if the pin is gone."""
-        with renewed(self.folder, self.metadata) if is_pin(self.metadata) else nullcontext():
+        with keep_renewed(self.folder, self.metadata) if is_pin(self.metadata) else nullcontext():
             yield
 
     @cached_property

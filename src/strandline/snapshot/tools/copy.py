@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from strandline.checkpoint.catalog import look_at
+from strandline.checkpoint.catalog import find_problem
 from strandline.checkpoint.check import verify_files
 from strandline.checkpoint.folder import Folder
-from strandline.checkpoint.invariants import wanted
+from strandline.checkpoint.invariants import is_verifying
 from strandline.checkpoint.jobdir import GENERATIONS, manifest_path
 from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.restore import fetch
@@ -73,7 +73,7 @@ def copy_snapshot(
             return send
 
         sent = [file for file, was_sent in zip(stored, in_parallel(copy_file, stored), strict=True) if was_sent]
-    for damaged in verify_files(target, stored) if wanted() else []:
+    for damaged in verify_files(target, stored) if is_verifying() else []:
         raise CorruptionError(f"{target.url}/{damaged.path}: {damaged.problem}: it was copied")
     # 3. Create the manifest, which completes the snapshot.
     hit("copy.publish")
@@ -110,5 +110,5 @@ def _send(source: Folder, target: Folder, file: FileRef, scratch: Path) -> None:
         fetch(source, [file], Path(directory))
         hit("copy.file")
         target.put_file(file.path, Path(directory, file.name))
-    if problem := look_at(target, file):
+    if problem := find_problem(target, file):
         raise CorruptionError(f"{target.url}/{file.path}: {problem}: it was copied there")
