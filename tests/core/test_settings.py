@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from strandline.core.settings import Settings, parse_duration_ms, parse_size_byt
         ("500ms", 500), ("10s", 10_000), ("2 min", 120_000), ("2m", 120_000), ("1h", 3_600_000), ("1 d", 86_400_000),
         (" 1.5 Seconds ", 1500), ("0s", 0), ("3 hours", 10_800_000), ("1 minute", 60_000), ("2 days", 172_800_000),
         (10, 10_000), (0.25, 250), (0, 0), ("1.001s", 1001), (0.0009, 1),
+        (dt.timedelta(minutes=2), 120_000), (dt.timedelta(milliseconds=1.5), 2),
     ],
 )  # fmt: skip
 def test_durations(text: Any, ms: int) -> None:
@@ -25,7 +27,22 @@ def test_durations(text: Any, ms: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10", "s", "-1s", "10 parsecs", "1s 2ms", -1, None, True, "1e3s", float("nan"), float("inf"), "9" * 400 + "s"],
+    [
+        "",
+        "10",
+        "s",
+        "-1s",
+        "10 parsecs",
+        "1s 2ms",
+        -1,
+        None,
+        True,
+        "1e3s",
+        float("nan"),
+        float("inf"),
+        "9" * 400 + "s",
+        dt.timedelta(seconds=-1),
+    ],
 )
 def test_what_is_no_duration_is_refused_by_name(text: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^the lease is .*, expected a duration") as caught:

@@ -79,7 +79,9 @@ def test_late_rows_of_other_joins() -> None:
             h.push(orders=[("EUR", 1, at(order)), ("EUR", 2, at(101))], rates=[("EUR", 1.0, at(rate))])
             assert h.side("late_orders") == [("EUR", 1, at(order))]
             assert h.side("late_rates") == [("EUR", 1.0, at(rate))]
-    one = ORDERS.join(RATES, ("0s", "5s"), uid="j", prefixes=PREFIXES, late=(None, "late_rates"))
+    one = ORDERS.join(
+        RATES, (dt.timedelta(0), dt.timedelta(seconds=5)), uid="j", prefixes=PREFIXES, late=(None, "late_rates")
+    )
     with Harness(one) as h:
         h.advance_watermark(at(100))
         h.push(orders=[("EUR", 1, at(99))], rates=[("EUR", 1.0, at(99)), ("EUR", 2.0, at(100))])
@@ -90,7 +92,7 @@ def test_late_rows_of_other_joins() -> None:
 
 def test_bounds_that_are_excluded() -> None:
     for bounds, matched in (("[]", [-5, 0, 5]), ("[)", [-5, 0]), ("(]", [0, 5]), ("()", [0])):
-        joined = ORDERS.join(RATES, ("-5s", "5s"), uid="j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
+        joined = ORDERS.join(RATES, (dt.timedelta(seconds=-5), 5), uid="j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
         with Harness(joined) as h:
             h.push(orders=[("EUR", 1, at(50))], rates=[("EUR", 1.0, at(50 + n)) for n in (-5, 0, 5)])
             assert sorted(seconds(h.output, "rate_at")) == [(50 + n,) for n in matched]

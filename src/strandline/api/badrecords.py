@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 
 Then = Literal["fail", "skip", "dead-letter"]
 
@@ -34,7 +34,7 @@ class OnError:
 
     then: Then = "dead-letter"
     at_most: int | None = None
-    per: str = "1 min"
+    per: Duration = "1 min"
 
     def __post_init__(self) -> None:
         if self.then not in get_args(Then):

@@ -8,10 +8,8 @@ from typing import Literal
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import without_credentials
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.core.urls import check_url
-
-Duration = str | int | float
 
 
 @dataclass(frozen=True)

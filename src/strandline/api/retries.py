@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 
 _MOST = 100
 
@@ -24,8 +24,8 @@ class Retry:
     """
 
     times: int
-    backoff: str = "500ms"
-    longest: str = "30s"
+    backoff: Duration = "500ms"
+    longest: Duration = "30s"
     on: type[Exception] | tuple[type[Exception], ...] = Exception
 
     def __post_init__(self) -> None:

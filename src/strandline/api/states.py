@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, Unpack, overload
 
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.types.hints import Hints
 from strandline.types.spark_schema import SparkType, type_text
 
@@ -169,7 +169,7 @@ class TTL:
     >>> seen = Value("bigint", ttl=TTL("1h"))
     """
 
-    duration: str
+    duration: Duration
     refresh: Literal["write", "read"] = "write"
     time: Literal["processing", "event"] = "processing"
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.core.times import as_datetime
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -51,8 +51,8 @@ class Tumbling:
     Tumbling(size='1h', offset='15 min')
     """
 
-    size: str
-    offset: str = "0s"
+    size: Duration
+    offset: Duration = "0s"
     size_us: int = _computed()
     every_us: int = _computed()
     """The distance of two starts: the size."""
@@ -72,9 +72,9 @@ class Sliding:
     Sliding(size='10 min', every='1 min', offset='0s')
     """
 
-    size: str
-    every: str
-    offset: str = "0s"
+    size: Duration
+    every: Duration
+    offset: Duration = "0s"
     size_us: int = _computed()
     every_us: int = _computed()
     """The distance of two starts."""
@@ -96,7 +96,7 @@ class Session:
     >>> by_device = Session(lambda event: "5 min" if event.device == "phone" else "1h")
     """
 
-    gap: str | Callable[[Any], str | dt.timedelta]
+    gap: Duration | Callable[[Any], Duration]
     gap_us: int = _computed()
     """The silence that ends the window; 0 if a function returns it."""
 
@@ -156,7 +156,7 @@ class Early:
     (Early(every='10s'), Early(every='1 min', time='event'), Early(events=100))
     """
 
-    every: str | None = None
+    every: Duration | None = None
     time: Literal["processing", "event"] = "processing"
     events: int | None = None
     every_us: int = _computed()
@@ -198,7 +198,7 @@ def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
 
 
 @lru_cache(256)
-def _parse_us(duration: str) -> int:
+def _parse_us(duration: Duration) -> int:
     return parse_duration_ms(duration, "Session: gap") * 1000
 
 

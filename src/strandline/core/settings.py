@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 import tempfile
@@ -16,6 +17,8 @@ from strandline.core.urls import check_local_path
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
+Duration = str | dt.timedelta | int | float
+"""A time such as "10s" or timedelta(seconds=10); a number is of seconds."""
 ShowValues = Literal["nowhere", "errors", "logs"]
 _SHOW_VALUES: tuple[ShowValues, ...] = ("nowhere", "errors", "logs")
 
@@ -27,13 +30,14 @@ _DURATION_MS = {
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def parse_duration_ms(value: str | int | float, what: str) -> int:
-    """Return the milliseconds of '10s', '500ms', '2 min' or a number of seconds; refuse more than 10,000 years."""
+def parse_duration_ms(value: Duration, what: str) -> int:
+    """Return the milliseconds of a duration; refuse one that is negative or longer than 10,000 years."""
     duration_ms: int | None = None
+    seconds = value / dt.timedelta(seconds=1) if isinstance(value, dt.timedelta) else value
     # An infinite number overflows.
     with suppress(OverflowError):
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            duration_ms = round(value * 1000)
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0:
+            duration_ms = round(seconds * 1000)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
         if match and match[2] in _DURATION_MS:
             duration_ms = round(float(match[1]) * _DURATION_MS[match[2]])
@@ -81,7 +85,7 @@ class FollowExecutors:
 
     min: int = 1
     max: int | None = None
-    after: str | int | float = "1 min"
+    after: Duration = "1 min"
 
     def __post_init__(self) -> None:
         for what, number in (("min", self.min), ("max", self.max)):
@@ -131,7 +135,7 @@ class Settings:
     state_memory: str | int = field(default_factory=default_state_memory_bytes)
     memory_backend_limit: str | int = "10MB"
     local_dir: str | Path = field(default_factory=default_local_dir)
-    keeper_lease: str | int | float = "10 min"
+    keeper_lease: Duration = "10 min"
     fsync: bool = True
     show_values: ShowValues = "errors"
     max_row: str | int = "64MB"

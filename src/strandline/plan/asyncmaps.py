@@ -8,7 +8,7 @@ from typing import Any
 from strandline.api.badrecords import OnError
 from strandline.api.retries import Retry, retry_of
 from strandline.core.errors import ConfigurationError, OutputError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.plan.callables import check_called_with, check_function, check_shippable
 from strandline.plan.graph import MapNode, Node
 from strandline.plan.maps import map_on
@@ -34,7 +34,7 @@ def map_async(
     function: Callable[[Any], Any],
     output: str | SparkType,
     concurrency: int,
-    timeout: str | None,
+    timeout: Duration | None,
     ordered: bool,
     retry: int | Retry,
     fallback: Any,

@@ -6,6 +6,7 @@ those of any keyed stream.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from strandline.api.options import OperatorOptions, check_options
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.plan.callables import check_function, check_shippable
 from strandline.plan.checks import check_on_error, check_uid
 from strandline.plan.columns import Columns, quoted
@@ -66,7 +67,7 @@ class JoinOptions:
 
 
 def interval_join(
-    left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, options: JoinOptions
+    left: Keyed, right: Keyed, within: tuple[Duration, Duration], bounds: Bounds, options: JoinOptions
 ) -> OperatorNode:
     """Join rows of two keyed streams whose times differ by at most some duration."""
     if not isinstance(within, tuple | list) or len(within) != 2:
@@ -115,7 +116,7 @@ def window_join(left: Keyed, right: Keyed, kind: WindowKind, options: JoinOption
 
 
 def as_of_join(
-    left: Keyed, versions: Keyed, max_age: str | None, deleted: str | None, options: JoinOptions
+    left: Keyed, versions: Keyed, max_age: Duration | None, deleted: str | None, options: JoinOptions
 ) -> OperatorNode:
     """Join each row with the version that was valid at its time."""
     max_age_us = None if max_age is None else parse_duration_ms(max_age, "as_of_join: max_age") * 1000
@@ -261,6 +262,6 @@ def _signed_us(bound: Any) -> int:
     text = bound.strip() if isinstance(bound, str) else bound
     if isinstance(text, str) and text.startswith(("-", "+")):
         return (-1 if text[0] == "-" else 1) * parse_duration_ms(text[1:], "join: within") * 1000
-    if isinstance(text, int | float) and text < 0:
+    if (isinstance(text, int | float) and text < 0) or (isinstance(text, dt.timedelta) and text < dt.timedelta(0)):
         return -parse_duration_ms(-text, "join: within") * 1000
     return parse_duration_ms(text, "join: within") * 1000

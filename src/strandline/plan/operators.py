@@ -10,7 +10,7 @@ from strandline.api.options import OperatorOptions, check_options
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.format.keycolumns import key_column
 from strandline.plan.checks import check_inputs, check_numbers, check_on_error, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns, check_unlike
@@ -36,7 +36,7 @@ from strandline.types.ordering import check_order
 from strandline.types.spark_schema import SparkType, resolve_schema
 
 
-def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str | None) -> WatermarkNode:
+def watermark_on(node: Node, column: str, delay: Duration, per: str | None, idle: Duration | None) -> WatermarkNode:
     """Check the arguments of watermark() and return its node."""
     columns = node.columns
     for what, name in (("column", column), ("per", per)):

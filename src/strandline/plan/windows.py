@@ -11,7 +11,7 @@ from typing import Any, Literal
 from strandline.api.options import OperatorOptions, with_name
 from strandline.api.windows import WINDOW_END, WINDOW_START, Early, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.plan.callables import check_function
 from strandline.plan.graph import Keyed, OperatorNode
 from strandline.plan.operators import process_on
@@ -35,9 +35,9 @@ Time = Literal["event", "processing"]
 def rules_of(
     keyed: Keyed,
     kind: WindowKind,
-    lateness: str,
+    lateness: Duration,
     late: str | None,
-    early: str | Early | None,
+    early: Duration | Early | None,
     time: Time,
     accumulate: bool = True,
 ) -> Rules:
@@ -84,7 +84,7 @@ def rules_of(
     return rules
 
 
-def _early(early: str | Early | None) -> Early | None:
+def _early(early: Duration | Early | None) -> Early | None:
     if early is None or isinstance(early, Early):
         return early
     if not parse_duration_ms(early, "window: early"):

@@ -17,7 +17,7 @@ from strandline.control.status import Savepoint
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import Settings, parse_duration_ms
+from strandline.core.settings import Duration, Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
 from strandline.snapshot.opening.snapshot import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
@@ -64,7 +64,7 @@ class Job:
         sinks: Sequence[Output],
         checkpoints: Checkpoints,
         restart: Restart | None = None,
-        trigger: str | int | float | None = None,
+        trigger: Duration | None = None,
         drain: bool = False,
         settings: Settings | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class Job:
         parallelism: int | None = None,
         format: Form = "canonical",
         rows_per_epoch: int = 100_000,
-        time_per_epoch: str | None = None,
+        time_per_epoch: Duration | None = None,
         starting_from: str | Path | None = None,
         skip_files: bool = False,
         scratch: str | Path | None = None,
@@ -278,7 +278,7 @@ def _check_given(name: Any, checkpoints: Any, restart: Any, settings: Any) -> No
             )
 
 
-def _trigger(trigger: str | int | float | None) -> dict[str, Any]:
+def _trigger(trigger: Duration | None) -> dict[str, Any]:
     if trigger is None:
         return {}
     if trigger == "available-now":

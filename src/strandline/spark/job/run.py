@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -17,6 +17,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
 from strandline.control.status import Savepoint, Status
 from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.keeper.lookups import LookupResult, LookupTable
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
@@ -102,15 +103,15 @@ class Run:
         return list(attempt.coordinator.history) if attempt else []
 
     def checkpoint(
-        self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
+        self, timeout: Duration | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
     ) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures. Meanwhile, `progress` is called with them.
 
         It covers at least every epoch that was complete when this was called. A job that restarts or is being rescaled,
         or does so meanwhile, is waited for: then it is of what the job has gone on from, and after. Raises
-        CheckpointError if it fails, is not complete within `timeout` seconds, or the job ends.
+        CheckpointError if it fails, is not complete within `timeout`, or the job ends.
         """
-        return self._requests.checkpoint(timeout, progress)
+        return self._requests.checkpoint(_seconds(timeout), progress)
 
     def lookup(self, table: str, key: Any) -> LookupResult:
         """Return what the running job has of a key, or of each key of a list, as of the last epoch.
@@ -142,12 +143,12 @@ class Run:
             )
         return attempt
 
-    def process_all_available(self, timeout: float | None = None) -> None:
+    def process_all_available(self, timeout: Duration | None = None) -> None:
         """Wait until everything the source has now is processed, and timers that are due have fired.
 
         Rows are visible after the next checkpoint.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         supervisor = self._supervisor
         exhausted_by: tuple[Attempt, int] | None = None
         while True:
@@ -155,7 +156,7 @@ class Run:
             if supervisor.ended.is_set():
                 return
             if deadline is not None and time.monotonic() > deadline:
-                raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout} seconds")
+                raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout}")
             attempt = supervisor.attempt
             if supervisor.is_at_work() and attempt is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -174,10 +175,10 @@ class Run:
                     return
             time.sleep(0.02)
 
-    def await_termination(self, timeout: float | None = None) -> bool:
+    def await_termination(self, timeout: Duration | None = None) -> bool:
         """Wait until the job ends, and raise what made it fail. Return False if the time was up before."""
         supervisor = self._supervisor
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         # A look now and then: a signal that the system hands to another thread does not wake this one, which may be the
         # main thread, and has to heed it.
         while not (ended := supervisor.ended.wait(_SIGNAL_S if deadline is None else _left(deadline, _SIGNAL_S))):
@@ -196,7 +197,7 @@ class Run:
         savepoint: str | Path | None = None,
         drain: bool = False,
         format: str = "canonical",
-        timeout: float = 60.0,
+        timeout: Duration = "1 min",
         progress: Callable[[SavepointProgress], object] | None = None,
     ) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
@@ -213,16 +214,17 @@ class Run:
         last one fails, CheckpointError is raised and the job goes on; a job that restarts or is being rescaled is
         waited for. Raises UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
+        timeout_s = _seconds(timeout)
         if drain:
-            self._requests.drain(timeout, savepoint, format, progress)
+            self._requests.drain(timeout_s, savepoint, format, progress)
             self._control.join()
             self._requests.check_drained()
             return
         if savepoint is not None or checkpoint:
-            self._requests.stop(timeout, savepoint, format, progress)
-        self._supervisor.stop(timeout)
+            self._requests.stop(timeout_s, savepoint, format, progress)
+        self._supervisor.stop(timeout_s)
 
-    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None:
+    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration = "5 min") -> None:
         """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.
 
         A number is for all operators without a parallelism of their own; `{"uid": 4}` gives single operators theirs.
@@ -231,28 +233,28 @@ class Run:
         Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
         job goes on as it was. A job that restarts, or is being rescaled, is waited for.
         """
-        self._requests.rescale(parallelism, timeout)
+        self._requests.rescale(parallelism, _seconds(timeout))
 
     def savepoint(
         self,
         url: str | Path,
         *,
         format: str = "canonical",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         progress: Callable[[SavepointProgress], object] | None = None,
     ) -> Savepoint:
         """Take a checkpoint and make it a savepoint: a folder, not there yet, that belongs to nobody and stays.
 
         Canonical, its state is tables of typed columns, to be restored on any backend; native, the backend's own files,
         at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
-        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, or the job ends before the
+        CheckpointError if the checkpoint fails or is not complete within `timeout`, or the job ends before the
         savepoint is complete, and ConflictError if there is anything in the folder; nothing that could be taken for a
         savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
         one that does so when this is called is waited for.
         """
-        return self._requests.savepoint(url, format, timeout, progress)
+        return self._requests.savepoint(url, format, _seconds(timeout), progress)
 
-    def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
+    def rollback(self, checkpoint: int, *, timeout: Duration = "5 min") -> None:
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
 
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
@@ -262,13 +264,21 @@ class Run:
         would be read again; and UnavailableError if the job has ended, or has not gone back within `timeout`: then it
         still does, as soon as storage lets it.
         """
-        self._requests.rollback(checkpoint, timeout)
+        self._requests.rollback(checkpoint, _seconds(timeout))
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+@overload
+def _seconds(timeout: Duration) -> float: ...
+@overload
+def _seconds(timeout: None) -> None: ...
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else parse_duration_ms(timeout, "timeout") / 1000
 
 
 def _left(deadline: float, most: float) -> float:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.core.urls import check_local_path
 from strandline.ends.arguments import check_column, columns_of
 from strandline.ends.postgres.shape import DatabaseTarget, Shape
@@ -45,7 +45,7 @@ def postgres(
     create: bool = False,
     writers: int | None = None,
     record: str = "strandline_deliveries",
-    timeout: str | float = "60s",
+    timeout: Duration = "60s",
     **options: Unpack[TransactionalOptions],
 ) -> PostgresSink:
     """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
@@ -88,7 +88,7 @@ def sqlite(
     delete: str | None = None,
     create: bool = False,
     record: str = "strandline_deliveries",
-    timeout: str | float = "60s",
+    timeout: Duration = "60s",
     **options: Unpack[TransactionalOptions],
 ) -> SqliteSink:
     """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.

@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, FencedError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms
 from strandline.ends.target import Connection, Rows, Target, Writer
 from strandline.plan.callables import call, check_function, check_shippable, name_of
 from strandline.spark.sinks.blame import raised, users_lines
@@ -44,7 +44,7 @@ class DeliverSink(Transactional):
         *,
         batch_size: int = 100,
         attempts: int = 5,
-        pause: str = "200 ms",
+        pause: Duration = "200 ms",
         passing: Sequence[type[Exception]] = (ConnectionError, TimeoutError),
         on_error: Then = "fail",
         dead_letters: str | Path | None = None,

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from strandline.api.badrecords import OnError, Then
 from strandline.api.retries import Retry
 from strandline.core.errors import ConfigurationError
+from strandline.core.settings import Duration
 from strandline.plan.asyncmaps import FAIL, map_async
 from strandline.plan.graph import MapNode, Node, sources_of
 from strandline.plan.maps import map_rows
@@ -120,7 +121,7 @@ class Steps(Worded):
         output: str | SparkType,
         *,
         concurrency: int = 10,
-        timeout: str | None = None,
+        timeout: Duration | None = None,
         ordered: bool = True,
         retry: int | Retry = 0,
         fallback: Any = FAIL,
@@ -145,7 +146,9 @@ class Steps(Worded):
             map_async(self._node, function, output, concurrency, timeout, ordered, retry, fallback, on_error)
         )
 
-    def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
+    def watermark(
+        self, column: str, delay: Duration = "0s", *, per: str | None = None, idle: Duration | None = None
+    ) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.
 
         The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.

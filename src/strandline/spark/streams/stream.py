@@ -20,6 +20,7 @@ from strandline.api.states import TTL
 from strandline.api.windows import Early, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
+from strandline.core.settings import Duration
 from strandline.ends.target import Target
 from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, combine_aggregates
@@ -222,9 +223,9 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         self,
         kind: WindowKind,
         *,
-        lateness: str = "0s",
+        lateness: Duration = "0s",
         late: str | None = None,
-        early: str | Early | None = None,
+        early: Duration | Early | None = None,
         accumulate: bool = True,
         time: windows.Time = "event",
     ) -> WindowedStream:
@@ -296,7 +297,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     def join(
         self,
         other: KeyedStream,
-        within: tuple[str, str],
+        within: tuple[Duration, Duration],
         *,
         uid: str,
         how: How = "inner",
@@ -347,7 +348,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         uid: str,
         how: AsOfHow = "inner",
-        max_age: str | None = None,
+        max_age: Duration | None = None,
         deleted: str | None = None,
         prefixes: tuple[str, str] = ("", ""),
         late: joins.Late = (None, None),
