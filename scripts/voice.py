@@ -27,6 +27,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/keeper",
     "src/strandline/plan",
     "src/strandline/runtime",
+    "src/strandline/spark/base",
     "src/strandline/storage",
     "src/strandline/testing",
     "src/strandline/types",

@@ -27,7 +27,7 @@ from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import LONGEST_CHAIN
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import FIRST_FAILURE
 from strandline.spark.job.progress import JobProgress, Work
@@ -285,7 +285,7 @@ class EpochDriver:
         """Return how far each source is."""
         return self.watermarks.look(self._looked_us)
 
-    @errors_reported()
+    @suppress_error_logs()
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)

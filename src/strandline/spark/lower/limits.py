@@ -8,7 +8,7 @@ from functools import lru_cache
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
 from strandline.plan.graph import OperatorNode
-from strandline.spark.base.spark_errors import too_large
+from strandline.spark.base.spark_errors import raise_too_large
 from strandline.types.datatypes import StructType, parse_type
 
 _KEY_CHARACTERS = 100
@@ -38,7 +38,7 @@ def refusal(node: OperatorNode, most_bytes: int) -> tuple[str, str]:
         f"{most_bytes} are the most (max_row in Settings); its largest column is ', "
         f"{largest}.name, ' with ', {largest}.size, '|; its key is ', concat_ws(', ', {keys}))"
     )
-    return f"{size} > {most_bytes}L", too_large(what)
+    return f"{size} > {most_bytes}L", raise_too_large(what)
 
 
 def _wide(name: str, ddl: str) -> Iterator[tuple[str, str]]:

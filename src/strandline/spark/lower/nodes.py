@@ -28,7 +28,7 @@ from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.expressions import aggregate_sql, select_sql
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.spark_errors import overflow
+from strandline.spark.base.spark_errors import raise_overflow
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.lower.failedrows import CountFailed
 from strandline.spark.lower.rows import run_rows
@@ -185,7 +185,7 @@ def _checked(part: AccumulatorColumn) -> str:
     c, kind = part.addend, part.type
     if not c:
         return part.many
-    too_much = overflow(f"the sum of {c} is too large for {kind.ddl}")
+    too_much = raise_overflow(f"the sum of {c} is too large for {kind.ddl}")
     if isinstance(kind, DecimalType):
         return f"if(sum({c}) is null and count({c}) > 0, {too_much}, sum({c}))"
     total = f"sum(cast({c} as decimal(38, 0)))"

@@ -26,7 +26,7 @@ from strandline.plan.pipeline import Operator, Pipeline
 from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.pinned import Pinned
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
@@ -88,7 +88,7 @@ class Plan:
             # Most have nothing to say, and need no DataFrame for it.
             if type(sink).try_out is not Sink.try_out:
                 try:
-                    with errors_reported():
+                    with suppress_error_logs():
                         schema = probe_of(node).drop(*node.columns.hidden).schema
                         # A probe streams, and Spark writes no stream so.
                         with users_session_active(self.sources.session):
