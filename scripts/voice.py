@@ -28,6 +28,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/plan",
     "src/strandline/runtime",
     "src/strandline/spark/base",
+    "src/strandline/spark/lower",
     "src/strandline/storage",
     "src/strandline/testing",
     "src/strandline/types",

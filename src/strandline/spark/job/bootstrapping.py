@@ -295,7 +295,7 @@ class Replay:
         stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
-            b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
+            b.plan, b.plan.sources.query(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
             JobProgress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock,
             self._wish.history.is_timed, b.places.failures(found.claim.generation), b.settings.max_row_bytes,

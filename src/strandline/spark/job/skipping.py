@@ -96,7 +96,7 @@ def place_behind(
     sources: Sources, files: Mapping[str, frozenset[str]], jobdir: JobDirectory, scratch: Path
 ) -> SourceInfo:
     """Return a place in the sources at which the files of history are read and no others; its own go into `jobdir`."""
-    source = sources.together(sources.names)
+    source = sources.query(sources.names)
     directory = Path(tempfile.mkdtemp(prefix="spark-", dir=scratch))
     try:
         writer = source.writeStream.foreachBatch(lambda df, batch: None).trigger(availableNow=True)

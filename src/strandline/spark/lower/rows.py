@@ -1,4 +1,4 @@
-"""Python functions of rows in Spark's own workers."""
+"""Runs a function of rows in Spark's Python workers, which import only this module and its few imports."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class FrameSource(SourceNode):
         return ddl_of(found.schema["v"].dataType)
 
 
-sources_made: WeakSet[FrameSource] = WeakSet()
+all_sources: WeakSet[FrameSource] = WeakSet()
 """All that this process has, in jobs or not."""
 
 
@@ -79,7 +79,7 @@ class FrameStep(StepNode):
 def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
     """Return the node of what Spark reads."""
     source = FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
-    sources_made.add(source)
+    all_sources.add(source)
     return source
 
 
