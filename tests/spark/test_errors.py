@@ -363,7 +363,7 @@ def test_what_leads_to_no_sink_is_said_at_the_start(
     assert f"the operator 'again' (Count, test_errors.py:{line('again = counts')}) leads to no sink of a job" in said
     lost = again.to(sl.sinks.files(str(tmp_path / "out"), name="results"))
     (said,) = started(shown)
-    assert f"what test_errors.py:{line('lost =')} sends into a sink 'results' is in no job's sinks=[…]" in said
+    assert f"the output to the sink 'results' (test_errors.py:{line('lost =')}) is in no job's sinks=[…]" in said
     assert started(shown, lost) == []
     # Another job of this program has it: that is said of neither.
     assert started(shown) == []
@@ -371,7 +371,7 @@ def test_what_leads_to_no_sink_is_said_at_the_start(
     other = sl.stream(small.source(spark, tmp_path / "other"), name="payments")
     forgotten = other.key_by("user").agg(v=sl.agg.sum("v"), uid="forgotten")
     (said,) = started(shown)
-    assert f"the operator 'forgotten' (sum, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
+    assert f"the operator 'forgotten' (agg, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
     # Nobody can see it any more, as what a cell of a notebook made that ran again.
     del other, forgotten
     assert started(shown) == []
