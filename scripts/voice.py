@@ -29,6 +29,8 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/plan",
     "src/strandline/runtime",
     "src/strandline/snapshot",
+    "src/strandline/spark/base",
+    "src/strandline/spark/lower",
     "src/strandline/storage",
     "src/strandline/testing",
     "src/strandline/types",

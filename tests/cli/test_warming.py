@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.spark.base import auto_warmup as behind_driver
+from strandline.spark.base import auto_warmup
 from strandline.spark.base.class_archive import archive_of, class_options, failure_of
 from strandline.spark.base.session import check_java
 from tests.cli.conftest import Command, environment
@@ -119,21 +119,21 @@ def test_a_driver_leaves_it_to_another_process_to_make_one(
     archive: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
 ) -> None:
     java, started = check_java(), list[list[str]]()
-    monkeypatch.setattr(behind_driver, "_missing", [])
-    monkeypatch.setattr(behind_driver, "_has_worked", False)
+    monkeypatch.setattr(auto_warmup, "_missing", [])
+    monkeypatch.setattr(auto_warmup, "_has_run_epoch", False)
     monkeypatch.setattr("strandline.spark.base.auto_warmup.atexit.register", lambda function: None)
     monkeypatch.setattr(
         "strandline.spark.base.auto_warmup.subprocess.Popen", lambda command, **given: started.append(command)
     )
-    behind_driver.remember(java)
+    auto_warmup.create_at_exit(java)
     if why_not != "no epoch":
-        behind_driver.has_worked()
+        auto_warmup.note_epoch()
     archive.parent.mkdir(parents=True)
     if why_not in ("archive", "failure"):
         (archive if why_not == "archive" else failure_of(archive)).touch()
     if why_not == "room":
-        monkeypatch.setattr(behind_driver, "_ROOM_BYTES", 1 << 62)
-    behind_driver._at_exit()
+        monkeypatch.setattr(auto_warmup, "_ROOM_BYTES", 1 << 62)
+    auto_warmup._at_exit()
     wanted = [sys.executable, "-m", "strandline.cli.warming", str(os.getpid())]
     assert started == ([] if why_not else [wanted])
 

@@ -87,11 +87,14 @@ def nowhere(stage: Stage) -> None:
 
 MISTAKES = [
     # -- jobs
-    job("no sinks", "the job has no sinks", "give it sinks=[", sinks=[]),
+    job("no sinks", "the job has no sinks", "pass sinks=[", sinks=[]),
     job(
-        "a sink that is not in a list", "is no list of outputs", "sinks=[", sinks=lambda: COUNTED.to(sl.sinks.memory())
+        "a sink that is not in a list",
+        "is not a list of outputs",
+        "sinks=[",
+        sinks=lambda: COUNTED.to(sl.sinks.memory()),
     ),
-    job("a stream as a sink", "is no list of outputs", sinks=[COUNTED]),
+    job("a stream as a sink", "is not a list of outputs", sinks=[COUNTED]),
     job("checkpoints as text", "job 'j': checkpoints is 'ck/'", "checkpoints=sl.Checkpoints(", checkpoints="ck/"),
     job("Spark's trigger", "expected a duration or 'available-now'", trigger="availableNow"),
     job("Spark's trigger as a dict", 'write trigger="available-now"', trigger={"once": True}),
@@ -111,7 +114,7 @@ MISTAKES = [
     job("a name with a slash", "job name 'a/b'", name="a/b"),
     job(
         "a sink twice",
-        "one and the same sink object",
+        "have the same sink object",
         sinks=lambda: [COUNTED.to(sink := sl.sinks.memory()), COUNTED.to(sink)],
     ),
     job(

@@ -60,13 +60,17 @@ def test_late_events_move_no_watermark_and_are_no_rows_of_the_source() -> None:
 
 def test_a_sink_is_for_one_stream() -> None:
     one, other, sink = source("one"), source("other"), NoopSink()
-    with pytest.raises(sl.errors.ConfigurationError, match="several streams go into one and the same sink object"):
+    with pytest.raises(sl.errors.ConfigurationError, match="several streams have the same sink object"):
         Plan([Output(Stream(one), sink), Output(Stream(other), sink)])
 
 
 def test_what_is_no_output_is_refused() -> None:
     output = Output(Stream(source()), NoopSink())
-    for sinks, said in (([], "the job has no sinks"), (output, "is no list of outputs"), ([Stream(source())], "is no")):
+    for sinks, said in (
+        ([], "the job has no sinks"),
+        (output, "is not a list of outputs"),
+        ([Stream(source())], "is not"),
+    ):
         with pytest.raises(sl.errors.ConfigurationError, match=said):
             Plan(sinks)  # type: ignore[arg-type]
 

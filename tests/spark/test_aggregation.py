@@ -1,4 +1,4 @@
-"""Built-in aggregates on a real Spark: the same as Spark's own group-by over the same rows."""
+"""EpochFrames-in aggregates on a real Spark: the same as Spark's own group-by over the same rows."""
 
 from __future__ import annotations
 

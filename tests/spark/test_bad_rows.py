@@ -94,7 +94,7 @@ def test_a_malformed_row_can_end_the_job_in_words(spark: Any, case: Case) -> Non
     with failing.start(spark) as run, pytest.raises(sl.errors.UserCodeError) as caught:
         run.await_termination(60)
     assert str(caught.value).startswith(
-        "a row of the source 'paid' cannot be read: {secret\n  next step: mend it, or say"
+        "a row of the source 'paid' cannot be read: {secret\n  next step: correct the row, or set"
     )
     assert caught.value.discreet == "a row of the source 'paid' cannot be read"
     with pytest.raises(

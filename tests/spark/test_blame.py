@@ -62,7 +62,7 @@ def test_what_a_function_gives_and_nobody_runs_is_refused(monkeypatch: Any) -> N
     said = each(generator)
     assert isinstance(said, ConfigurationError)
     assert said.message == "sink 'out': its function generator gave a generator, which has not run: it did nothing"
-    monkeypatch.setattr("strandline.spark.sinks.simple.settings_kept", nullcontext)
+    monkeypatch.setattr("strandline.spark.sinks.simple.restored_settings", nullcontext)
     rows: Any = SimpleNamespace(sparkSession=None)
     with pytest.raises(ConfigurationError, match="gave a generator"):
         sl.sinks.foreach_batch(generator).write(rows, Epoch(1))

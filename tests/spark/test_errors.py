@@ -204,7 +204,7 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         return lambda s: s.transform(function)
 
     at_once = "it would see the rows of one epoch at a time"
-    again = "would come again with each epoch"
+    again = "would emit the table's rows again"
     for use, *said in (
         (step(lambda d: d.dropDuplicates(["user"])), "has dropDuplicates", at_once, "process("),
         (step(lambda d: d.distinct()), "has dropDuplicates"),
@@ -230,10 +230,10 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         (step(lambda d: d.select("user").exceptAll(known.select("user"))), "has exceptAll"),
         (step(lambda d: d.select("user").intersect(known.select("user"))), "has intersect"),
         (step(lambda d: known), "gives rows of a table", again),
-        (lambda s: s.with_column("id", F.monotonically_increasing_id()), "begin again with each epoch", "uuid()"),
+        (lambda s: s.with_column("id", F.monotonically_increasing_id()), "start its numbers again", "uuid()"),
         (
             lambda s: s.select(*(F.lit(i).alias(f"c{i}") for i in range(30)), F.monotonically_increasing_id()),
-            "begin again with each epoch",
+            "start its numbers again",
         ),
         (
             lambda s: s.with_column("w", F.session_window(F.timestamp_seconds("v"), "5 minutes")),
@@ -242,7 +242,7 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         ),
         # PySpark 4.1 has no such step.
         *(
-            [(step(lambda d: d.zipWithIndex()), "begin again with each epoch")]
+            [(step(lambda d: d.zipWithIndex()), "start its numbers again")]
             if hasattr(DataFrame, "zipWithIndex")
             else []
         ),
@@ -363,7 +363,7 @@ def test_what_leads_to_no_sink_is_said_at_the_start(
     assert f"the operator 'again' (Count, test_errors.py:{line('again = counts')}) leads to no sink of a job" in said
     lost = again.to(sl.sinks.files(str(tmp_path / "out"), name="results"))
     (said,) = started(shown)
-    assert f"what test_errors.py:{line('lost =')} sends into a sink 'results' is in no job's sinks=[…]" in said
+    assert f"the output to the sink 'results' (test_errors.py:{line('lost =')}) is in no job's sinks=[…]" in said
     assert started(shown, lost) == []
     # Another job of this program has it: that is said of neither.
     assert started(shown) == []
@@ -371,7 +371,7 @@ def test_what_leads_to_no_sink_is_said_at_the_start(
     other = sl.stream(small.source(spark, tmp_path / "other"), name="payments")
     forgotten = other.key_by("user").agg(v=sl.agg.sum("v"), uid="forgotten")
     (said,) = started(shown)
-    assert f"the operator 'forgotten' (sum, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
+    assert f"the operator 'forgotten' (agg, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
     # Nobody can see it any more, as what a cell of a notebook made that ran again.
     del other, forgotten
     assert started(shown) == []

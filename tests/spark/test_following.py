@@ -51,7 +51,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise found[0]
         return int(found[0])
 
-    monkeypatch.setattr(following, "room_of", look)
+    monkeypatch.setattr(following, "task_slots", look)
     return found
 
 

@@ -15,7 +15,7 @@ from strandline.api.windows import windows_of
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode
 from strandline.runtime.rowlayout import FIRED, TIME
-from strandline.spark.lower.nodes import late as late_rows
+from strandline.spark.lower.nodes import late_rows
 from tests.spark.harness import Case, fired, keepers_armed, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 

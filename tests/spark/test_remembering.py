@@ -9,7 +9,7 @@ import pytest
 from py4j.java_gateway import JavaClass, JVMView
 from py4j.protocol import Py4JError
 
-from strandline.spark.base.jvm_cache import RememberingView, remember_classes
+from strandline.spark.base.jvm_cache import CachingView, cache_classes
 
 CLASS, METHOD, PACKAGE, NOTHING = "ycorg.Known", "ym", "yp", "x"
 
@@ -38,11 +38,11 @@ def gateway() -> Gateway:
 
 
 @pytest.fixture
-def view(gateway: Gateway) -> RememberingView:
-    return RememberingView(gateway, "default", id="rj")
+def view(gateway: Gateway) -> CachingView:
+    return CachingView(gateway, "default", id="rj")
 
 
-def test_a_class_and_its_methods_are_asked_for_once(gateway: Gateway, view: RememberingView) -> None:
+def test_a_class_and_its_methods_are_asked_for_once(gateway: Gateway, view: CachingView) -> None:
     for _ in range(3):
         assert getattr(view, "org.Known") is getattr(view, "org.Known")
         assert view.Known._fqn == "org.Known"
@@ -50,11 +50,11 @@ def test_a_class_and_its_methods_are_asked_for_once(gateway: Gateway, view: Reme
     assert sorted(gateway.asked) == ["Known", "method", "org.Known"]
 
 
-def test_a_field_is_what_it_is_now(view: RememberingView) -> None:
+def test_a_field_is_what_it_is_now(view: CachingView) -> None:
     assert [view.Known.field, view.Known.field] == [1, 2]
 
 
-def test_what_is_no_class_may_become_one(gateway: Gateway, view: RememberingView) -> None:
+def test_what_is_no_class_may_become_one(gateway: Gateway, view: CachingView) -> None:
     for _ in range(2):
         with pytest.raises(Py4JError, match="Later does not exist in the JVM"):
             _ = view.Later
@@ -63,9 +63,9 @@ def test_what_is_no_class_may_become_one(gateway: Gateway, view: RememberingView
 
 
 def test_a_session_and_its_context_ask_through_it(spark: Any) -> None:
-    assert type(spark._jvm) is RememberingView
+    assert type(spark._jvm) is CachingView
     assert spark.sparkContext._jvm is spark._jvm
-    remember_classes(spark)
+    cache_classes(spark)
     assert spark._jvm is spark.sparkContext._jvm
     assert isinstance(spark._jvm.java.lang.Integer, JavaClass)
     assert type(spark._sc._gateway.jvm) is JVMView

@@ -15,7 +15,7 @@ import pytest
 from pyspark.logger import PySparkLogger
 
 from strandline.spark.base import quiet
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.quiet_worker import end_quietly
 
 
@@ -24,7 +24,7 @@ def test_only_what_is_reported_is_not_logged(caplog: Any) -> None:
     inside, done = threading.Event(), threading.Event()
 
     def report() -> None:
-        with errors_reported():
+        with suppress_error_logs():
             inside.set()
             done.wait(10)
             logger.error("reported")
@@ -32,7 +32,7 @@ def test_only_what_is_reported_is_not_logged(caplog: Any) -> None:
     other = threading.Thread(target=report)
     other.start()
     inside.wait(10)
-    with errors_reported(), errors_reported():
+    with suppress_error_logs(), suppress_error_logs():
         logger.error("reported, too")
     logger.error("of a user's own, meanwhile")
     done.set()

@@ -44,7 +44,7 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
 ) -> None:
     """And follows its executors until somebody gives a number, who has the last word."""
     room = [1]
-    monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
+    monkeypatch.setattr("strandline.spark.job.following.task_slots", lambda _: room[0])
 
     def of(run: sl.Run) -> tuple[int, dict[str, int]]:
         status = settle(run)

@@ -189,5 +189,5 @@ def test_sources_are_read_in_the_order_in_which_the_checkpoint_numbers_them(spar
     nodes = [reading(name) for name in ("two", "one", "three")]
     sources = Sources(Pipeline(nodes).sources)
     assert sources.names == ["one", "three", "two"]
-    plan = sources.together(["two", "one", "three"])._jdf.queryExecution().analyzed().toString()
+    plan = sources.query(["two", "one", "three"])._jdf.queryExecution().analyzed().toString()
     assert sorted(("one", "two", "three"), key=lambda name: plan.index(str(tmp_path / name))) == ["two", "one", "three"]

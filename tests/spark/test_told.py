@@ -22,7 +22,7 @@ from strandline.keeper.paths import Places
 from strandline.keeper.pieces import in_pieces
 from strandline.runtime.task.usererrors import user_error as user_error_of
 from strandline.spark.base import task_errors as marks
-from strandline.spark.base.task_errors import SEAL, Seal, marking
+from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
 from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.keepers.death_report import death_of, is_dead
 from tests.spark import functions
@@ -68,7 +68,7 @@ def attempt(error: errors.StrandlineError) -> tuple[int, BaseException | None]:
     """Run a task that fails; return how often it was really run, and what the driver finds."""
     ran = 0
     try:
-        with marking(SEAL):
+        with sealed_errors(SEAL):
             ran += 1
             raise error
     except RuntimeError as raised:
@@ -161,7 +161,7 @@ def test_where_values_are_shown(tmp_path: Path, shown: Any, program: bool, logs:
     assert type(telling.to_program(error)) is errors.UserCodeError
     assert (SECRET in telling.in_logs(error)) is logs
     failed = errors.SparkError("Spark failed: it said", discreet="Spark failed: IOException")
-    vars(failed)["whole"] = f": java.io.IOException: {SECRET}\n\tat x.y(Z.java:1)\n"
+    vars(failed)["full_text"] = f": java.io.IOException: {SECRET}\n\tat x.y(Z.java:1)\n"
     complete = telling.complete(failed)
     assert str(places.spark_failures) in str(complete)
     text = places.spark_failures.read_text()
@@ -177,7 +177,7 @@ def test_what_spark_said_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pyt
     telling = FailureReporter(Settings(), Places(tmp_path, "file:///x", "job"), alive)
     for _ in range(100):
         failed = errors.SparkError("Spark failed")
-        vars(failed)["whole"] = "\tat x.y(Z.java:1)\n" * 10
+        vars(failed)["full_text"] = "\tat x.y(Z.java:1)\n" * 10
         telling.complete(failed)
     assert sum(path.stat().st_size for path in (tmp_path / "logs" / "job").iterdir()) < 3000
 

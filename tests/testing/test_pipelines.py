@@ -249,7 +249,7 @@ def test_a_pipeline_without_operators() -> None:
 
 
 def test_a_job_is_not_made_of_events() -> None:
-    with pytest.raises(ConfigurationError, match="a stream of a test's events is no source of a job"):
+    with pytest.raises(ConfigurationError, match="a stream of a test's events cannot be a job's source"):
         sl.Job("x", sinks=[events(SALES).to(sl.sinks.noop())], checkpoints=sl.Checkpoints("ck"))
 
 

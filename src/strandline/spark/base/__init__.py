@@ -1,1 +1,1 @@
-"""What the rest of the Spark layer stands on: sessions, names and types as DDL, hidden columns, file systems."""
+"""The basis of the Spark layer: sessions, types, expressions, plans, file systems and errors."""

@@ -1,7 +1,7 @@
-"""Behind a driver that started without an archive of Spark's classes, one is made: once, when the driver has ended.
+"""Starts a background process that creates the archive of Spark's classes, once, when a driver ends that had none.
 
-A process of its own makes it, by a small job of ours, and gives way to everything else: see `strandline.cli.warming`.
-Only of drivers that run Spark in one process, on a machine of somebody's own: elsewhere, images are built for that.
+The process runs a small job at low priority: see `strandline.cli.warming`. Only drivers that run Spark in one process
+do this; clusters and containers put the archive into their images.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ log = logging.getLogger(__name__)
 SETTING = "spark.strandline.warmup"
 _ROOM_BYTES = 2 << 30
 _missing: list[Path] = []
-"""Where the archive would be that this driver has not found."""
-_has_worked = False
+"""The path of the archive that this driver did not find."""
+_has_run_epoch = False
 
 
-def remember(java: str) -> None:
-    """Have an archive made behind this driver, which has started without one though nothing was against it."""
+def create_at_exit(java: str) -> None:
+    """Create the archive when this driver ends."""
     if not _missing:
         _missing.append(archive_of(java))
         atexit.register(_at_exit)
 
 
-def has_worked() -> None:
-    """A job has done an epoch: what is made by such a job, this machine can make."""
-    global _has_worked
-    _has_worked = True
+def note_epoch() -> None:
+    """Note that a job has completed an epoch: jobs work on this machine, so an archive can be created."""
+    global _has_run_epoch
+    _has_run_epoch = True
 
 
 def _at_exit() -> None:
     archive = _missing[0]
-    if not _has_worked or archive.exists() or failure_of(archive).exists() or not _has_room(archive):
+    if not _has_run_epoch or archive.exists() or failure_of(archive).exists() or not _has_room(archive):
         return
-    # Its own directory, too: the user may want to remove that of the program.
+    # It does not run in the program's directory, which the user may want to remove.
     command = [sys.executable, "-m", "strandline.cli.warming", str(os.getpid())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -52,15 +52,15 @@ def _at_exit() -> None:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as error:
-        log.info("no archive of Spark's classes is made: %s", error)
+        log.info("cannot start the process that creates an archive of Spark's classes: %s", error)
         return
     tell(
-        f"once, in the background: an archive of Spark's classes, from which drivers start sooner "
-        f"({SETTING}=false turns that off)"
+        f"creating an archive of Spark's classes in the background, once: drivers start faster with it "
+        f"({SETTING}=false turns this off)"
     )
 
 
 def _has_room(archive: Path) -> bool:
-    """Whether an archive can be where it should be, and would not fill the disk."""
-    there = next((path for path in archive.parents if path.exists()), None)
-    return there is not None and os.access(there, os.W_OK) and shutil.disk_usage(there).free > _ROOM_BYTES
+    """Whether the archive's directory can be written, and its disk has enough free space."""
+    directory = next((path for path in archive.parents if path.exists()), None)
+    return directory is not None and os.access(directory, os.W_OK) and shutil.disk_usage(directory).free > _ROOM_BYTES

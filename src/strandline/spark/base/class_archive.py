@@ -1,7 +1,7 @@
-"""An archive of Spark's classes, which drivers load instead of hundreds of jars: made behind the first (`behind.py`).
+"""The archive of Spark's classes, which drivers load instead of hundreds of jars (`auto_warmup.py` creates it).
 
-Of all that happens until a job's first epoch is over, reading, verifying and linking classes takes the most. Java calls
-the archive a dynamic class data archive. It is a cache: a JVM that it does not fit goes without it.
+Reading, verifying and linking classes takes most of the time until a job's first epoch ends. Java calls the archive a
+dynamic CDS archive. It is a cache: a JVM that it does not fit ignores it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
-_OURS = "-XX:SharedArchiveFile="
-_THEIRS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:")
-_READ_BY_JAVA = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+_ARCHIVE_OPTION = "-XX:SharedArchiveFile="
+_CLASS_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:")
+_JAVA_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 
 
 def archive_of(java: str) -> Path:
-    """Return where the archive for this Java and this Spark is, or would be."""
-    found = Path(java).resolve()
-    home = Path(_find_spark_home())
-    files = [found.parent.parent / "lib" / "server" / "libjvm.so", *sorted(home.glob("jars/*.jar"))]
+    """Return the path of the archive for this Java and this Spark, whether or not it exists."""
+    java_home = Path(java).resolve().parent.parent
+    spark_home = Path(_find_spark_home())
+    files = [java_home / "lib" / "server" / "libjvm.so", *sorted(spark_home.glob("jars/*.jar"))]
     known = []
     for path in files:
         if path.exists():
@@ -33,18 +33,20 @@ def archive_of(java: str) -> Path:
 
 
 def failure_of(archive: Path) -> Path:
-    """Return the file that says why the archive could not be made behind a driver: it is not tried again."""
+    """Return the file with the reason why the archive could not be created. While it exists, there is no retry."""
     return archive.with_suffix(".failed")
 
 
-def may_be_archived(java: str, given: str) -> bool:
-    """Whether an archive would be used, if there were one: not where the user's own options say what to use."""
-    said = " ".join([given, *(os.environ.get(name, "") for name in _READ_BY_JAVA)])
-    return not any(option in said for option in _THEIRS) and " " not in str(archive_of(java))
+def may_be_archived(java: str, user_options: str) -> bool:
+    """Whether a driver may use the archive: not if the user's Java options choose an archive themselves."""
+    options = " ".join([user_options, *(os.environ.get(name, "") for name in _JAVA_ENVIRONMENT)])
+    return not any(option in options for option in _CLASS_OPTIONS) and " " not in str(archive_of(java))
 
 
-def class_options(java: str, given: str) -> str:
-    """Return the Java options that use the archive if there is one, unless the user's own say what to use."""
+def class_options(java: str, user_options: str) -> str:
+    """Return the Java options that load the archive, "" if it does not exist or may not be used."""
     archive = archive_of(java)
-    # Where users put jars of their own before Spark's, Java would say on standard output that it does not fit.
-    return f"{_OURS}{archive} -Xlog:cds*=off" if archive.exists() and may_be_archived(java, given) else ""
+    if not archive.exists() or not may_be_archived(java, user_options):
+        return ""
+    # If the user puts jars before Spark's, the archive does not fit, and Java would report that on standard output.
+    return f"{_ARCHIVE_OPTION}{archive} -Xlog:cds*=off"

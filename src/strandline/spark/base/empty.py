@@ -9,10 +9,10 @@ from pyspark.sql.types import StructType
 
 
 def no_rows(session: SparkSession, schema: StructType) -> DataFrame:
-    """Return a DataFrame of no rows, and no tasks.
+    """Return a DataFrame without rows and without tasks.
 
-    Of an empty list of Python's, Spark would have Python workers make no rows: of another kind than ours, with a
-    process of their own that forks them. And what it knows to be empty, it takes out of its plans, with what we need.
+    For an empty Python list, Spark would start Python workers, with another daemon than Strandline's. A relation that
+    the optimizer knows to be empty would be removed from plans, with the steps that must run.
     """
     jvm: Any = session._jsparkSession
     rows = session.sparkContext._jsc.emptyRDD()

@@ -1,7 +1,7 @@
-"""Columns that are made once, and not in every epoch, in which Python would ask the JVM for each of them.
+"""A cache of columns: without it, Python would call the JVM for each column in every epoch.
 
-They are without a DataFrame: by names and expressions, so that they are those of any that has what they name. And
-without a session: expressions are kept as text, which Spark reads with the settings of the DataFrame's own.
+Cached columns are names and expressions that belong to no DataFrame, so that they resolve in any that has these names.
+They belong to no session: Spark parses their text with the settings of the DataFrame's session.
 """
 
 from __future__ import annotations
@@ -16,68 +16,68 @@ from pyspark.sql import functions as F
 
 from strandline.plan.columns import quoted
 
-_MOST = 1000
-_made: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
-"""For each JVM, by what they are made of."""
+_MAX_CACHED = 1000
+_cache: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
+"""For each JVM, columns by their names or SQL."""
 
 
-def parsed(session: Any, sql: str) -> Column:
-    """Return an SQL expression as Spark reads it once, where a column of its text is read again in each DataFrame.
+def parse_expression(session: Any, sql: str) -> Column:
+    """Return an SQL expression that Spark parses once: it parses `F.expr` again in each DataFrame.
 
-    It is read with the settings of whichever session is active: not for what users write, nor for casts of theirs.
+    Spark uses the settings of the active session: do not use this for SQL or casts that users write.
     """
     try:
-        found = session._jsparkSession.sessionState().sqlParser().parseExpression(sql)
-        return Column(getattr(session._jvm, "org.apache.spark.sql.classic.ExpressionUtils").column(found))
+        expression = session._jsparkSession.sessionState().sqlParser().parseExpression(sql)
+        return Column(getattr(session._jvm, "org.apache.spark.sql.classic.ExpressionUtils").column(expression))
     except Py4JError:
-        # Where another Spark has it under another name, it is only slower.
+        # Another version of Spark may have another name for the class: `F.expr` is slower, but works.
         return F.expr(sql)
 
 
 def select_sql(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Select columns, which are given by the SQL of what they hold."""
+    """Select columns, each defined by its name and its SQL expression."""
     return select(df, _of_sql(df, columns))
 
 
 def aggregate_sql(df: DataFrame, by: Mapping[str, str], columns: Mapping[str, str]) -> DataFrame:
-    """Group rows by columns, and return them with those that are aggregates."""
+    """Group rows by the columns `by`, and add the aggregates `columns`; each is a name and an SQL expression."""
     groups: Any = df._jdf.groupBy(_of_sql(df, by))
-    made = _of_sql(df, columns)
-    return DataFrame(groups.agg(made.head(), made.tail()), df.sparkSession)
+    aggregates = _of_sql(df, columns)
+    return DataFrame(groups.agg(aggregates.head(), aggregates.tail()), df.sparkSession)
 
 
 def select(df: DataFrame, columns: Any) -> DataFrame:
-    """Do what `select` does, with columns as its JVM has them."""
+    """Select the JVM's columns."""
     return DataFrame(df._jdf.select(columns), df.sparkSession)
 
 
 def columns_of(df: DataFrame) -> Any:
-    """Return a DataFrame's columns, by their names, as its JVM has them."""
+    """Return a DataFrame's columns, by their names, as the JVM's columns."""
     names = tuple(df.columns)
-    return _once(df, names, lambda: [F.col(quoted(name)) for name in names])
+    return _cached(df, names, lambda: [F.col(quoted(name)) for name in names])
 
 
-def as_the_jvm_has(df: DataFrame, *columns: Column) -> Any:
-    """Return columns as methods of the DataFrame's JVM take them."""
+def to_java_columns(df: DataFrame, *columns: Column) -> Any:
+    """Return columns as arguments of the JVM's DataFrame methods."""
     return df._jcols(*columns)  # type: ignore[operator]
 
 
 def _of_sql(df: DataFrame, columns: Mapping[str, str]) -> Any:
-    # Names are none of SQL's: in that, some settings have them stand for others. Nor is there an "as": each select is
-    # to give a column that is no other's.
-    return _once(
+    # Plain columns are passed by name, not as SQL, in which some settings resolve a name to another column. They have
+    # no alias: a column with an alias would be a new column.
+    return _cached(
         df,
         tuple(columns.items()),
         lambda: [F.col(sql) if sql == quoted(name) else F.expr(sql).alias(name) for name, sql in columns.items()],
     )
 
 
-def _once(df: DataFrame, key: Hashable, make: Callable[[], list[Column]]) -> Any:
+def _cached(df: DataFrame, key: Hashable, make: Callable[[], list[Column]]) -> Any:
     context: Any = df.sparkSession.sparkContext
-    known = _made.setdefault(context._gateway, {})
-    found = known.get(key)
-    if found is None:
-        if len(known) >= _MOST:
-            known.clear()
-        found = known[key] = as_the_jvm_has(df, *make())
-    return found
+    cache = _cache.setdefault(context._gateway, {})
+    columns = cache.get(key)
+    if columns is None:
+        if len(cache) >= _MAX_CACHED:
+            cache.clear()
+        columns = cache[key] = to_java_columns(df, *make())
+    return columns

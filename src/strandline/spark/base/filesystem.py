@@ -1,4 +1,4 @@
-"""Listing, renaming and deleting files of sinks: on this machine, in object storage, else through Spark's Hadoop."""
+"""File systems of sinks: this machine's, object storage, and others through Spark's Hadoop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from strandline.storage.local import if_allowed, sync_directory, sync_file
 
 
 def absolute(path: str | Path) -> str:
-    """Return a path as an absolute one: Spark's JVM has a working directory of its own."""
+    """Return the absolute path: Spark's JVM may have another working directory."""
     text = check_url(path, hadoop=True)
     return text.rstrip("/") if re.match("[A-Za-z][A-Za-z0-9+.-]*:/", text) else str(Path(path).absolute())
 
@@ -31,9 +31,9 @@ def absolute(path: str | Path) -> str:
 def open_filesystem(
     spark: SparkSession, root: str, *, fsync: bool = True, options: Mapping[str, str] | None = None
 ) -> FileSystem:
-    """Return the file system that holds `root`, as Spark would understand it; object storage is ours.
+    """Return the file system of `root`, resolved as Spark resolves it, except for object storage.
 
-    `options` are that storage's: with them, it is ours under names that Hadoop knows, too, as s3a.
+    With `options` for object storage, Strandline's client also serves Hadoop's schemes, as s3a.
     """
     parsed = urlparse(root)
     if parsed.scheme in SCHEMES or options:
@@ -46,9 +46,9 @@ def open_filesystem(
 
 
 class LocalFiles:
-    """Files of this machine below a directory; all paths are relative to it.
+    """Files of this machine below a root directory; all paths are relative to it.
 
-    Without `fsync`, what is called durable outlasts a crash, but no power failure.
+    Without `fsync`, durable files survive a crash of the process, but not a power failure.
     """
 
     def __init__(self, root: Path, *, fsync: bool = True) -> None:
@@ -56,34 +56,34 @@ class LocalFiles:
         self._fsync = fsync
 
     def check_writable(self) -> None:
-        """Raise ConfigurationError if no files can be made below the root, or it cannot be made; leave nothing."""
-        there = self._root
+        """Raise ConfigurationError if the root cannot be created or written; leave nothing there."""
+        directory = self._root
         try:
-            while not there.exists():
-                there = there.parent
-            with tempfile.TemporaryFile(dir=there, prefix=".strandline-try-"):
+            while not directory.exists():
+                directory = directory.parent
+            with tempfile.TemporaryFile(dir=directory, prefix=".strandline-try-"):
                 pass
         except OSError as error:
             raise ConfigurationError(
-                f"the directory {self._root} cannot be written: {there}: {error.strerror}",
-                hint="give a directory that this user may write to, or have it made",
+                f"the directory {self._root} cannot be written: {directory}: {error.strerror}",
+                hint="choose a directory that this user may write to, or create it",
             ) from None
 
     def list(self, path: str) -> list[tuple[str, int]]:
-        """Return names and sizes of the files in a directory; nothing if it is not there."""
-        found = []
+        """Return names and sizes of the files in a directory; none if it does not exist."""
+        files = []
         try:
             with os.scandir(self._root / path) as entries:
                 for entry in entries:
-                    # A consumer may take one while we look: the others are still there.
+                    # A consumer may remove a file meanwhile: the others still count.
                     with suppress(FileNotFoundError):
-                        found += [(entry.name, entry.stat().st_size)] if entry.is_file() else []
+                        files += [(entry.name, entry.stat().st_size)] if entry.is_file() else []
         except FileNotFoundError:
             return []
-        return found
+        return files
 
     def rename(self, source: str, target: str) -> bool:
-        """Move a file in one step; return False if the source is not there, and for no other reason."""
+        """Move a file in one step; return False only if the source does not exist."""
         try:
             (self._root / source).rename(self._root / target)
         except FileNotFoundError as error:
@@ -93,24 +93,24 @@ class LocalFiles:
         return True
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's content, None if it is not there."""
+        """Return a file's content, None if it does not exist."""
         try:
             return (self._root / path).read_bytes()
         except FileNotFoundError:
             return None
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file of a directory that is there, durably; return False if there is one of that name."""
-        target, is_own = self._root / path, False
+        """Write a file durably, in a directory that exists; return False if the file exists."""
+        target, is_created = self._root / path, False
         try:
             with target.open("xb") as file:
-                is_own = True
+                is_created = True
                 file.write(data)
         except FileExistsError:
             return False
         except OSError as error:
-            if is_own:
-                # Of a full disk, what there was room for: whoever sees its name takes it for another driver's.
+            if is_created:
+                # After a full disk: the next reader would take a partial file for another driver's.
                 with suppress(OSError):
                     target.unlink(missing_ok=True)
             raise UnavailableError(f"{target} cannot be written: {error}") from None
@@ -120,7 +120,7 @@ class LocalFiles:
         return True
 
     def sync(self, path: str, files: Sequence[str] = ()) -> None:
-        """Make durable: the names in a directory, its own and those above, and the content of these of its files."""
+        """Make durable: the content of `files` in a directory, its entries, and those of its parents up to the root."""
         if not self._fsync:
             return
         directory = self._root / path
@@ -132,11 +132,11 @@ class LocalFiles:
             sync_directory(directory)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is something."""
+        """Whether a file or directory exists."""
         return (self._root / path).exists()
 
     def delete(self, path: str) -> None:
-        """Delete a file or tree, if it is there."""
+        """Delete a file or tree, if it exists."""
         target = self._root / path
         if target.is_dir():
             shutil.rmtree(target, ignore_errors=True)
@@ -144,37 +144,37 @@ class LocalFiles:
             target.unlink(missing_ok=True)
 
     def mkdirs(self, path: str) -> None:
-        """Make a directory and those above, durably."""
+        """Create a directory and its parents, durably."""
         directory = self._root / path
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            for above in directory.parents if self._fsync else ():
-                # Whoever made what is in it may have been killed before that.
+            for parent in directory.parents if self._fsync else ():
+                # Parents that existed too: the process that created them may have been killed before it synced them.
                 with if_allowed():
-                    sync_directory(above)
+                    sync_directory(parent)
         except OSError as error:
-            raise UnavailableError(f"the sink's directory {directory} cannot be made: {error}") from None
+            raise UnavailableError(f"the sink's directory {directory} cannot be created: {error}") from None
 
     def local(self, path: str) -> Path:
-        """Return the path on this machine, if it has one."""
+        """Return the path on this machine, None for other file systems."""
         return self._root / path
 
     def directories(self, path: str) -> Sequence[str]:
-        """Return the names of the directories in a directory; nothing if it is not there."""
+        """Return the names of the directories in a directory; none if it does not exist."""
         try:
             return [entry.name for entry in os.scandir(self._root / path) if entry.is_dir()]
         except FileNotFoundError:
             return []
 
     def for_spark(self, path: str) -> str:
-        """Return the path as Spark must be given it to mean the same place."""
+        """Return the path as Spark resolves it to the same place."""
         return f"file:{self._root / path}"
 
 
 class HadoopFiles:
-    """Files of any file system that Hadoop knows: they promise what those of this machine do.
+    """Files of any file system that Hadoop supports, with the interface of `LocalFiles`.
 
-    What is durable, and since when, is that file system's own business: there is nothing to be said to all of them.
+    Durability depends on that file system: Hadoop has no call for all of them.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -189,10 +189,10 @@ class HadoopFiles:
                 pass
             self._fs.delete(self._path(name), False)
         except Py4JJavaError as error:
-            said = error.java_exception
+            thrown = error.java_exception
             raise ConfigurationError(
-                f"{self._root} cannot be written: {said.getClass().getSimpleName()}: {said.getMessage()}",
-                hint="give a place that this user may write to, with Spark's settings for it",
+                f"{self._root} cannot be written: {thrown.getClass().getSimpleName()}: {thrown.getMessage()}",
+                hint="choose a directory that this user may write to, and set Spark's settings for its file system",
             ) from None
 
     def list(self, path: str) -> list[tuple[str, int]]:
@@ -202,12 +202,12 @@ class HadoopFiles:
         if not self.exists(source):
             return False
         if self.exists(target) and self._size(target) == self._size(source):
-            # An object store, which renames by copying, was stopped before it deleted the source.
+            # An object store renames by copying; this one stopped before it deleted the source.
             self.delete(source)
             return True
         if self._fs.rename(self._path(source), self._path(target)):
             return True
-        # It says no more than that it did not.
+        # Hadoop returns no reason.
         if self.exists(source):
             raise UnavailableError(f"the file system did not rename {self._root}/{source} to {target}")
         return False
@@ -232,7 +232,7 @@ class HadoopFiles:
             with closing(stream):
                 stream.write(data)
         except Py4JJavaError:
-            # As on this machine: a part of it would be taken for another driver's.
+            # As in `LocalFiles`: the next reader would take a partial file for another driver's.
             with suppress(Py4JJavaError):
                 self._fs.delete(self._path(path), False)
             raise

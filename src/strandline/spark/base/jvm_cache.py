@@ -1,7 +1,6 @@
-"""A view of the JVM that asks for each class once.
+"""A view of the JVM that looks up each class once.
 
-PySpark asks by name whenever it needs one, ten times an epoch; and the JVM looks into every one of its jars for what
-that name could stand for.
+PySpark looks up classes by name ten times an epoch, and for each of them the JVM searches all of its jars.
 """
 
 from __future__ import annotations
@@ -13,29 +12,28 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 
-class RememberingView(JVMView):  # type: ignore[misc]
-    """Names of classes stand for the same ones as long as the JVM lives. All else is asked for again."""
+class CachingView(JVMView):  # type: ignore[misc]
+    """Caches classes, which stay the same while the JVM lives; looks up packages again."""
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if isinstance(found, JavaClass):
-            found = self.__dict__[name] = _RememberingClass(found._fqn, self._gateway_client)
-        return found
+        value = super().__getattr__(name)
+        if isinstance(value, JavaClass):
+            value = self.__dict__[name] = _CachingClass(value._fqn, self._gateway_client)
+        return value
 
 
-class _RememberingClass(JavaClass):  # type: ignore[misc]
-    """Keeps methods, and not what a field has."""
+class _CachingClass(JavaClass):  # type: ignore[misc]
+    """Caches methods, but not the values of fields."""
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if isinstance(found, JavaMember):
-            self.__dict__[name] = found
-        return found
+        value = super().__getattr__(name)
+        if isinstance(value, JavaMember):
+            self.__dict__[name] = value
+        return value
 
 
-def remember_classes(spark: SparkSession) -> None:
-    """Have PySpark, and whoever asks a session or its context, look at the JVM in this way."""
-    seen: Any = spark._jvm
-    if type(seen) is JVMView:
-        view = RememberingView(seen._gateway_client, seen._jvm_name, id=seen._id)
-        SparkContext._jvm = spark._jvm = view
+def cache_classes(spark: SparkSession) -> None:
+    """Replace the JVM view of PySpark, of a session and of its context by one that caches classes."""
+    view: Any = spark._jvm
+    if type(view) is JVMView:
+        SparkContext._jvm = spark._jvm = CachingView(view._gateway_client, view._jvm_name, id=view._id)

@@ -1,4 +1,4 @@
-"""Python functions of Arrow batches on DataFrames of any columns."""
+"""Applies a Python function of Arrow batches to a DataFrame."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def map_batches(df: DataFrame, function: Callable[[Batches], Batches], schema: StructType | str) -> DataFrame:
-    """Do what mapInArrow does, also where names of columns have dots or quotes: it takes those for paths.
+    """Do what `mapInArrow` does, with any column names and fewer calls of the JVM.
 
-    And it asks the JVM for each of the columns, three times, in every epoch.
+    `mapInArrow` takes names with dots or quotes for paths, and calls the JVM three times a column in every epoch.
     """
     if not isinstance(df, DataFrame):
-        # Sinks are tried with what is like one, too.
+        # Tests of sinks pass other objects with this method.
         return df.mapInArrow(function, schema)
     mapped: Any = UserDefinedFunction(
         function, returnType=schema, name=type(function).__name__, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF

@@ -1,9 +1,9 @@
-"""Pins a DataFrame's rows: computed once, and kept until they are released, whatever else clears Spark's caches.
+"""Pins a DataFrame's rows: Spark computes them once and keeps them until they are released.
 
-What `persist()` keeps belongs to the session's cache, which all programs of a JVM share: `spark.catalog.clearCache()`
-drops it, and so does `unpersist()` of any DataFrame with the same plan. Then the rows are computed again: what a
-function gives may differ, and partitions of keepers move. A local checkpoint keeps rows in blocks of an RDD of its own.
-If blocks are lost, readers fail, and none of them gets rows that were computed again.
+Rows of `persist()` are in the cache that all programs of a JVM share: `spark.catalog.clearCache()` drops them, as does
+`unpersist()` of a DataFrame with the same plan. Spark would then compute them again: the results of functions may
+differ, and partitions of keepers move. A local checkpoint keeps the rows in blocks of a separate RDD. If blocks are
+lost, readers fail; they never read rows that were computed twice.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pyspark.sql import DataFrame
 
 
 class Pinned:
-    """The rows of a DataFrame, as one that reads them where they are kept. The first reader computes them."""
+    """The pinned rows of a DataFrame, in `rows`. The first reader computes them."""
 
     def __init__(self, df: DataFrame) -> None:
         self.rows = df.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
         jdf: Any = self.rows._jdf
         self._rdd = jdf.queryExecution().logical().rdd()
-        # Programs unpersist all that the context lists as persisted.
+        # Some programs unpersist every RDD in the context's list.
         sc: Any = self.rows.sparkSession.sparkContext
         self._core = sc._jsc.sc()
         self._core.persistentRdds().remove(self._rdd.id())
 
     def release(self, *, blocking: bool = False) -> None:
-        """Drop the rows: they cannot be read any more."""
-        # The RDD's own method does the same, and warns of it in the log each time.
+        """Drop the rows; they cannot be read afterwards."""
+        # `RDD.unpersist` does the same, but logs a warning.
         self._core.unpersistRDD(self._rdd.id(), blocking)

@@ -1,4 +1,4 @@
-"""What Spark says when something fails, in a line: of the hundreds that its JVM writes, those that name the reason."""
+"""Unwraps Spark's errors: returns the error of Strandline that they contain, or one line with the reason."""
 
 from __future__ import annotations
 
@@ -12,128 +12,129 @@ from strandline.core.errors import ConfigurationError, SparkError, StrandlineErr
 from strandline.core.failure import shortened
 from strandline.spark.base.task_errors import SEAL
 
-_MOST = 600
+_MAX_REASON = 600
 _DATA_EXCEPTION = re.compile(r"\[([A-Z][A-Z_.0-9]*)\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
-"""The error of an expression that rows do not fit, by the SQL standard's class of such errors."""
+"""An expression's error about the data of a row: class 22 of the SQL standard."""
 _TOO_LARGE = re.compile(r"STRANDLINE-ROW:(.*?):END", re.DOTALL)
 _JAVA = re.compile(
     r"^(?:Caused by: |: )?((?:[a-z]\w*\.)+\w[\w$]*(?:Exception|Error|Throwable))(?:: (.*))?$", re.MULTILINE
 )
 _OVERFLOW = "[ARITHMETIC_OVERFLOW]"
 _RAISED = "[USER_RAISED_EXCEPTION] "
-_LOST = re.compile(r"^.*?Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): ([\w.$]+): ")
+_LOST_TASK = re.compile(r"^.*?Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): ([\w.$]+): ")
 _PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+([A-Za-z_][^\n]*)")
 _CONDITION = re.compile(r"\[([A-Z][A-Z_.0-9]*)\]")
-_NO_REASONS = (
+_GENERIC_CONDITIONS = (
     "TASK_WRITE_FAILED",
     "FAILED_EXECUTE_UDF",
     "STREAM_FAILED",
     "FOREACH_BATCH_USER_FUNCTION_ERROR",
     "INTERNAL_ERROR",
 )
-_UNREAD = re.compile("STRANDLINE-UNREAD:(.*?):END", re.DOTALL)
+_UNREADABLE = re.compile("STRANDLINE-UNREAD:(.*?):END", re.DOTALL)
 _PERMANENT = (AnalysisException, ParseException, IllegalArgumentException)
 _PERMANENT_CONDITIONS = ("DATA_SOURCE_NOT_FOUND", "UNSUPPORTED_DATA_TYPE_FOR_DATASOURCE", "MULTIPLE_DATA_SOURCE")
 
 
-def too_large(said: str) -> str:
-    """Return an SQL expression that fails with this text, another SQL expression, as the reason."""
-    return f"raise_error(concat('STRANDLINE-ROW:', {said}, ':END'))"
+def raise_too_large(message: str) -> str:
+    """Return an SQL expression that raises the error of a row that is too large; `message` is an SQL expression."""
+    return f"raise_error(concat('STRANDLINE-ROW:', {message}, ':END'))"
 
 
-def overflow(said: str) -> str:
-    """Return an SQL expression that fails as Spark does where it is not told to be lenient."""
-    text = said.replace("\\", "\\\\").replace("'", "\\'")
+def raise_overflow(message: str) -> str:
+    """Return an SQL expression that raises Spark's error of an arithmetic overflow, in every SQL mode."""
+    text = message.replace("\\", "\\\\").replace("'", "\\'")
     return f"raise_error('{_OVERFLOW} {text}. SQLSTATE: 22003')"
 
 
-def unread(name: str, text: str) -> str:
-    """Return an SQL expression that fails since a row of a source cannot be read: an SQL expression of its text."""
-    whose = f" of the source ''{name}''" if name else ""
-    return f"raise_error(concat('STRANDLINE-UNREAD:a row{whose} cannot be read', '|', {text}, ':END'))"
+def raise_unreadable(source: str, row: str) -> str:
+    """Return an SQL expression that raises the error of a row that cannot be read; `row` is SQL for its text."""
+    of_source = f" of the source ''{source}''" if source else ""
+    return f"raise_error(concat('STRANDLINE-UNREAD:a row{of_source} cannot be read', '|', {row}, ':END'))"
 
 
 def unwrap_error(error: BaseException) -> BaseException:
-    """Return the error that Spark wrapped, if it is one of ours or the rows' own; of another of Spark's, the reason.
+    """Return the error of Strandline in an error of Spark, or an error about the rows, or one with Spark's reason.
 
-    What is nobody's but the program's own is returned as it is.
+    An error of another library, or of the program, is returned unchanged.
     """
     if isinstance(error, StrandlineError):
         return error
     text = str(error)
-    if found := SEAL.find(text):
-        return found
+    if sealed := SEAL.find(text):
+        return sealed
     if large := _TOO_LARGE.search(text):
-        what, _, of = large[1].partition("|")
+        message, _, details = large[1].partition("|")
         return UserCodeError(
-            f"{what}{of}",
-            hint="keep large values elsewhere and send where they are; or raise max_row in Settings, and Spark's "
-            "memory with it: it holds several copies of a row",
-            discreet=what,
+            f"{message}{details}",
+            hint="store large values elsewhere and send references; or raise max_row in Settings, and Spark's memory, "
+            "which holds several copies of a row",
+            discreet=message,
         )
-    if row := _UNREAD.search(text):
-        what, _, of = row[1].partition("|")
+    if unreadable := _UNREADABLE.search(text):
+        message, _, row = unreadable[1].partition("|")
         return UserCodeError(
-            f"{what}: {shortened(of)}",
-            hint="mend it, or say on_error='dead-letter', which leaves such rows out and gives them to dead_letters",
-            discreet=what,
+            f"{message}: {shortened(row)}",
+            hint="correct the row, or set on_error='dead-letter', which skips such rows and sends them to dead_letters",
+            discreet=message,
         )
     if data := _DATA_EXCEPTION.search(text.replace(f"{_RAISED}{_OVERFLOW}", _OVERFLOW)):
-        what = "rows do not fit an expression of the program: "
+        message = "rows do not fit an expression of the program: "
         return UserCodeError(
-            f"{what}{data[0]}",
-            hint="cast to a wider type, drop such rows, or take an expression that gives null for them, as try_cast "
-            "does",
-            discreet=f"{what}[{data[1]}] (what Spark says of them may quote values, and is not shown here)",
+            f"{message}{data[0]}",
+            hint="cast to a wider type, drop such rows, or use an expression that returns null for them, as try_cast",
+            discreet=f"{message}[{data[1]}] (Spark's message may quote values, and is not shown here)",
         )
-    return in_words(error) if isinstance(error, PySparkException | Py4JError) else error
+    return summarize(error) if isinstance(error, PySparkException | Py4JError) else error
 
 
-def in_words(error: BaseException, where: str = "") -> StrandlineError:
-    """Return what Spark threw as an error of one line; all of it is in its attribute `whole`."""
+def summarize(error: BaseException, where: str = "") -> StrandlineError:
+    """Return an error of Spark as one of Strandline with one line; `full_text` returns the rest."""
     text = str(error)
     reason = reason_of(text)
     condition = _CONDITION.search(reason)
     kind = f"[{condition[1]}]" if condition else reason.partition(":")[0]
     permanent = isinstance(error, _PERMANENT) or (condition is not None and condition[1] in _PERMANENT_CONDITIONS)
-    made: type[StrandlineError] = ConfigurationError if permanent else SparkError
-    found = made(
-        f"{where}Spark {'refused' if permanent else 'failed'}: {shortened(reason, _MOST)}",
-        hint="fix the program or what it needs, and start again: the same would come again" if permanent else "",
+    error_type: type[StrandlineError] = ConfigurationError if permanent else SparkError
+    summary = error_type(
+        f"{where}Spark {'refused' if permanent else 'failed'}: {shortened(reason, _MAX_REASON)}",
+        hint="fix the program or what it needs, and start again: a retry would fail again" if permanent else "",
         discreet=f"{where}Spark {'refused' if permanent else 'failed'}: {kind}",
         is_sparks=True,
     )
-    vars(found)["whole"] = text
-    return found
+    vars(summary)["full_text"] = text
+    return summary
 
 
-def whole_of(error: BaseException) -> str:
-    """Return all that Spark said with an error, if it was Spark's; else nothing."""
-    whole: Any = vars(error).get("whole", "")
-    return str(whole)
+def full_text(error: BaseException) -> str:
+    """Return the full text of the error of Spark that `summarize` was called with, "" for other errors."""
+    text: Any = vars(error).get("full_text", "")
+    return str(text)
 
 
 def reason_of(text: str) -> str:
-    """Return the line of what Spark says that names the reason: the last cause, or what Python raised in a worker."""
+    """Return the line of Spark's text that names the reason: an error of a Python worker, or else the last cause."""
     if raised := _PYTHON.findall(text):
         return str(raised[-1]).strip()
-    found = _JAVA.findall(text)
-    if not found:
+    causes = _JAVA.findall(text)
+    if not causes:
         return _shorter(text.strip().splitlines()[0] if text.strip() else "it gave no reason")
-    # What names its own condition, unless that says only that there was another failure.
-    told = [each for each in found if (named := _CONDITION.search(each[1])) and named[1] not in _NO_REASONS]
-    name, said = told[-1] if told else found[-1]
-    if not said and len(found) > 1:
-        name, said = found[-2] if found[-2][1] else found[-1]
-    line = f"{name}: {said}"
-    if lost := _LOST.match(line):
+    # Prefer causes with a condition that names the reason, not one that says only that there was another failure.
+    specific = [
+        cause for cause in causes if (named := _CONDITION.search(cause[1])) and named[1] not in _GENERIC_CONDITIONS
+    ]
+    name, message = specific[-1] if specific else causes[-1]
+    if not message and len(causes) > 1:
+        name, message = causes[-2] if causes[-2][1] else causes[-1]
+    line = f"{name}: {message}"
+    if lost := _LOST_TASK.match(line):
         line = f"{lost[1]}: {line[lost.end() :]}"
         name = lost[1]
     return _shorter(line.replace(name, name.rpartition(".")[2], 1).removesuffix(": "))
 
 
 def frames_of(text: str) -> str:
-    """Return a stack of Java's or Python's without what its errors say, which may quote values."""
+    """Return a stack of Java or Python without the messages of errors, which may quote values."""
     kept = []
     for line in text.splitlines():
         if java := _JAVA.match(line):

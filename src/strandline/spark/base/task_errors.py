@@ -1,4 +1,4 @@
-"""Errors of ours on their way through Spark, which wraps what its tasks raise into text, and logs that."""
+"""Carries Strandline's errors from tasks to the driver: Spark turns what tasks raise into text, and logs it."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ _MARK = "STRANDLINE-ERROR:"
 _MARKED = re.compile(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):")
 _NONCE_BYTES = 16
 _FINAL = (UserCodeError, SinkError, ConfigurationError, StateLimitError)
-"""What fails in the same way if Spark runs the task again; what was called may do things each time it is."""
+"""Errors that a retry of the task would repeat. User functions may have side effects, so there is no retry."""
 FIRST_FAILURE = "strandline.first.failure"
-"""The property of a Spark job under which its tasks find where to note what has failed, a path on their machine."""
+"""The property of a Spark job with the path, on the task's machine, of the file that notes its first final error."""
 
 
 @dataclass(frozen=True)
 class Seal:
-    """Encrypts what only its owner is to read: errors, which may quote events, and which Spark logs; and programs."""
+    """Encrypts data that only this process and its tasks may read: errors, which may quote events, and programs."""
 
     _key: bytes = field(repr=False)
 
     def mark(self, error: StrandlineError) -> str:
-        """Put an error into text that survives Spark's wrapping."""
+        """Encrypt an error into text that `find` recognizes in Spark's error texts."""
         sealed = self.encrypt(msgspec.msgpack.encode(to_failure(error)))
         return f"{_MARK}{base64.b64encode(sealed).decode()}:"
 
     def find(self, text: str) -> StrandlineError | None:
-        """Return the error that was put into a text, if there is one."""
+        """Return the error that a text contains, None if it contains none."""
         for marked in _MARKED.finditer(text):
             with suppress(msgspec.DecodeError):
                 return from_failure(msgspec.msgpack.decode(self.decrypt(base64.b64decode(marked[1])), type=Failure))
         return None
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return data as it may lie in a file, or stand in a log."""
+        """Encrypt data for a file or a log."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._crypt(nonce, data)
 
     def decrypt(self, sealed: bytes) -> bytes:
-        """Return what `encrypt` was given."""
+        """Return the data that was encrypted."""
         return self._crypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:])
 
     def _crypt(self, nonce: bytes, data: bytes) -> bytes:
@@ -68,31 +68,31 @@ class Seal:
 
 
 SEAL = Seal(os.urandom(32))
-"""This process' own: what it gives to tasks goes there with their function."""
+"""The seal of this process, which its tasks get with their function."""
 
 
 @contextmanager
-def marking(seal: Seal) -> Iterator[None]:
-    """In a task: raise errors of ours so that the driver finds them again.
+def sealed_errors(seal: Seal) -> Iterator[None]:
+    """In a task: raise errors of Strandline as text that the driver's `Seal.find` recognizes.
 
-    What fails for good is noted: Spark would run the task again, and others of the epoch that have not begun.
+    A final error is written to a file: retries of the task, and tasks of the epoch that start later, then fail at once.
     """
     context = TaskContext.get()
-    noted = context.getLocalProperty(FIRST_FAILURE) if context is not None else None
-    if noted and (text := _read(noted)):
+    path = context.getLocalProperty(FIRST_FAILURE) if context is not None else None
+    if path and (text := _read(path)):
         raise RuntimeError(text)
     try:
         yield
     except StrandlineError as error:
         text = seal.mark(error)
-        if noted and isinstance(error, _FINAL):
-            _write(noted, text)
-        elif noted and isinstance(error, KeeperError) and "pid" in error.fields:
-            # Another one may take its place. If that dies, too, it is what they do that ends them.
-            _write(noted if _read(noted + _DIED) else noted + _DIED, text)
-        elif noted and isinstance(error, VersionMismatchError):
-            # The keeper that would have fitted has died: what became of it was said when the task ran before.
-            text = _read(noted + _DIED) or text
+        if path and isinstance(error, _FINAL):
+            _write(path, text)
+        elif path and isinstance(error, KeeperError) and "pid" in error.fields:
+            # A new keeper may replace one that died. If that dies too, the rows are the cause, and the error is final.
+            _write(path if _read(path + _DIED) else path + _DIED, text)
+        elif path and isinstance(error, VersionMismatchError):
+            # The keeper of this version has died: the first attempt of the task noted the reason.
+            text = _read(path + _DIED) or text
         raise RuntimeError(text) from None
 
 
@@ -107,9 +107,9 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    # Its directory is there where keepers are; elsewhere a task runs again as ever.
+    # The directory exists only on machines with keepers; on others, Spark retries the task.
     with suppress(OSError):
-        made = Path(f"{path}.{unique_name()}")
-        made.touch(0o600)
-        made.write_text(text)
-        made.rename(path)
+        temporary = Path(f"{path}.{unique_name()}")
+        temporary.touch(0o600)
+        temporary.write_text(text)
+        temporary.rename(path)

@@ -17,7 +17,7 @@ from strandline.snapshot.rows.codecs import rows_of
 from strandline.snapshot.rows.parquet import key_groups
 from strandline.snapshot.savepoints.builder import groups_of, write_rows
 from strandline.snapshot.savepoints.export import Files
-from strandline.spark.base.task_errors import SEAL, marking
+from strandline.spark.base.task_errors import SEAL, sealed_errors
 from strandline.storage.place import Place
 
 RESULT = "files"
@@ -42,7 +42,7 @@ class TableTask:
         first = next(filled, None)
         if first is None:
             return
-        with marking(self._seal):
+        with sealed_errors(self._seal):
             found = self._write(first, itertools.chain([first], filled))
         yield pa.RecordBatch.from_pydict({RESULT: [msgspec.json.encode(found).decode()]})
 

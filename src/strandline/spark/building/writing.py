@@ -33,7 +33,7 @@ from strandline.snapshot.savepoints.builder import SavepointBuilder, find_state,
 from strandline.snapshot.savepoints.export import Files
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.building.tasks import RESULT, TableTask
 from strandline.spark.job.job import Job
@@ -140,7 +140,7 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
     routed = df.repartition(1) if ranges == 1 else df.repartition(ranges, _route(df, operator, ranges))
     task = TableTask(target, operator, state, ranges)
     try:
-        with errors_reported(), _tasks_ended(df.sparkSession.sparkContext):
+        with suppress_error_logs(), _tasks_ended(df.sparkSession.sparkContext):
             # As rows of the action's last stage: of these Spark takes one attempt's of each task.
             found = [row[0] for row in map_batches(routed, task, f"{RESULT} string").collect()]
     except Exception as error:

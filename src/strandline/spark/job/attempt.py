@@ -29,8 +29,8 @@ from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.opening.deletion import release
-from strandline.spark.base import auto_warmup as behind
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base import auto_warmup
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import is_alive
@@ -127,7 +127,7 @@ class Attempt:
         """Spark's own query."""
         return self._watch.query
 
-    @errors_reported()
+    @suppress_error_logs()
     def watch(self, is_over: Callable[[], bool]) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `is_over`."""
         with self._fleet.breakable():
@@ -235,7 +235,7 @@ class Attempt:
             self.driver.sealed.set()
             self._fleet.break_off()
 
-    @errors_reported()
+    @suppress_error_logs()
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
@@ -247,7 +247,7 @@ class Attempt:
         done = self.driver.progress
         if not self._has_told and done.epochs:
             self._has_told = True
-            behind.has_worked()
+            auto_warmup.note_epoch()
             took = f"{done.last_rows:,} rows in {done.last_epoch_ms / 1000:.1f} s"
             tell(f"job '{self._b.name}': epoch {done.epoch} is the first to be done, {took}")
 

@@ -44,7 +44,7 @@ from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.savepoints.savepoint import check_empty, discard_own
 from strandline.snapshot.savepoints.take import Form, bring_source, take_savepoint
 from strandline.spark.base.filesystem import open_filesystem
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver
@@ -171,7 +171,7 @@ def _leave(b: Blueprint, spool: Spool, *, is_owner: bool) -> None:
             _take_away(b, spool)
 
 
-@errors_reported()
+@suppress_error_logs()
 def _spooled(spool: Spool, wish: Wish) -> list[Slice]:
     try:
         return spool.write(wish.history, wish.rows_per_epoch, wish.time_per_epoch_us)
@@ -263,7 +263,7 @@ class Replay:
             return False
         return True
 
-    @errors_reported()
+    @suppress_error_logs()
     def run(self) -> Savepoint:
         """Process what is left of the history, and make the savepoint."""
         try:
@@ -295,7 +295,7 @@ class Replay:
         stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
-            b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
+            b.plan, b.plan.sources.query(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
             JobProgress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock,
             self._wish.history.is_timed, b.places.failures(found.claim.generation), b.settings.max_row_bytes,

@@ -27,7 +27,7 @@ from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import LONGEST_CHAIN
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import FIRST_FAILURE
 from strandline.spark.job.progress import JobProgress, Work
@@ -36,9 +36,9 @@ from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_s
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
-from strandline.spark.lower.limits import refusal
-from strandline.spark.lower.nodes import TO, late
-from strandline.spark.lower.plan import Built, Plan
+from strandline.spark.lower.limits import row_limit
+from strandline.spark.lower.nodes import TO, late_rows
+from strandline.spark.lower.plan import EpochFrames, Plan
 from strandline.spark.lower.reduction import limit_shuffle
 
 log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class EpochDriver:
         """Return how far each source is."""
         return self.watermarks.look(self._looked_us)
 
-    @errors_reported()
+    @suppress_error_logs()
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
@@ -332,7 +332,7 @@ class EpochDriver:
             with suppress(Exception):
                 context.setLocalProperty(FIRST_FAILURE, None)
 
-    def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
+    def _write(self, built: EpochFrames, epoch: Epoch) -> dict[Slot, Ack]:
         """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
         staged = self._staging.write(built, epoch, self.sealed.is_set)
         acks = self._fleet.take_acks(epoch)
@@ -356,12 +356,12 @@ class EpochDriver:
 
     def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         if isinstance(node, LateNode):
-            return late(node, rows, instructions.watermark_us, instructions.fired_us)
+            return late_rows(node, rows, instructions.watermark_us, instructions.fired_us)
         operator = self._operators[node]
         to = None if node.broadcast_order is None else TO
         order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
         exchange = self._exchanges.of(node.uid)
-        too_large = refusal(node, self.max_row_bytes)
+        too_large = row_limit(node, self.max_row_bytes)
         routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 

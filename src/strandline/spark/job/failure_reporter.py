@@ -13,7 +13,7 @@ from strandline.core.errors import SparkError, StrandlineError, discreet
 from strandline.core.settings import Settings
 from strandline.keeper.paths import Places
 from strandline.spark.base.quiet import spark_log
-from strandline.spark.base.spark_errors import frames_of, whole_of
+from strandline.spark.base.spark_errors import frames_of, full_text
 
 _MOST_BYTES = 4 << 20
 _OUT_OF_MEMORY = 52
@@ -46,7 +46,7 @@ class FailureReporter:
         """Return the error with what else is known: that the JVM has ended, and where all is that Spark said."""
         if isinstance(error, Exception) and (gone := _gone(self._spark)) is not None:
             return gone
-        if not (whole := whole_of(error)) or not isinstance(error, StrandlineError):
+        if not (whole := full_text(error)) or not isinstance(error, StrandlineError):
             return error
         where = self._keep(whole)
         told = f"; all that Spark said is in {where}" if where else ""

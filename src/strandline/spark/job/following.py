@@ -12,7 +12,7 @@ from strandline.core.clock import Clock
 from strandline.core.settings import FollowExecutors, Settings
 from strandline.plan.autoscaler import Autoscaler
 from strandline.plan.parallelism import Parallelism, ParallelismOverride
-from strandline.spark.base.session import await_executors, core_setting, room_of
+from strandline.spark.base.session import await_executors, core_setting, task_slots
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -
                 "when tasks wait, and of a job that follows none does. Give a number as the parallelism"
             )
         await_executors(spark)
-    return ParallelismOverride(settings.follows.within(room_of(spark)), is_room=True)
+    return ParallelismOverride(settings.follows.within(task_slots(spark)), is_room=True)
 
 
 class Followed(Protocol):
@@ -92,7 +92,7 @@ class Follower(threading.Thread):
                 self._autoscaler.reset()
                 continue
             try:
-                room = room_of(self._spark)
+                room = task_slots(self._spark)
             except Exception:
                 # The session is gone, or going: the job will tell.
                 self._autoscaler.reset()

@@ -23,7 +23,7 @@ from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import ddl_of, first_line
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.filesystem import FileSystem, open_filesystem
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.lower.query import Sources
 from strandline.spark.streams.frames import FrameSource
 
@@ -167,7 +167,7 @@ def _ordering(node: FrameSource, df: DataFrame, order: str) -> tuple[Column, str
     if not order:
         return F.lit(None).cast("bigint"), ""
     try:
-        with errors_reported():
+        with suppress_error_logs():
             kind = df.select(F.expr(order).alias("v")).schema["v"].dataType
     except AnalysisException as error:
         raise ConfigurationError(

@@ -34,7 +34,7 @@ from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
 from strandline.spark.job.skipping import files_of_history
 from strandline.spark.lower.plan import Plan
-from strandline.spark.lower.unused import in_job, unused
+from strandline.spark.lower.unused import find_unused, mark_used
 from strandline.spark.sources.checks import relations_of, source_warnings
 from strandline.spark.streams.filesource import check_apart, check_not_shared
 from strandline.spark.streams.stream import Output
@@ -81,7 +81,7 @@ class Job:
                 hint='write trigger="available-now"; a job that runs on is drained by run.stop(drain=True)',
             )
         self._plan = Plan(sinks)
-        in_job(sinks)
+        mark_used(sinks)
         self._run: Run | None = None
         watched.made(self)
 
@@ -123,7 +123,7 @@ class Job:
             check()
         sources = self._plan.sources.nodes
         read = [relation for node in sources for relation in relations_of(node.df)]
-        for warning in [*session_warnings(spark), *source_warnings(read), *unused(sources)]:
+        for warning in [*session_warnings(spark), *source_warnings(read), *find_unused(sources)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
         blueprint = self._blueprint(spark, wanted)

@@ -67,7 +67,7 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     files = read_progress(origin.folder, manifest, start, own=origin.is_own)
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
-    source = b.plan.sources.together(names)
+    source = b.plan.sources.query(names)
     sources = file_sources(source, names, {node.name: node.cleaning for node in b.plan.sources.nodes})
     files = moved_files(b.spark, sources, files)
     place = SourcePlace(manifest, start, list(names), source, files, sources)

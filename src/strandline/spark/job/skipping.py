@@ -20,7 +20,7 @@ from strandline.checkpoint.source_log import capture, capture_start, upload_sour
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import SourceInfo
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.lower.query import Sources
 from strandline.spark.sources.checks import leaves_of, relations_of
@@ -91,12 +91,12 @@ def _each(several: Any) -> list[Any]:
     return [several.apply(at) for at in range(several.size())]
 
 
-@errors_reported()
+@suppress_error_logs()
 def place_behind(
     sources: Sources, files: Mapping[str, frozenset[str]], jobdir: JobDirectory, scratch: Path
 ) -> SourceInfo:
     """Return a place in the sources at which the files of history are read and no others; its own go into `jobdir`."""
-    source = sources.together(sources.names)
+    source = sources.query(sources.names)
     directory = Path(tempfile.mkdtemp(prefix="spark-", dir=scratch))
     try:
         writer = source.writeStream.foreachBatch(lambda df, batch: None).trigger(availableNow=True)

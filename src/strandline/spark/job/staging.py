@@ -12,7 +12,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
-from strandline.spark.lower.plan import Built
+from strandline.spark.lower.plan import EpochFrames
 from strandline.spark.sinks.base import Sink, committables_of, kind_of
 from strandline.spark.sinks.blame import named
 
@@ -38,7 +38,7 @@ class Staging:
         self._staged: dict[str, dict[str, None]] = {name: dict.fromkeys(waiting.get(name, ())) for name, _ in sinks}
         self._lock = threading.Lock()
 
-    def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
+    def write(self, built: EpochFrames, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
         """Have the sinks write an epoch's rows; return what stands for those that they do not show yet."""
         found: Staged = []
         for name, sink, rows in built.outputs:

@@ -18,7 +18,7 @@ from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.opening.origin import Origin
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, end
 from strandline.spark.job.compat import lost_sinks
@@ -55,7 +55,7 @@ class Starting:
         """The newest claim that this job's driver has made."""
         return self._preparation.claim
 
-    @errors_reported()
+    @suppress_error_logs()
     def start(self) -> Attempt:
         """Restore the newest complete checkpoint, or the snapshot that is wanted, and start the query after it."""
         try:

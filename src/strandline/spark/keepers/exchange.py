@@ -24,7 +24,7 @@ from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
-from strandline.spark.base.expressions import as_the_jvm_has, parsed, select
+from strandline.spark.base.expressions import parse_expression, select, to_java_columns
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.keepers.placing import lie_evenly, places_of
 from strandline.types.datatypes import IntegerType
@@ -80,7 +80,7 @@ class Exchange:
             self._place()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
-        self._route = as_the_jvm_has(self._unplaced, F.col(_ROUTE))
+        self._route = to_java_columns(self._unplaced, F.col(_ROUTE))
         self._made: dict[tuple[Any, ...], _Columns] = {}
         """By what `route` is told: that is the same in every epoch."""
         self._after = after
@@ -148,15 +148,15 @@ class Exchange:
         route = F.array(*map(F.lit, self._routes))[at.cast("int")]
         if all(refusal):
             # Here, and not as a condition: Spark would compute it before what the columns are made of, and that twice.
-            too_large, fails = (parsed(df.sparkSession, sql) for sql in refusal)
+            too_large, fails = (parse_expression(df.sparkSession, sql) for sql in refusal)
             route = F.when(too_large, fails.cast("int")).otherwise(route)
         sent = [F.col("*"), group.alias(KEY_GROUP), route.alias(_ROUTE)]
         first = [PARTITION, KEY_GROUP, *hidden]
         # Whatever there is: operators whose rows are sent in one way need not have the same columns.
         others = f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})"
-        given = [*map(F.col, first), parsed(df.sparkSession, others)]
+        given = [*map(F.col, first), parse_expression(df.sparkSession, others)]
         order = [F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by)] if order_by else []
-        return _Columns(as_the_jvm_has(df, *sent), as_the_jvm_has(df, *given), order)
+        return _Columns(to_java_columns(df, *sent), to_java_columns(df, *given), order)
 
     def _settle(self) -> None:
         """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""

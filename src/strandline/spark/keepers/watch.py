@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from strandline.core.ids import Partition
 from strandline.keeper.protocol import Ack
 from strandline.keeper.watchdog import process_start
-from strandline.spark.base.session import have_room
+from strandline.spark.base.session import has_free_slots
 
 Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
@@ -120,7 +120,7 @@ class JobWatch:
         active = {number: tasks.keys() & set(job.stageIds) for number, job in jobs if job is not None}
         idle = [number for number, those in active.items() if those and not any(tasks[stage] for stage in those)]
         # Tasks may wait for one that is busy: pings and lookups do while it has an epoch's.
-        if idle and not have_room(self._spark):
+        if idle and not has_free_slots(self._spark):
             idle = []
         self._idle_looks = {number: self._idle_looks.get(number, 0) + 1 for number in idle}
         return max(self._idle_looks.values(), default=0) >= self._most

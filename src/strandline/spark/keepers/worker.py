@@ -31,7 +31,7 @@ from strandline.keeper.spawning import NURSERY, start_program
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
 from strandline.runtime.state.lookups import LookupRequest
-from strandline.spark.base.task_errors import SEAL, Seal, marking
+from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
 from strandline.spark.keepers.quiet_worker import end_quietly
@@ -300,7 +300,7 @@ class LookupWorker:
 @contextmanager
 def _talking(seal: Seal) -> Iterator[None]:
     """Raise what goes wrong between this process and a keeper so that the driver finds it again."""
-    with marking(seal):
+    with sealed_errors(seal):
         try:
             yield
         except OSError as error:

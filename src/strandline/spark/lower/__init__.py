@@ -1,1 +1,1 @@
-"""From a job's graph to DataFrames, once an epoch."""
+"""Lowers a job's graph to DataFrames, once an epoch."""

@@ -1,4 +1,4 @@
-"""Rows that steps without state fail for: counted in Spark's tasks, and borne by the driver as far as may be."""
+"""Counts rows that fail in stateless steps, in Spark's tasks, and compares the counts with the limits of `on_error`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from strandline.plan.graph import FailedNode, MapNode, Node
 from strandline.runtime.task.rowfunction import Report
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What a task says of the rows that failed in it."""
+class _Message(msgspec.Struct, frozen=True):
+    """A task's message about its failed rows."""
 
     step: int
     epoch: int
@@ -28,7 +28,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class _List(AccumulatorParam[list[bytes]]):
-    """Collects what tasks say; one that is repeated says it twice."""
+    """Collects messages of tasks. A task that is retried sends two."""
 
     def zero(self, value: list[bytes]) -> list[bytes]:
         return []
@@ -40,24 +40,25 @@ class _List(AccumulatorParam[list[bytes]]):
 
 @dataclass(frozen=True)
 class _Reporter:
-    """Tells the driver of a task's rows that failed."""
+    """Sends a task's count of failed rows to the driver."""
 
-    told: Accumulator[list[bytes]]
+    messages: Accumulator[list[bytes]]
     step: int
     epoch: int
 
     def __call__(self, count: int, last: str) -> None:
         context = TaskContext.get()
         assert context is not None
-        self.told.add([msgspec.msgpack.encode(_Told(self.step, self.epoch, context.partitionId(), count, last))])
+        message = _Message(self.step, self.epoch, context.partitionId(), count, last)
+        self.messages.add([msgspec.msgpack.encode(message)])
 
 
 @dataclass(frozen=True)
 class CountFailed:
-    """Gives rows on as they are, each of which has failed."""
+    """Reports each row as failed, and passes the rows on unchanged."""
 
     report: Report
-    why: str
+    reason: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count = 0
@@ -65,56 +66,57 @@ class CountFailed:
             count += batch.num_rows
             yield batch
         if count:
-            self.report(count, self.why)
+            self.report(count, self.reason)
 
 
 class FailedRows:
-    """The failing rows of a pipeline's steps, epoch by epoch."""
+    """The failed rows of a pipeline's steps, epoch by epoch."""
 
     def __init__(self, context: Any, nodes: Iterable[Node]) -> None:
         self._steps = [node for node in nodes if not on_error_of_step(node).fails]
-        self._told: Accumulator[list[bytes]] | None = context.accumulator([], _List()) if self._steps else None
-        self._counted: dict[int, tuple[int, int]] = {}
-        """By step: which stretch of the clock it is, and how many rows failed in it."""
+        self._messages: Accumulator[list[bytes]] | None = context.accumulator([], _List()) if self._steps else None
+        self._counts: dict[int, tuple[int, int]] = {}
+        """By step: the number of the period `OnError.per`, and the count of failed rows in it."""
 
     def reports(self, epoch: Epoch) -> Mapping[Node, Report]:
-        """Return what each step's tasks tell of an epoch with."""
-        if self._told is None:
+        """Return the reporter of each step for an epoch."""
+        if self._messages is None:
             return {}
-        return {node: _Reporter(self._told, at, epoch) for at, node in enumerate(self._steps)}
+        return {node: _Reporter(self._messages, step, epoch) for step, node in enumerate(self._steps)}
 
     def take(self, epoch: Epoch, now_us: int) -> int:
-        """Return how many rows failed in an epoch; raise UserCodeError if they are more than a step is to bear."""
-        if self._told is None:
+        """Return the count of an epoch's failed rows; raise UserCodeError if a step exceeds its limit."""
+        if self._messages is None:
             return 0
-        said, self._told.value = self._told.value, []
-        told = [msgspec.msgpack.decode(each, type=_Told) for each in said]
-        # Of a task that was repeated, what it said last.
-        found = {(each.step, each.partition): each for each in told if each.epoch == epoch}
-        for at, node in enumerate(self._steps):
-            failed = [each for each in found.values() if each.step == at]
+        encoded, self._messages.value = self._messages.value, []
+        messages = [msgspec.msgpack.decode(each, type=_Message) for each in encoded]
+        # Of a task that was retried, the last message counts.
+        latest = {(each.step, each.partition): each for each in messages if each.epoch == epoch}
+        for step, node in enumerate(self._steps):
+            failed = [each for each in latest.values() if each.step == step]
             if failed:
-                self._bear(at, node, sum(each.count for each in failed), failed[-1].last, now_us)
-        return sum(each.count for each in found.values())
+                self._check_limit(step, node, sum(each.count for each in failed), failed[-1].last, now_us)
+        return sum(each.count for each in latest.values())
 
-    def _bear(self, at: int, node: Node, count: int, last: str, now_us: int) -> None:
+    def _check_limit(self, step: int, node: Node, count: int, last: str, now_us: int) -> None:
         on_error = on_error_of_step(node)
-        stretch, before = self._counted.get(at, (0, 0))
-        now = now_us // (on_error.per_ms * 1000)
-        self._counted[at] = now, (before if stretch == now else 0) + count
-        if on_error.at_most is None or self._counted[at][1] <= on_error.at_most:
+        last_period, before = self._counts.get(step, (0, 0))
+        period = now_us // (on_error.per_ms * 1000)
+        total = (before if last_period == period else 0) + count
+        self._counts[step] = period, total
+        if on_error.at_most is None or total <= on_error.at_most:
             return
         assert isinstance(node, MapNode | FailedNode)
         message = (
-            f"{node.step} ({node.name}): {self._counted[at][1]} rows failed within {on_error.per}, and at most "
-            f"{on_error.at_most} may; the last one: {last}"
+            f"{node.step} ({node.name}): {total} rows failed within {on_error.per}, expected at most "
+            f"{on_error.at_most}; the last one: {last}"
         )
         hint = "this may be an outage, not a bad record: look at what fails, or give OnError a larger at_most"
         raise UserCodeError(message, hint=hint, discreet=message)
 
 
 def on_error_of_step(node: Node) -> OnError:
-    """Return what becomes of a row that a step fails for."""
+    """Return the policy for rows that fail in a step."""
     if isinstance(node, FailedNode):
         return node.on_error
     return node.on_error if isinstance(node, MapNode) and node.is_counted else FAIL

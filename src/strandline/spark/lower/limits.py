@@ -1,4 +1,4 @@
-"""Rows that are too large to be sent to an operator are refused before Spark's JVM runs out of memory over them."""
+"""Refuses rows that are too large to be sent to an operator, before Spark's JVM runs out of memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
 from strandline.plan.graph import OperatorNode
-from strandline.spark.base.spark_errors import too_large
+from strandline.spark.base.spark_errors import raise_too_large
 from strandline.types.datatypes import StructType, parse_type
 
 _KEY_CHARACTERS = 100
@@ -16,14 +16,13 @@ _WIDE = ("string", "binary")
 
 
 @lru_cache(maxsize=256)
-def refusal(node: OperatorNode, most_bytes: int) -> tuple[str, str]:
-    """Return which rows of an operator are too large, and what refuses them, as SQL; "" if none can be.
+def row_limit(node: OperatorNode, max_bytes: int) -> tuple[str, str]:
+    """Return the condition for rows that are too large for an operator, and the error they raise, as SQL; "" if none.
 
-    Text and bytes are what makes rows large that come in one piece: Spark knows their length
-    without reading them.
+    Only strings and binary columns count: they make rows large, and Spark knows their length without reading them.
     """
-    columns = [found for name, ddl in node.parent.columns.types for found in _wide(name, ddl)] if node.parent else []
-    if not columns or not most_bytes:
+    columns = [column for name, ddl in node.parent.columns.types for column in _wide(name, ddl)] if node.parent else []
+    if not columns or not max_bytes:
         return "", ""
     size = " + ".join(f"cast(coalesce(octet_length({column}), 0) as bigint)" for _, column in columns)
     sizes = (
@@ -33,12 +32,12 @@ def refusal(node: OperatorNode, most_bytes: int) -> tuple[str, str]:
     keys = ", ".join(
         f"substr(coalesce(cast({quoted(key)} as string), 'null'), 1, {_KEY_CHARACTERS})" for key in node.keys
     )
-    what = (
-        f"concat('operator \\'{_literal(node.uid)}\\': a row of ', {size}, ' bytes is to be sent to it, and "
-        f"{most_bytes} are the most (max_row in Settings); its largest column is ', "
+    message = (
+        f"concat('operator \\'{_literal(node.uid)}\\': an input row of ', {size}, ' bytes, expected at most "
+        f"{max_bytes} (max_row in Settings); its largest column is ', "
         f"{largest}.name, ' with ', {largest}.size, '|; its key is ', concat_ws(', ', {keys}))"
     )
-    return f"{size} > {most_bytes}L", too_large(what)
+    return f"{size} > {max_bytes}L", raise_too_large(message)
 
 
 def _wide(name: str, ddl: str) -> Iterator[tuple[str, str]]:
@@ -49,7 +48,7 @@ def _wide(name: str, ddl: str) -> Iterator[tuple[str, str]]:
             kind = parse_type(ddl)
         except ConfigurationError:
             return
-        # The rows of two streams travel as one column each.
+        # Rows of two streams are sent as one struct column for each stream.
         for field in kind.fields if isinstance(kind, StructType) else ():
             if field.type.ddl in _WIDE:
                 yield f"{name}.{field.name}", f"{quoted(name)}.{quoted(field.name)}"

@@ -1,4 +1,4 @@
-"""Each kind of node as a DataFrame of the DataFrames before it."""
+"""Lowers each kind of node to a DataFrame of its parents' DataFrames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.expressions import aggregate_sql, select_sql
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.spark_errors import overflow
+from strandline.spark.base.spark_errors import raise_overflow
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.lower.failedrows import CountFailed
 from strandline.spark.lower.rows import run_rows
@@ -47,23 +47,23 @@ from strandline.types.datatypes import (
 )
 
 TO = "__strandline_to"
-"""Of what every partition hears of: to which one this copy goes."""
+"""A column of broadcast rows: the partition that a copy is sent to."""
 
 
-def lowered(
-    node: Node, parents: Sequence[DataFrame], copies: int, *, reduced: bool, report: Report | None = None
+def lower_node(
+    node: Node, parents: Sequence[DataFrame], copies: int, *, is_reduced: bool, report: Report | None = None
 ) -> DataFrame:
-    """Return the rows of a node that asks nothing of keepers.
+    """Return the DataFrame of a node that needs no keepers.
 
-    `copies`: for how many partitions what all of them hear of is; `reduced`: accumulators are made of many rows;
-    `report`: what is told of rows that fail.
+    `copies`: the number of partitions that get broadcast rows; `is_reduced`: whether rows are aggregated to
+    accumulators, or each becomes one; `report`: the reporter of failed rows.
     """
     df = parents[0]
     match node:
         case FrameStep():
             return node.step(df)
         case MapNode():
-            return _mapped(node, df, report)
+            return _lower_map(node, df, report)
         case FailedNode():
             assert report is not None
             return map_batches(df, CountFailed(report, "it is malformed"), df.schema)
@@ -72,49 +72,49 @@ def lowered(
         case WatermarkNode():
             return with_times(df, node.spec)
         case OutputNode():
-            return _output(node, df)
+            return _lower_output(node, df)
         case PartialNode():
-            return _accumulators_of_many(node, df) if reduced else _accumulators_of_one(node, df)
+            return _lower_reduced(node, df) if is_reduced else _lower_partial(node, df)
         case PairNode():
-            return _pairs(node, copies, df, parents[1])
+            return _lower_pair(node, copies, df, parents[1])
         case UnionNode():
-            return _union(node, parents)
+            return _lower_union(node, parents)
     raise NotImplementedError(type(node).__name__)
 
 
-def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int | None) -> DataFrame:
-    """Keep late rows. What timers gave further up comes before the watermark moves on from `fired_us`."""
-    reached = _literal(watermark_us)
+def late_rows(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int | None) -> DataFrame:
+    """Return late rows. Rows that timers emitted upstream precede the watermark: they are compared with `fired_us`."""
+    watermark = _literal(watermark_us)
     if FIRED in df.columns:
-        reached = f"if(coalesce({FIRED}, false), {_literal(fired_us)}, {reached})"
+        watermark = f"if(coalesce({FIRED}, false), {_literal(fired_us)}, {watermark})"
     kind = node.kind
     end = _end_of(kind.offset_us, kind.every_us, kind.size_us)
-    # With gaps between windows, a row may be in none: that is not late.
-    found = df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {node.lateness_us}L <= {reached})")
-    return (found.where(f"not ({_is_bad(node)})") if node.keys else found).drop(ORIGIN)
+    # If windows have gaps, a row may be in no window: it is not late.
+    rows = df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {node.lateness_us}L <= {watermark})")
+    return (rows.where(f"not ({_is_bad(node)})") if node.keys else rows).drop(ORIGIN)
 
 
 def _is_bad(node: KeylessNode | LateNode) -> str:
-    """Return the SQL of whether a row has no key, or holds what cannot be read."""
+    """Return SQL that is true for a row without a key, or with a value that Python cannot represent."""
     bad = " or ".join(f"{quoted(key)} is null" for key in node.keys)
     readable = _are_readable(node.read)
     return f"{bad} or not ({readable})" if readable else bad
 
 
-def _mapped(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:
+def _lower_map(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
     worker = partial(run_rows, SEAL, node.row_function(hidden, report))
     return map_batches(select_sql(df, _same([*names, *hidden])), worker, schema_of(node.raw_ddl))
 
 
-def _output(node: OutputNode, df: DataFrame) -> DataFrame:
-    of = f"{SIDE}_{node.side}." if node.side else ""
-    wanted = {name: f"{of}{quoted(name)}" for name in node.columns.names}
-    return select_sql(df.where(f"{SIDE} = {node.side}"), wanted | _same(node.columns.hidden))
+def _lower_output(node: OutputNode, df: DataFrame) -> DataFrame:
+    prefix = f"{SIDE}_{node.side}." if node.side else ""
+    columns = {name: f"{prefix}{quoted(name)}" for name in node.columns.names}
+    return select_sql(df.where(f"{SIDE} = {node.side}"), columns | _same(node.columns.hidden))
 
 
-def _accumulators_of_one(node: PartialNode, df: DataFrame) -> DataFrame:
-    """Make each row an accumulator."""
+def _lower_partial(node: PartialNode, df: DataFrame) -> DataFrame:
+    """Convert each row to an accumulator."""
     cut = node.cut
     if cut.every_us:
         df = df.where(f"{TIME} is not null")
@@ -125,8 +125,8 @@ def _accumulators_of_one(node: PartialNode, df: DataFrame) -> DataFrame:
     return select_sql(df, _keys(node) | pane | {ROWS: "1L"} | times | ones | rest)
 
 
-def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
-    """Aggregate the rows of each key, and of each stretch of time."""
+def _lower_reduced(node: PartialNode, df: DataFrame) -> DataFrame:
+    """Aggregate the rows of each key and pane to an accumulator."""
     cut, hidden = node.cut, node.columns.hidden
     by = _keys(node) | _same(name for name in hidden if name != TIME)
     if cut.every_us:
@@ -135,14 +135,14 @@ def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
     many = {TIME: f"max({TIME})"} if hidden else {}
     many |= {ROWS: "count(1)"}
     many |= {FIRST: f"min({TIME})", LAST: f"max({TIME})"} if cut.sends_span else {}
-    # As the keepers add up, whatever the session says of overflow: which of them does is nothing that users see.
+    # Overflow fails as in keepers, whatever the session's SQL mode: users do not see which of the two adds up.
     is_exact = df.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
     many |= {name: part.many if is_exact else _checked(part) for name, part in node.parts.items()}
     return select_sql(aggregate_sql(df, by, many), _same([*node.columns.names, *hidden]))
 
 
 def _keys(node: PartialNode) -> dict[str, str]:
-    """Return the key's columns: of rows that cannot be read, which would spoil what others are aggregated to, null."""
+    """Return the key's columns. Unreadable rows get a null key, so that they are not aggregated with others."""
     keys = _same(node.keys)
     readable = _are_readable(node.read)
     if readable:
@@ -152,7 +152,7 @@ def _keys(node: PartialNode) -> dict[str, str]:
 
 
 def _are_readable(read: Iterable[tuple[str, DataType]]) -> str:
-    """Return the SQL of whether Python has values for what is read of a row; nothing if it always has."""
+    """Return SQL that is true if Python can represent the values read from a row; "" if it always can."""
     return " and ".join(f"coalesce({sql}, true)" for c, kind in read if (sql := _is_readable(f"({c})", kind)))
 
 
@@ -181,56 +181,56 @@ def _same(names: Iterable[str]) -> dict[str, str]:
 
 
 def _checked(part: AccumulatorColumn) -> str:
-    """Return the SQL of many rows that fails where Spark, told to be lenient, makes another number or null of a sum."""
+    """Return SQL that aggregates rows, and fails on an overflow, for which Spark returns another number or null."""
     c, kind = part.addend, part.type
     if not c:
         return part.many
-    too_much = overflow(f"the sum of {c} is too large for {kind.ddl}")
+    too_much = raise_overflow(f"the sum of {c} is too large for {kind.ddl}")
     if isinstance(kind, DecimalType):
         return f"if(sum({c}) is null and count({c}) > 0, {too_much}, sum({c}))"
     total = f"sum(cast({c} as decimal(38, 0)))"
     return f"if({total} not between {-(1 << 63)}BD and {(1 << 63) - 1}BD, {too_much}, cast({total} as bigint))"
 
 
-def _pairs(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:
+def _lower_pair(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:
     structs = [half.columns.struct for half in node.halves]
     selected = []
     for at, half in enumerate(node.halves):
         columns = half.columns
-        own = f"struct({', '.join(map(quoted, columns.names))})"
-        rows = [own if at == other else f"cast(null as {struct})" for other, struct in enumerate(structs)]
+        row = f"struct({', '.join(map(quoted, columns.names))})"
+        rows = [row if at == other else f"cast(null as {struct})" for other, struct in enumerate(structs)]
         nulls = [f"cast(null as {ddl})" for _, ddl in node.columns.types[2:]]
-        known = [quoted(name) for name in (*half.keys, *half.order_by)] or nulls
-        told = at if node.tells_inputs_apart else None
-        carried = [_carried(name, columns.hidden, told) for name in node.columns.hidden]
+        keys = [quoted(name) for name in (*half.keys, *half.order_by)] or nulls
+        input_ = at if node.tells_inputs_apart else None
+        hidden = [_hidden_column(name, columns.hidden, input_) for name in node.columns.hidden]
         names = [LEFT, RIGHT, *node.names, *node.columns.hidden]
-        selected.append(dict(zip(names, [*rows, *known, *carried], strict=True)))
+        selected.append(dict(zip(names, [*rows, *keys, *hidden], strict=True)))
     if node.broadcast_order is not None:
         selected[0][TO] = "cast(null as int)"
         selected[1][TO] = f"explode(sequence(0, {copies - 1}))"
-    left, right = (select_sql(df, some) for df, some in zip(inputs, selected, strict=True))
+    left, right = (select_sql(df, columns) for df, columns in zip(inputs, selected, strict=True))
     return left.unionAll(right)
 
 
-def _union(node: UnionNode, inputs: Sequence[DataFrame]) -> DataFrame:
+def _lower_union(node: UnionNode, inputs: Sequence[DataFrame]) -> DataFrame:
     selected = []
     for at, (parent, df) in enumerate(zip(node.parents, inputs, strict=True)):
-        told = at if node.tells_inputs_apart else None
-        carried = {name: _carried(name, parent.columns.hidden, told) for name in node.columns.hidden}
-        selected.append(select_sql(df, _same(node.columns.names) | carried))
+        input_ = at if node.tells_inputs_apart else None
+        hidden = {name: _hidden_column(name, parent.columns.hidden, input_) for name in node.columns.hidden}
+        selected.append(select_sql(df, _same(node.columns.names) | hidden))
     return reduce(DataFrame.unionAll, selected)
 
 
-def _carried(name: str, hidden: Sequence[str], input_: int | None) -> str:
-    """Return the expression of a hidden column, which this input may lack."""
+def _hidden_column(name: str, hidden: Sequence[str], input_: int | None) -> str:
+    """Return the SQL of a hidden column, also for an input that does not have it."""
     if name == ORIGIN and input_ is not None:
         return f"concat('{input_}/', coalesce({ORIGIN}, ''))" if ORIGIN in hidden else f"'{input_}/'"
-    nothing = {TIME: "cast(null as bigint)", FIRED: "false", ORIGIN: "cast(null as string)"}
-    return name if name in hidden else nothing[name]
+    defaults = {TIME: "cast(null as bigint)", FIRED: "false", ORIGIN: "cast(null as string)"}
+    return name if name in hidden else defaults[name]
 
 
 def _end_of(offset_us: int, every_us: int, size_us: int) -> str:
-    """Return the SQL of the end of the last window, or pane, that a row's time is in: one begins every `every_us`."""
+    """Return SQL for the end of the last window, or pane, with a row's time; a window begins every `every_us`."""
     return f"({TIME} - pmod({TIME} - {offset_us}L, {every_us}L) + {size_us}L)"
 
 

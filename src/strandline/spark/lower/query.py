@@ -1,7 +1,7 @@
-"""What a job reads: one query over all of its sources, and in every epoch each source's rows again.
+"""The sources of a job: joins them into one query, and splits the rows of each epoch by source.
 
-One query, because an epoch is the same prefix of every source, and one directory of Spark's progress rewinds them all.
-Several sources are a union in which each row has the number of its source, and lies in that source's own column. See
+There is one query because an epoch is the same prefix of every source, and one directory of Spark's progress rewinds
+them all. Several sources are a union: each row has the number of its source, and a struct column for each source. See
 docs/design/0004-several-sources.md.
 """
 
@@ -23,49 +23,49 @@ _ROWS = "__strandline_rows"
 
 
 class Sources:
-    """The DataFrames that a job reads: one, which needs no name, or several, in the order of their names."""
+    """The DataFrames that a job reads: one, which needs no name, or several with names."""
 
     def __init__(self, nodes: Sequence[SourceNode]) -> None:
         self.nodes = [node for node in nodes if isinstance(node, FrameSource)]
         if len(self.nodes) < len(nodes):
             raise ConfigurationError(
-                "a stream of a test's events is no source of a job", hint="begin it with strandline.stream(df)"
+                "a stream of a test's events cannot be a job's source", hint="begin it with strandline.stream(df)"
             )
 
     @property
     def names(self) -> list[str]:
-        """The sources' names; none for a single one that was given no name."""
+        """The sources' names; none for a single source without a name."""
         return [node.name for node in self.nodes if node.name]
 
     @property
     def are_several(self) -> bool:
-        """Whether their rows have to be told apart."""
+        """Whether there is more than one source."""
         return len(self.nodes) > 1
 
     @property
     def session(self) -> SparkSession:
-        """The session that they are read with."""
+        """The session of the sources."""
         return self.nodes[0].df.sparkSession
 
-    def together(self, order: Sequence[str]) -> DataFrame:
-        """Return what one query reads: the sources in this order of names, for Spark knows them by their places."""
+    def query(self, order: Sequence[str]) -> DataFrame:
+        """Return the DataFrame of the query, with sources in this order of names: Spark's log numbers them in order."""
         frames = {node.name: node.df for node in self.nodes}
         return self.union({name: frames[name] for name in order} if self.are_several else frames)
 
     def union(self, frames: Mapping[str, DataFrame], carried: Sequence[str] = ()) -> DataFrame:
-        """Return rows of sources, by their names, as one; columns that are `carried` stay beside the sources' own."""
+        """Return the union of sources, by name; columns in `carried` stay outside the sources' struct columns."""
         if not self.are_several:
             (only,) = frames.values()
             return only
         numbers = {node.name: at for at, node in enumerate(self.nodes)}
         tagged = []
         for name, df in frames.items():
-            own = [F.col(quoted(column)) for column in df.columns if column not in carried] if carried else ["*"]
+            columns = [F.col(quoted(column)) for column in df.columns if column not in carried] if carried else ["*"]
             at = numbers[name]
-            tagged.append(df.select(F.lit(at).alias(_SOURCE), F.struct(*own).alias(f"{_ROWS}_{at}"), *carried))
+            tagged.append(df.select(F.lit(at).alias(_SOURCE), F.struct(*columns).alias(f"{_ROWS}_{at}"), *carried))
         return reduce(_union, tagged)
 
-    def apart(self, df: DataFrame) -> dict[Node, DataFrame]:
+    def split(self, df: DataFrame) -> dict[Node, DataFrame]:
         """Return each source's rows of an epoch."""
         if not self.are_several:
             return {self.nodes[0]: df}

@@ -1,19 +1,16 @@
-"""Whether rows are aggregated in Spark's JVM before they are sent to their keepers."""
+"""Decides whether rows are aggregated in Spark's JVM before they are sent to their keepers."""
 
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-_WORTHWHILE = 0.6
+_MAX_RATIO = 0.6
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
 
 
 class Reduction:
-    """Whether to aggregate an epoch's rows before they are sent: as long as that makes them notably fewer.
-
-    Where it does not, it is tried again after a while, and ever more rarely.
-    """
+    """Turns the aggregation on while it reduces the rows enough; else off, for pauses that become longer."""
 
     def __init__(self, *, possible: bool = True) -> None:
         self.on = self._possible = possible
@@ -21,14 +18,14 @@ class Reduction:
         self._epochs_off = 0
 
     def observe(self, source_rows: int, sent_rows: int) -> None:
-        """Take in how many rows an epoch had, and how many of them were sent."""
+        """Note the number of an epoch's rows, and of the rows that were sent."""
         if not source_rows or not self._possible:
             return
         if not self.on:
             self._epochs_off += 1
             self.on = self._epochs_off >= self._pause
             return
-        if sent_rows <= _WORTHWHILE * source_rows:
+        if sent_rows <= _MAX_RATIO * source_rows:
             self._pause = _FIRST_PAUSE
             return
         if self._epochs_off:
@@ -37,7 +34,7 @@ class Reduction:
 
 
 def limit_shuffle(session: SparkSession, parallelism: int) -> None:
-    """Have group-bys of an epoch's session give few partitions, unless the user has said how many."""
+    """Set the partitions of an epoch's aggregations to the parallelism, unless the user has set them."""
     name = "spark.sql.shuffle.partitions"
     if session.conf.get(name) == _DEFAULT_SHUFFLE_PARTITIONS:
         session.conf.set(name, str(parallelism))

@@ -17,8 +17,8 @@ from strandline.core.errors import ConfigurationError, SinkError, SparkError, St
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch
 from strandline.plan.callables import call, name_of
-from strandline.spark.base.spark_errors import unwrap_error, whole_of
-from strandline.spark.base.task_errors import Seal, marking
+from strandline.spark.base.spark_errors import full_text, unwrap_error
+from strandline.spark.base.task_errors import Seal, sealed_errors
 
 _OURS = (str(Path(__file__).parents[2]), str(Path(pyspark.__file__).parent), "pyspark.zip", "py4j")
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -45,7 +45,7 @@ def named(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseExcept
         renamed = type(found)(
             f"{where}: {found.message}{at}", hint=found.hint, discreet=f"{where}: {found.discreet}{at}", **found.fields
         )
-        vars(renamed)["whole"] = whole_of(found)
+        vars(renamed)["full_text"] = full_text(found)
         return renamed
     return raised(f"{where}: writing", error, lines)
 
@@ -71,7 +71,7 @@ class ForEach:
     function: Callable[[Row], Any]
 
     def __call__(self, rows: Iterable[Row]) -> None:
-        with marking(self.seal):
+        with sealed_errors(self.seal):
             where = f"sink '{self.sink}': its function {name_of(self.function)}"
             for row in rows:
                 try:

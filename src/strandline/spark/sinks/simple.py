@@ -12,7 +12,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, unique_name
 from strandline.plan.callables import call, check_function, check_shippable
-from strandline.spark.base.session import settings_kept
+from strandline.spark.base.session import restored_settings
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.blame import ForEach
@@ -103,7 +103,7 @@ class ForeachBatchSink(Sink):
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
         # It is the session of all epochs, and of the sinks behind this one.
-        with settings_kept(df.sparkSession):
+        with restored_settings(df.sparkSession):
             call("sinks.foreach_batch(): the function", self._function, df, epoch)
 
 

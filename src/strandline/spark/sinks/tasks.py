@@ -14,7 +14,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.ends.committables import TaskAttempt
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.base.task_errors import SEAL, marking
+from strandline.spark.base.task_errors import SEAL, sealed_errors
 
 _COLUMN = "committable"
 
@@ -51,7 +51,7 @@ class TaskWriter:
         context = TaskContext.get()
         assert context is not None
         rows = itertools.chain([first], filled)
-        with marking(self._seal):
+        with sealed_errors(self._seal):
             committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
             if not isinstance(committable, str | None):
                 raise ConfigurationError(f"write_tasks: write gave {committable!r:.300}, expected a string or None")

@@ -43,7 +43,7 @@ from strandline.plan.callables import check_shippable
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.spark_errors import unwrap_error
-from strandline.spark.base.task_errors import SEAL, Seal, marking
+from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
@@ -333,7 +333,7 @@ class _DeliverLanes:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         order = sorted(self.lanes)
         for batch in batches:
-            with marking(self.seal):
+            with sealed_errors(self.seal):
                 lanes = [order[at] for at in batch[0].to_pylist()]
                 done = [(lane, self.delivery.deliver(lane, self.lanes[lane])) for lane in lanes]
             columns = [

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.base.plans import across_rows
+from strandline.spark.base.plans import find_cross_row_operation
 from strandline.spark.base.session import check_session
 
 _CLEANING_OPTIONS = ("cleansource", "cloudfiles.cleansource")
@@ -112,9 +112,9 @@ def check_source(df: Any) -> None:
             "stream() was given a batch DataFrame, expected a streaming one",
             hint="read it with spark.readStream instead of spark.read",
         )
-    if found := across_rows(df):
+    if found := find_cross_row_operation(df):
         raise ConfigurationError(
-            f"stream() was given a DataFrame that holds {found.what}: what Spark keeps for it would not be in the "
+            f"stream() was given a DataFrame that holds {found.name}: what Spark keeps for it would not be in the "
             "job's checkpoints, and be lost at the first restart",
             hint=found.hint,
         )

@@ -18,7 +18,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.snapshot.opening.snapshot import plain_url
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import check_session
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.files import FileSink
@@ -85,7 +85,7 @@ def files_source(
     if moved_from is not None:
         options[MOVED_FROM] = absolute(moved_from)
     try:
-        with errors_reported():
+        with suppress_error_logs():
             if on_error is not None:
                 check_malformed("files_source()", on_error)
                 schema = with_corrupt_column(spark, format, schema, options)

@@ -21,9 +21,9 @@ from strandline.plan.graph import FailedNode, LateNode, Node, SourceNode, StepNo
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line, schema_of
-from strandline.spark.base.plans import across_rows, computed_with
-from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.spark_errors import unread
+from strandline.spark.base.plans import find_computed_column, find_cross_row_operation
+from strandline.spark.base.quiet import suppress_error_logs
+from strandline.spark.base.spark_errors import raise_unreadable
 from strandline.spark.sources.checks import brought_by, leaves_of
 from strandline.spark.sources.files import Cleaning
 
@@ -49,7 +49,7 @@ class FrameSource(SourceNode):
     def type_of(self, node: Node, expression: str, what: str) -> str:
         """Return the DDL of an SQL expression over the rows of a node that came of this source."""
         try:
-            with errors_reported():
+            with suppress_error_logs():
                 # In an aggregate, where it will stand: in there, an aggregate or an explode() is refused.
                 probe = probe_of(node)
                 found = probe.groupBy().agg(F.expr(f"first({expression}) as v"))
@@ -61,7 +61,7 @@ class FrameSource(SourceNode):
         return ddl_of(found.schema["v"].dataType)
 
 
-sources_made: WeakSet[FrameSource] = WeakSet()
+all_sources: WeakSet[FrameSource] = WeakSet()
 """All that this process has, in jobs or not."""
 
 
@@ -79,7 +79,7 @@ class FrameStep(StepNode):
 def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
     """Return the node of what Spark reads."""
     source = FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
-    sources_made.add(source)
+    all_sources.add(source)
     return source
 
 
@@ -87,7 +87,7 @@ def readable(source: FrameSource, column: str, on_error: OnError) -> FrameStep:
     """Return the rows of a source that could be read; the others have their text in a column."""
     bad, name = F.col(quoted(column)), source.name.replace("'", "''")
     if on_error.fails:
-        unreadable = F.expr(unread(name, quoted(column))).cast("boolean")
+        unreadable = F.expr(raise_unreadable(name, quoted(column))).cast("boolean")
         return transformed(source, lambda df: df.where(bad.isNull() | unreadable).drop(column), "stream")
     letter = {
         "operator": f"nullif('{name}', '')",
@@ -109,7 +109,7 @@ def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:
     """Return the node of a step of Spark's on the rows of another; refuse one that does not fit a stream."""
     said, before = f"{what}() in {line_of_program()}", probe_of(node)
     try:
-        with errors_reported():
+        with suppress_error_logs():
             after = step(before)
     except AnalysisException as error:
         if _ACTION in str(error):
@@ -140,7 +140,7 @@ def _check_step(before: DataFrame, after: DataFrame, said: str, hidden: Sequence
             f"{said} gives rows of a table, which would come again with each epoch, and none of the stream",
             hint="return what it makes of the DataFrame it is given: lambda df: df.join(table, …)",
         )
-    found = across_rows(after)
+    found = find_cross_row_operation(after)
     if found is None and not all(any(one.equals(mine) for mine in own) for one in brought):
         raise ConfigurationError(
             f"{said} brings in another stream, which the job does not read",
@@ -148,13 +148,13 @@ def _check_step(before: DataFrame, after: DataFrame, said: str, hidden: Sequence
             "a.key_by(…).join(b.key_by(…), …) or connect(…)",
         )
     if found is not None:
-        raise ConfigurationError(f"{said} has {found.what}: {found.why}", hint=found.hint)
+        raise ConfigurationError(f"{said} has {found.name}: {found.reason}", hint=found.hint)
     _check_hidden(before, after, said, hidden)
 
 
 def _check_hidden(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
     """Refuse what computes with hidden columns."""
-    if unseen := computed_with(after, before, hidden):
+    if unseen := find_computed_column(after, before, hidden):
         raise ConfigurationError(
             f"{said} makes something of all columns, and so of {unseen}, which rows carry unseen: a '*' inside of a "
             "function stands for it, too",

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.ddl import first_line
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import check_session
 from strandline.spark.sources.kafka import COMMIT_GROUP
 
@@ -119,7 +119,7 @@ def read(
         **(options or {}),
     }
     try:
-        with errors_reported():
+        with suppress_error_logs():
             return spark.readStream.format("kafka").options(**given).load()
     except PySparkException as error:
         if "kafka" in (said := first_line(error)) and "Failed to find" in said:
