@@ -16,19 +16,19 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.ends.kafka import recovery
 from strandline.ends.kafka.client import Cluster
-from strandline.ends.kafka.record import LaneMessage, Rows, firsts_of
-from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _known, idle
+from strandline.ends.kafka.record import LaneMessage, Rows, starts_of
+from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _records, idle
 from strandline.ends.target import Writer
 from strandline.storage.place import Place
 from tests.kafkaserver import Kafka
 from tests.kafkawire import HangingProducer
 
 STEPS = (
-    "kafka.lane_taken", "kafka.reached_noted", "kafka.owed", "kafka.unhung",
+    "kafka.lane_taken", "kafka.commit_recorded", "kafka.missing_recorded", "kafka.hanging_aborted",
     "kafka.produced", "kafka.marked", "kafka.decided", "kafka.committed",
 )  # fmt: skip
 _CRASHES = (22, 24, 27)
-"""What is noted, begun, and owed: the others take as long, and are of what was tried already."""
+"""What is noted, begun, and missing: the others take as long, and are of what was tried already."""
 _numbers = itertools.count()
 
 
@@ -80,7 +80,7 @@ def placed(*rows: tuple[int, str]) -> list[pa.RecordBatch]:
 def _forget() -> None:
     """As another process, which has seen nothing of this."""
     idle.end()
-    _known.clear()
+    _records.clear()
 
 
 class Hung:
@@ -112,7 +112,7 @@ class Hung:
             key = f"{name.rpartition('-')[0]} mark {self.lane}".encode()
             hanging.produce(taken._record.topic, 0, [msgspec.json.encode(told)], key)
         if record or all_of_it:
-            text = LaneMessage(1, "m2", rows=found).record(firsts_of(found)).text
+            text = LaneMessage(1, "m2", rows=found).record(starts_of(found)).text
             hanging.commit_offset(name, taken._record.topic, text)
         if not all_of_it:
             self._carry_out(found, record=record)
@@ -135,7 +135,7 @@ class Hung:
             key = f"{self.target.prefix}-s1 mark {self.lane}"
             producer.produce(taken._record.topic, msgspec.json.encode(told), key, partition=0)
         else:
-            consumer = taken._record.consumer(self.lane, taken._said)
+            consumer = taken._record.consumer(self.lane, taken._errors)
             taken._record.put_lane(producer, consumer, self.lane, told, lambda: rows)
             consumer.close()
         producer.commit_transaction(30)
@@ -191,11 +191,11 @@ def test_rows_are_written_again_when_their_abort_is_carried_out_late(
     target.claim(by(1))
     lane = Hung(kafka, target)
     lane.hang()
-    abort, find, late = recovery.Lane._abort, recovery.open_at, [True, True]
+    abort, find, late = recovery.Lane._abort, recovery.find_open, [True, True]
 
     def abort_late(*args: Any) -> None:
         abort(*args)
-        monkeypatch.setattr(recovery, "open_at", lambda *args: (args[2], []) if late and late.pop() else find(*args))
+        monkeypatch.setattr(recovery, "find_open", lambda *args: (args[2], []) if late and late.pop() else find(*args))
 
     monkeypatch.setattr(recovery.Lane, "_abort", abort_late)
     lane.expect()
@@ -306,8 +306,8 @@ def test_what_is_not_carried_out_is_not_said_to_be_written(kafka: Kafka, target:
 
     connection = lane.connect()
     with monkeypatch.context() as patch:
-        patch.setattr("strandline.ends.kafka.target.open_at", hanging)
-        with pytest.raises(sl.errors.UnavailableError, match="does not carry out a commit"):
+        patch.setattr("strandline.ends.kafka.target.find_open", hanging)
+        with pytest.raises(sl.errors.UnavailableError, match="does not complete a commit"):
             connection.write(placed((1, "1 b")), "m1", "m2")
         connection.close()
     assert asked > 10

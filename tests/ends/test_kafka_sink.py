@@ -28,8 +28,8 @@ from strandline.core import failpoints
 from strandline.core.ids import Epoch, Generation
 from strandline.ends.kafka import producer as kafkarows
 from strandline.ends.kafka import topic as recordtopic
-from strandline.ends.kafka.client import ClientErrors, Cluster, in_words, within
-from strandline.ends.kafka.producer import LIMIT, Sent, UnfitRowError, drain, produce, producer_settings
+from strandline.ends.kafka.client import ClientErrors, Cluster, call_within, translate_error
+from strandline.ends.kafka.producer import LIMIT, DeliveryReports, UnfitRowError, flush_rows, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
 from strandline.ends.target import Writer
@@ -75,7 +75,7 @@ def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any)
     """Several lanes fail at the same time; and of rows with large headers and no value, it is found in the end."""
     from confluent_kafka import KafkaError
 
-    monkeypatch.setattr(kafkarows, "_at_once", {})
+    monkeypatch.setattr(kafkarows, "_batch_bytes", {})
     cluster = SimpleNamespace(servers="here", settings=lambda said, **settings: settings, options={}, answer_s=1.0)
     target: Any = SimpleNamespace(cluster=cluster, limit=1_000_000)
 
@@ -83,14 +83,14 @@ def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any)
         def flush(self, seconds: float) -> int:
             return 0
 
-    def fail(sent: Sent, *sizes: int) -> None:
+    def fail(sent: DeliveryReports, *sizes: int) -> None:
         error = SimpleNamespace(code=lambda: KafkaError.MSG_SIZE_TOO_LARGE)
         for size in sizes:
             parts = {"key": None, "value": b"." * size or None, "topic": "t", "partition": 0}
-            sent.hear(error, SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()}))
-        drain(Producer(), target, "sink", ClientErrors(), sent)
+            sent.add(error, SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()}))
+        flush_rows(Producer(), target, "sink", ClientErrors(), sent)
 
-    several = [Sent() for _ in range(2)]
+    several = [DeliveryReports() for _ in range(2)]
     for sent in several:
         producer_settings(target, ClientErrors(), sent)
     for sent in several:
@@ -98,7 +98,7 @@ def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any)
             fail(sent, 200_000, 1)
     for many in (1, 2):
         for _ in range(9):
-            producer_settings(target, ClientErrors(), sent := Sent())
+            producer_settings(target, ClientErrors(), sent := DeliveryReports())
             with suppress(sl.errors.UnavailableError, UnfitRowError):
                 fail(sent, *[0] * many)
         sent.clear()
@@ -137,14 +137,14 @@ def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(
             return 0
 
     def in_another_process(df: Any, task: Any) -> None:
-        monkeypatch.setattr(kafkarows, "_at_once", {})
+        monkeypatch.setattr(kafkarows, "_batch_bytes", {})
         monkeypatch.setattr(kafkasink, "_producers", {})
         try:
             pickle.loads(pickle.dumps(task))(iter(batch(*[("a", "." * 100)] * 100)), None)
         except sl.errors.UnavailableError as error:
             raise RuntimeError(SEAL.mark(error)) from None
 
-    monkeypatch.setattr(kafkasink, "made", lambda kind, cluster, settings: Producer(settings))
+    monkeypatch.setattr(kafkasink, "create_client", lambda kind, cluster, settings: Producer(settings))
     monkeypatch.setattr(kafkasink, "write_tasks", in_another_process)
     sink = KafkaSinkAtOnce(
         cast(Layout, SimpleNamespace(messages=str)), KafkaTarget(Cluster("nobody:1", options), "t", "p"), None
@@ -403,7 +403,7 @@ def test_a_call_that_fails_keeps_its_client_no_longer_than_its_error() -> None:
     gc.disable()
     try:
         with pytest.raises(ValueError, match="no"):
-            within(10, client.ask)
+            call_within(10, client.ask)
         del client
         eventually(lambda: kept() is None, "the client is let go of")
     finally:
@@ -431,7 +431,7 @@ def test_a_record_that_is_older_than_what_was_known_is_not_believed(
     connection = target.connect(by(1), 0)
     connection.write(batch(("a", "1")), None, "m1")
     with monkeypatch.context() as stale:
-        stale.setattr(SinkRecord, "of_lane", lambda *_: LaneRecord(1, None))
+        stale.setattr(SinkRecord, "read_lane", lambda *_: LaneRecord(1, None))
         with pytest.raises(sl.errors.UnavailableError, match="lane 0 came to nothing"):
             target.connect(by(1), 0)
     assert target.connect(by(1), 0).reached() == "m1"
@@ -475,7 +475,7 @@ def write_at_last(target: KafkaTarget, rows: list[pa.RecordBatch]) -> None:
 
 def test_rows_that_are_too_large_together_are_none_that_is(kafka: Kafka, target: KafkaTarget, monkeypatch: Any) -> None:
     """The topic's limit is not known: it was lowered, there are many topics, or the user may not see it."""
-    monkeypatch.setattr(kafkarows, "_at_once", {})
+    monkeypatch.setattr(kafkarows, "_batch_bytes", {})
     target.topic = kafka.create(f"small-{next(_numbers)}", 1, max_message_bytes="2000")
     target.claim(by(1))
     values = ["".join(random.choices(string.ascii_letters, k=100)) for _ in range(100)]
@@ -503,7 +503,7 @@ def test_the_largest_record_is_a_message() -> None:
     ("columns", "words"),
     [
         ({"key": None}, "compacted topic takes no row without a key"),
-        ({"timestamp": 9_000_000_000_000_000}, "refuses its timestamp"),
+        ({"timestamp": 9_000_000_000_000_000}, "refuses the timestamp"),
         ({"timestamp": 0}, "timestamp is 1970-01-01 00:00:00"),
         ({"partition": 7}, "has no partition 7: it has 2"),
         ({"topic": "a b"}, "its topic is 'a b', expected letters"),
@@ -591,9 +591,9 @@ def test_a_record_that_is_long_is_read_to_its_end(kafka: Kafka, target: KafkaTar
     target.claim(by(1))
     record = SinkRecord(target.cluster, target.prefix, by(1))
     for _ in range(6):
-        record.note_lane(0)
-    note = SinkRecord._note
-    monkeypatch.setattr(SinkRecord, "_note", lambda *given: (time.sleep(0.25), note(*given)))
+        record.register_lane(0)
+    note = SinkRecord._add
+    monkeypatch.setattr(SinkRecord, "_add", lambda *given: (time.sleep(0.25), note(*given)))
     assert record.read(committed=False).lanes == {0}
 
 
@@ -782,8 +782,8 @@ def test_a_connection_that_is_cut_has_refused_nobody() -> None:
         ("SASL PLAIN mechanism handshake failed: Local: Broker transport failure", sl.errors.UnavailableError),
         ("SASL authentication error: Authentication failed: Invalid username", sl.errors.AccessError),
     ):
-        said.hear(KafkaError(KafkaError._AUTHENTICATION, text))
-        assert type(in_words(late, "sink 'out'", Cluster("one:9092"), said)) is kind
+        said.add(KafkaError(KafkaError._AUTHENTICATION, text))
+        assert type(translate_error(late, "sink 'out'", Cluster("one:9092"), said)) is kind
 
 
 @pytest.mark.parametrize(
@@ -804,7 +804,7 @@ def test_which_errors_pass_by_themselves(names: str, kind: type[Exception]) -> N
     from confluent_kafka import KafkaError
 
     for name in names.split():
-        error = in_words(KafkaError(getattr(KafkaError, name)), "sink 'out'", Cluster("one:9092"))
+        error = translate_error(KafkaError(getattr(KafkaError, name)), "sink 'out'", Cluster("one:9092"))
         assert type(error) is kind, name
 
 

@@ -1,4 +1,4 @@
-"""Clients of Kafka as sinks make them: their settings, whose secrets are never shown, and their errors in words."""
+"""Kafka clients of sinks: their settings, without secrets in messages, and the translation of their errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from strandline.core.errors import (
     UnavailableError,
 )
 
-_OURS = {
+_FIXED = {
     "bootstrap.servers": "it is the first argument",
-    "transactional.id": "it says whose transaction it is: prefix= begins it",
+    "transactional.id": "it identifies the lane: prefix= is its first part",
     "enable.idempotence": "without it rows would be lost, or come twice",
-    "enable.gapless.guarantee": "without it rows would change places",
+    "enable.gapless.guarantee": "without it rows would be reordered",
     "acks": "all replicas that are in sync must have a row",
-    "group.id": "how far the sink came is on record there: prefix= begins it",
-    "isolation.level": "records of what was not committed must not count",
-    "enable.auto.commit": "it would overwrite the record of how far the sink came",
-    "partitioner": "it is murmur2_random, as of Java's clients: a key's rows are in the partition where those look",
+    "group.id": "the group holds the sink's progress: prefix= is its first part",
+    "isolation.level": "records of uncommitted transactions must not count",
+    "enable.auto.commit": "it would overwrite the record of the sink's progress",
+    "partitioner": "it is murmur2_random, as in Java's clients, so that both put a key into the same partition",
 }
-_JAVAS = ("sasl.jaas.config", "ssl.truststore.", "ssl.keystore.location")
+_JAVA_ONLY = ("sasl.jaas.config", "ssl.truststore.", "ssl.keystore.location")
 _SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
 
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """Where Kafka is, and how to reach it. It goes to executors; what it is shown as has no secrets."""
+    """The address of a Kafka cluster and the client options. Executors get a copy; `repr` has no secrets."""
 
     def __init__(self, servers: str, options: Mapping[str, str] | None = None) -> None:
         if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
@@ -47,27 +47,27 @@ class Cluster:
                 f"sinks.kafka(): servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'"
             )
         self.servers = servers
-        self.options = _checked(options or {})
+        self.options = _check_options(options or {})
         self.answer_s = 10.0
-        """For how long one answer of the brokers is waited for."""
+        """Timeout of one request to the brokers."""
 
     def ask(self, call: Callable[..., T], *args: Any) -> T:
-        """Make a call of a client that takes a time-out as its last argument."""
-        return within(self.answer_s + 5, call, *args, self.answer_s)
+        """Call a method of a client that takes a timeout as its last argument."""
+        return call_within(self.answer_s + 5, call, *args, self.answer_s)
 
     def __repr__(self) -> str:
         return f"Cluster({self.servers!r})"
 
-    def settings(self, said: ClientErrors, **more: Any) -> dict[str, Any]:
-        """Return a client's settings: with `_` for `.`."""
+    def settings(self, errors: ClientErrors, **more: Any) -> dict[str, Any]:
+        """Return a client's settings. `more` are further ones, with `_` in place of `.`."""
         return {
             "bootstrap.servers": self.servers,
             "client.id": "strandline",
-            # What it says there is said by errors, too.
+            # `error_cb` reports the same errors as the log.
             "log_level": 0,
-            "error_cb": said.hear,
+            "error_cb": errors.add,
             "socket.connection.setup.timeout.ms": 5000,
-            # A client leaves the address that it was given when it has learned the broker's name.
+            # A client reconnects when it has learned the broker's advertised address.
             "reconnect.backoff.ms": 10,
             "reconnect.backoff.max.ms": 1000,
             **self.options,
@@ -75,24 +75,24 @@ class Cluster:
         }
 
 
-def _checked(options: Mapping[str, str]) -> dict[str, str]:
+def _check_options(options: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(options, Mapping):
         raise ConfigurationError(
             "sinks.kafka(): options are not a dict",
             hint='give client settings by name: options={"security.protocol": "SASL_SSL", …}',
         )
-    # As Spark's source has them, which gives what begins so to its client.
-    found = {str(name).removeprefix("kafka."): value for name, value in options.items()}
-    for name in found:
-        if name in _OURS:
-            raise ConfigurationError(f"sinks.kafka(): options has '{name}', which the sink sets itself: {_OURS[name]}")
-        if name.startswith(_JAVAS):
+    # Spark's Kafka source takes the client's options with this prefix.
+    settings = {str(name).removeprefix("kafka."): value for name, value in options.items()}
+    for name in settings:
+        if name in _FIXED:
+            raise ConfigurationError(f"sinks.kafka(): options has '{name}', which the sink sets itself: {_FIXED[name]}")
+        if name.startswith(_JAVA_ONLY):
             raise ConfigurationError(
                 f"sinks.kafka(): options has '{name}', which only Java's clients know",
                 hint="the sink's client is librdkafka: sasl.mechanism, sasl.username and sasl.password say who, "
                 "ssl.ca.location which certificates are trusted",
             )
-    return found
+    return settings
 
 
 def check_installed() -> None:
@@ -104,8 +104,8 @@ def check_installed() -> None:
         )
 
 
-def made(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
-    """Make a client of this kind; what it says of a setting that it refuses may hold a secret."""
+def create_client(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
+    """Create a client of this class. Raises ConfigurationError for settings that it refuses, without their secrets."""
     from confluent_kafka import KafkaException
 
     try:
@@ -118,27 +118,27 @@ def made(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"sinks.kafka(): the client refuses its options: {text}") from None
 
 
-def answer(future: Any, client: Any, said: ClientErrors, cluster: Cluster) -> Any:
-    """Return what brokers answer to an admin client; what it says meanwhile is heard."""
+def get_answer(future: Any, client: Any, errors: ClientErrors, cluster: Cluster) -> Any:
+    """Return the result of an admin client's request; raise the authentication error that occurs meanwhile."""
     from confluent_kafka import KafkaException
 
     until = time.monotonic() + cluster.answer_s + 1
     while not future.done() and time.monotonic() < until:
         client.poll(0.05)
-        if said.refused is not None:
-            raise KafkaException(said.refused)
+        if errors.rejection is not None:
+            raise KafkaException(errors.rejection)
     return future.result(0.1)
 
 
-def topic_setting(name: str, topic: str, admin: Any, said: ClientErrors, cluster: Cluster) -> str | None:
-    """Return a setting of a topic; None if the user may not see it, who may write to the topic all the same."""
+def read_setting(name: str, topic: str, admin: Any, errors: ClientErrors, cluster: Cluster) -> str | None:
+    """Return a setting of a topic; None if the user may not describe it. The user may still be allowed to write."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
     (config,) = admin.describe_configs([resource], request_timeout=cluster.answer_s).values()
     try:
-        return str(answer(config, admin, said, cluster)[name].value)
+        return str(get_answer(config, admin, errors, cluster)[name].value)
     except KafkaException as error:
         if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
             return None
@@ -146,37 +146,38 @@ def topic_setting(name: str, topic: str, admin: Any, said: ClientErrors, cluster
 
 
 class ClientErrors:
-    """What a client says besides the answers to its calls, which only time out: that a password is wrong, as a rule."""
+    """Errors that a client reports by callback, such as a wrong password: its calls only time out."""
 
     def __init__(self) -> None:
         self._last: Any = None
-        self.times = 0
-        self.refused: Any = None
+        self.count = 0
+        self.rejection: Any = None
+        """The error that says that the brokers reject the client."""
         self._lock = threading.Lock()
 
-    def hear(self, error: Any) -> None:
+    def add(self, error: Any) -> None:
         with self._lock:
-            self.times += 1
+            self.count += 1
             if error.code() in _codes("_AUTHENTICATION") and "Broker transport failure" in error.str():
-                # The connection was cut while the client said who it is: nobody has refused it.
+                # The connection broke during authentication: the broker has not rejected the client.
                 return
             self._last = error
             if error.code() in _codes("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
-                self.refused = error
+                self.rejection = error
 
-    def better(self, error: Any) -> Any:
-        """Return what explains an error, or itself."""
+    def cause_of(self, error: Any) -> Any:
+        """Return the reported error behind a timeout; any other error itself."""
         is_late = error.code() in _codes("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT")
-        return self.refused or self._last or error if is_late else error
+        return self.rejection or self._last or error if is_late else error
 
 
-def in_words(error: Any, label: str, cluster: Cluster, said: ClientErrors | None = None) -> StrandlineError:
-    """Return an error of the client as one of ours: worth another attempt only if it is UnavailableError or a conflict.
+def translate_error(error: Any, label: str, cluster: Cluster, errors: ClientErrors | None = None) -> StrandlineError:
+    """Return a client's error as a StrandlineError. Only UnavailableError and ConflictError are worth another attempt.
 
-    `error` is a KafkaError, or the KafkaException that has one.
+    `error` is a KafkaError, or a KafkaException that holds one.
     """
     error = error.args[0] if isinstance(error, BaseException) and not hasattr(error, "code") else error
-    error = said.better(error) if said is not None else error
+    error = errors.cause_of(error) if errors is not None else error
     code, text = error.code(), error.str()
     where = f"{label}: Kafka at {cluster.servers}"
     if code in _codes("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"):
@@ -185,7 +186,6 @@ def in_words(error: Any, label: str, cluster: Cluster, said: ClientErrors | None
             hint="see to sasl.mechanism, sasl.username and sasl.password in the sink's options",
         )
     if code in _codes("_SSL"):
-        # A certificate that has expired is renewed.
         return AccessError(
             f"{where}: no secure connection: {text}",
             hint="see to security.protocol and the ssl.… settings in the sink's options",
@@ -196,14 +196,14 @@ def in_words(error: Any, label: str, cluster: Cluster, said: ClientErrors | None
         return SinkError(f"{where}: a topic or partition is not there: {text}", hint="create it, and start again")
     if code in _codes(*_FENCED) or error.fatal():
         return ConflictError(f"{where}: another task or driver writes in its place: {text}")
-    if error.retriable() or error.txn_requires_abort() or code in _codes(*_PASSING):
+    if error.retriable() or error.txn_requires_abort() or code in _codes(*_RETRIABLE):
         return UnavailableError(f"{where} does not answer: {text}")
     return SinkError(f"{where} refused: {text}", hint="the rows stay staged, and are tried again with the next start")
 
 
 _DENIED = {
-    "TOPIC_AUTHORIZATION_FAILED": "allow its user to Write and Describe the topics, and to Read and Create the sink's "
-    "own, whose name ends in -marks",
+    "TOPIC_AUTHORIZATION_FAILED": "allow its user to Write and Describe the topics, and to Read and Create the "
+    "sink's record topic, whose name ends in -marks",
     "GROUP_AUTHORIZATION_FAILED": "allow its user to Read groups whose names begin with the sink's prefix, "
     "'strandline'",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "allow its user to Write and Describe transactional ids that begin with "
@@ -214,7 +214,7 @@ _FENCED = (
     "_FENCED", "_STATE", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING", "INVALID_TXN_STATE",
     "CONCURRENT_TRANSACTIONS", "UNKNOWN_PRODUCER_ID", "OUT_OF_ORDER_SEQUENCE_NUMBER", "PRODUCER_FENCED",
 )  # fmt: skip
-_PASSING = (
+_RETRIABLE = (
     "_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "_PURGE_QUEUE",
     "_PURGE_INFLIGHT", "_DESTROY", "_QUEUE_FULL", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION",
@@ -232,7 +232,7 @@ _PASSING = (
 def _names(names: Mapping[str, Any] | tuple[str, ...]) -> dict[int, str]:
     from confluent_kafka import KafkaError
 
-    # Some have come with later versions of it.
+    # Some exist only in later versions of the client.
     return {getattr(KafkaError, name): name for name in names if hasattr(KafkaError, name)}
 
 
@@ -240,31 +240,31 @@ def _codes(*names: str) -> set[int]:
     return set(_names(names))
 
 
-def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
-    """Make a call of the client that may never return, whatever time it is given: seen when a broker was back.
+def call_within(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """Call a method of the client in a thread, with a timeout: some never return after a broker's restart.
 
-    Then the client is given up, and its thread with it. What it does later has no effect: its lane is taken by another.
+    The caller then abandons the client and its thread. Later effects are fenced: another client takes the lane.
     """
-    found: list[tuple[T | None, BaseException | None]] = []
+    results: list[tuple[T | None, BaseException | None]] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            found.append((call(*args), None))
+            results.append((call(*args), None))
         except BaseException as error:
-            found.append((None, error))
+            results.append((None, error))
         done.set()
 
     threading.Thread(target=run, name="strandline-kafka", daemon=True).start()
     if not done.wait(seconds):
         raise UnavailableError(f"Kafka's client does not return from {call.__name__}")
-    value, error = found.pop()
+    value, error = results.pop()
     try:
         if error is not None:
             raise error
         return cast(T, value)
     finally:
-        # What is raised has this frame, and the client: the two would stay until garbage is collected.
+        # The traceback refers to this frame and to the client: this breaks the cycle.
         del error
 
 
@@ -273,26 +273,26 @@ def discard(client: Any) -> None:
 
     librdkafka waits for its own threads there, and may never return.
     """
-    # From Python 3.12 on, a process that ends starts no thread.
+    # From Python 3.12 on, no thread can start while the interpreter shuts down.
     with suppress(RuntimeError):
         threading.Thread(target=_destroy, args=([client],), name="strandline-kafka", daemon=True).start()
 
 
 def _destroy(box: list[Any]) -> None:
-    # A call that hangs holds a reference, too: librdkafka crashes if its client is destroyed meanwhile.
+    # A call that hangs holds a reference. librdkafka crashes if its client is destroyed during a call.
     while sys.getrefcount(box[0]) > 2:
         time.sleep(0.05)
     box.clear()
 
 
 class Stall:
-    """Tells when something that should grow less does not any more."""
+    """Detects that a queue has not become shorter for some time."""
 
     def __init__(self, left: int, seconds: float) -> None:
         self._left, self._seconds = left, seconds
         self._since = time.monotonic()
 
-    def is_seen(self, left: int) -> bool:
+    def is_reached(self, left: int) -> bool:
         if left < self._left:
             self._left, self._since = left, time.monotonic()
         return time.monotonic() - self._since > self._seconds

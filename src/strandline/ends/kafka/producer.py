@@ -1,4 +1,4 @@
-"""Rows on their way to Kafka: handed to its client, waited for, and refused in words."""
+"""Production of rows by Kafka's client: settings, delivery reports, and errors of rows that Kafka refuses."""
 
 from __future__ import annotations
 
@@ -8,62 +8,62 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, Cluster, Stall, in_words
+from strandline.ends.kafka.client import ClientErrors, Cluster, Stall, translate_error
 from strandline.ends.kafka.record import Rows
 
 LIMIT = 1_000_000
-"""As large as a message may be, unless the topic says otherwise."""
-_at_once: dict[str, int] = {}
-"""By cluster: how much is sent to a partition at once, since one took no more. Not all users see its limit."""
+"""The largest message that topics accept by default."""
+_batch_bytes: dict[str, int] = {}
+"""By cluster: the batch size after a topic refused a larger one. Not every user may read the topic's limit."""
 TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 class UnfitRowError(Exception):
-    """Kafka takes no such row."""
+    """Kafka refuses the row."""
 
 
-class RowsTo(Protocol):
-    """Where rows go."""
+class ProducerTarget(Protocol):
+    """The destination of rows."""
 
     cluster: Cluster
     topic: str | None
     limit: int
-    """How large a message may be."""
+    """The size of the largest message."""
 
 
-class Sent:
-    """What brokers say of the rows that a client has sent them."""
+class DeliveryReports:
+    """The brokers' reports about the rows of a transaction."""
 
     def __init__(self) -> None:
-        self.failed: list[tuple[Any, Any]] = []
+        self.failures: list[tuple[Any, Any]] = []
         """Errors, each with the message that was not written."""
         self.rows: Rows = {}
-        self.is_known = True
-        """Whether it is known of all of them where they are: not of some that were sent again."""
-        self.at_once = LIMIT
-        """How much the client sends at once."""
+        self.has_all_offsets = True
+        """Whether each report had an offset: reports of some resent messages have none."""
+        self.batch_bytes = LIMIT
+        """The client's batch size."""
 
     def clear(self) -> None:
-        """Begin anew: rows of another transaction follow."""
-        self.failed.clear()
+        """Forget the reports before the next transaction."""
+        self.failures.clear()
         self.rows = {}
-        self.is_known = True
+        self.has_all_offsets = True
 
-    def copied(self) -> Rows:
-        """Return where rows are, as far as is known now."""
-        return {topic: {number: list(runs) for number, runs in found.items()} for topic, found in self.rows.items()}
+    def copy_rows(self) -> Rows:
+        """Return the offsets of the rows that are reported so far."""
+        return {topic: {n: list(runs) for n, runs in partitions.items()} for topic, partitions in self.rows.items()}
 
-    def hear_error(self, error: Any, message: Any) -> None:
+    def add_error(self, error: Any, message: Any) -> None:
         if error is not None:
-            self.failed.append((error, message))
+            self.failures.append((error, message))
 
-    def hear(self, error: Any, message: Any) -> None:
+    def add(self, error: Any, message: Any) -> None:
         if error is not None:
-            self.failed.append((error, message))
+            self.failures.append((error, message))
             return
         offset = message.offset()
         if offset is None:
-            self.is_known = False
+            self.has_all_offsets = False
             return
         ranges = self.rows.setdefault(message.topic(), {}).setdefault(message.partition(), [])
         if ranges and ranges[-1][1] + 1 == offset:
@@ -73,140 +73,143 @@ class Sent:
 
 
 def producer_settings(
-    target: RowsTo, said: ClientErrors, sent: Sent, *, places: bool = False, **more: Any
+    target: ProducerTarget, errors: ClientErrors, reports: DeliveryReports, *, offsets: bool = False, **more: Any
 ) -> dict[str, Any]:
-    """Return the settings of a client that writes rows; if asked for, it is `sent` the places of all of them."""
+    """Return the settings of a producer. With `offsets`, the reports have the offset of each row."""
     most = int(target.cluster.options.get("batch.size", LIMIT))
-    sent.at_once = min(target.limit, most, _at_once.get(target.cluster.servers, most))
+    reports.batch_bytes = min(target.limit, most, _batch_bytes.get(target.cluster.servers, most))
     settings = target.cluster.settings(
-        said,
+        errors,
         enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
-        queue_buffering_max_messages=400_000, delivery_report_only_error=not places,
-        # A topic's limit is for what is sent at once. Its rows may be small: a lane's record, of another topic, is not.
+        queue_buffering_max_messages=400_000, delivery_report_only_error=not offsets,
+        # A topic's limit is for batches. Its rows may be small, but a lane's record, in another topic, is not.
         message_max_bytes=max(target.limit, LIMIT), **more,
     )  # fmt: skip
-    options = {**target.cluster.options, "batch.size": sent.at_once}
-    return {**settings, **options, "on_delivery": sent.hear if places else sent.hear_error}
+    options = {**target.cluster.options, "batch.size": reports.batch_bytes}
+    return {**settings, **options, "on_delivery": reports.add if offsets else reports.add_error}
 
 
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
 
 
-def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) -> None:
-    """Hand rows to the client, which sends them meanwhile."""
+def produce(producer: Any, batch: pa.RecordBatch, target: ProducerTarget, label: str) -> None:
+    """Put rows into the client's queue; the client sends them in the background."""
     names = batch.schema.names
     columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
     nothing = [None] * batch.num_rows
     if columns[0] is None and target.topic is None:
-        # Not a row's fault: with on_error, they would be left out.
+        # A ConfigurationError, since no row is to blame: on_error would drop all of them.
         raise ConfigurationError(
-            f"{label}: rows wait that were staged for one topic, and the sink has topic_column= now, which says of "
-            "none of them where it goes",
-            hint="start the job with the former topic= until nothing waits for the sink (`strandline status` says so)",
+            f"{label}: waiting rows were staged for one topic, and the sink has topic_column= now, but those rows "
+            "have no such column",
+            hint="start the job with the former topic= until no rows wait for the sink (see `strandline status`)",
         )
     topics = columns[0] or [target.topic] * batch.num_rows
     rest = (column if column is not None else nothing for column in columns[1:])
     send = producer.produce
     for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
         _check(topic, headers, timestamp)
-        given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
+        arguments: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
         if headers:
-            given.append([(each["key"], each["value"]) for each in headers])
+            arguments.append([(each["key"], each["value"]) for each in headers])
         try:
-            send(*given)
+            send(*arguments)
         except BufferError:
-            _send_when_there_is_room(producer, given, target, label)
+            _retry_send(producer, arguments, target, label)
         except Exception as error:
-            raise _refused(error, label, target, given, producer) from error
+            raise _row_error(error, label, target, arguments, producer) from error
     producer.poll(0)
 
 
 def _check(topic: str | None, headers: list[dict[str, Any]] | None, timestamp: int | None) -> None:
-    """Refuse a row that Kafka's client would change, or raise an error of Python's for."""
+    """Refuse a row that Kafka's client would change, or would reject with a plain Python error."""
     if topic is None:
         raise UnfitRowError("it has no topic: its topic column is null")
     if not TOPIC.fullmatch(topic):
         raise UnfitRowError(f"its topic is {topic!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most")
     if timestamp == 0:
-        raise UnfitRowError("its timestamp is 1970-01-01 00:00:00, which Kafka's client takes for none")
+        raise UnfitRowError("its timestamp is 1970-01-01 00:00:00, which Kafka's client reads as no timestamp")
     if headers and any(each is None or each["key"] is None or "\0" in each["key"] for each in headers):
         raise UnfitRowError("a header has no name, or one with a null character")
 
 
 def _values(column: pa.Array, name: str) -> list[Any]:
-    """Return a column's values, of texts the bytes: Kafka takes any, UTF-8 or not."""
+    """Return a column's values. Text becomes bytes, since Kafka accepts invalid UTF-8."""
     if name in ("key", "value") and pa.types.is_string(column.type):
         column = column.view(pa.binary())
-    found: list[Any] = column.to_pylist()
-    return found
+    values: list[Any] = column.to_pylist()
+    return values
 
 
-def _send_when_there_is_room(producer: Any, given: list[Any], target: RowsTo, label: str) -> None:
-    """The client holds as much as it may: some must be sent first."""
+def _retry_send(producer: Any, arguments: list[Any], target: ProducerTarget, label: str) -> None:
+    """Wait until the client's full queue has room for the row."""
     stall = Stall(len(producer), target.cluster.answer_s)
     while True:
         producer.poll(0.1)
         try:
-            producer.produce(*given)
+            producer.produce(*arguments)
             return
         except BufferError:
-            if stall.is_seen(len(producer)):
+            if stall.is_reached(len(producer)):
                 raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} takes no rows") from None
 
 
-def _refused(error: Exception, label: str, target: RowsTo, given: list[Any], producer: Any) -> Exception:
+def _row_error(error: Exception, label: str, target: ProducerTarget, arguments: list[Any], producer: Any) -> Exception:
     from confluent_kafka import KafkaError, KafkaException
 
     code = error.args[0].code() if isinstance(error, KafkaException) else None
     if code == KafkaError.MSG_SIZE_TOO_LARGE:
-        return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
+        size = len(arguments[1] or b"") + len(arguments[2] or b"")
+        return _too_large(arguments[0], f"a row of {size:,} bytes", target)
     if code == KafkaError._UNKNOWN_PARTITION:
-        return _not_there(given[0], given[3], label, target, producer)
-    return error if code is None else in_words(error, label, target.cluster)
+        return _missing_partition(arguments[0], arguments[3], label, target, producer)
+    return error if code is None else translate_error(error, label, target.cluster)
 
 
-def _not_there(topic: str, partition: int, label: str, target: RowsTo, producer: Any) -> Exception:
-    # The client may not know yet of partitions that were added.
+def _missing_partition(topic: str, partition: int, label: str, target: ProducerTarget, producer: Any) -> Exception:
+    # The client's metadata may be older than the partition.
     known = producer.list_topics(topic, target.cluster.answer_s).topics[topic].partitions
     if known and partition not in known:
         return UnfitRowError(f"topic '{topic}' has no partition {partition}: it has {len(known)}")
     return UnavailableError(f"{label}: Kafka at {target.cluster.servers} has just added partition {partition}")
 
 
-def _too_large(topic: str | None, what: str, target: RowsTo) -> UnfitRowError:
+def _too_large(topic: str | None, what: str, target: ProducerTarget) -> UnfitRowError:
     where = f"topic '{topic}'" if topic else "its topic"
     return UnfitRowError(f"{what} is larger than {where} takes: the limit, max.message.bytes, is {target.limit:,}")
 
 
-def drain(producer: Any, target: RowsTo, label: str, said: ClientErrors, sent: Sent) -> None:
-    """Wait until all rows are with the brokers, for as long as any arrive."""
+def flush_rows(
+    producer: Any, target: ProducerTarget, label: str, errors: ClientErrors, reports: DeliveryReports
+) -> None:
+    """Wait until the brokers have all rows, for as long as there is progress."""
     from confluent_kafka import KafkaError, KafkaException
 
     stall = Stall(len(producer), target.cluster.answer_s)
     while left := producer.flush(0.5):
-        if sent.failed or stall.is_seen(left):
+        if reports.failures or stall.is_reached(left):
             break
-    if sent.failed:
-        error, message = sent.failed[0]
+    if reports.failures:
+        error, message = reports.failures[0]
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            # Headers are not told of. What was sent together has failed together: one alone is too large itself.
-            largest = max(1, *(len(each.value() or b"") + len(each.key() or b"") for _, each in sent.failed))
-            if len(sent.failed) > 1 and largest < sent.at_once:
-                # No row need be too large: they were sent at once.
-                _at_once[target.cluster.servers] = less = max(largest, sent.at_once // 8)
-                what = f"{label}: topic '{topic}' does not take {sent.at_once:,} bytes at once"
-                raise UnavailableError(what, at_once=less)
+            # A batch fails as a whole; a row that fails alone is too large itself. Reports have no headers to count.
+            largest = max(1, *(len(each.value() or b"") + len(each.key() or b"") for _, each in reports.failures))
+            if len(reports.failures) > 1 and largest < reports.batch_bytes:
+                # Perhaps only the batch is too large.
+                _batch_bytes[target.cluster.servers] = less = max(largest, reports.batch_bytes // 8)
+                what = f"{label}: topic '{topic}' does not take {reports.batch_bytes:,} bytes at once"
+                raise UnavailableError(what, batch_bytes=less)
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
-            raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")
+            raise UnfitRowError(f"topic '{topic}' refuses the row: a compacted topic takes no row without a key")
         if error.code() == KafkaError.INVALID_TIMESTAMP:
-            raise UnfitRowError(f"topic '{topic}' refuses its timestamp: see message.timestamp.after.max.ms there")
+            raise UnfitRowError(f"topic '{topic}' refuses the timestamp: see its message.timestamp.after.max.ms")
         if error.code() == KafkaError._UNKNOWN_PARTITION:
-            raise _not_there(topic, partition, label, target, producer)
-        raise in_words(error, label, target.cluster, said)
+            raise _missing_partition(topic, partition, label, target, producer)
+        raise translate_error(error, label, target.cluster, errors)
     if left:
         late = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} rows could not be sent"))
-        raise in_words(late, label, target.cluster, said)
-    if not sent.is_known:
-        raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} does not say where rows are")
+        raise translate_error(late, label, target.cluster, errors)
+    if not reports.has_all_offsets:
+        raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} does not report the offsets of rows")

@@ -1,23 +1,23 @@
-"""A transaction that Kafka has ended in its books, and not in all of its topics: it is found, and ended there.
+"""Recovery of hanging transactions: the coordinator has ended them, but some of their partitions have no marker.
 
-Kafka decides a transaction first, and then has each of its partitions told. Kafka 4.4.0 takes one that has no leader
-just then for deleted, and tells it nothing (3.x waited for its leader): a broker that is killed between the two, and
-that was the only one with a replica in sync, does so to some of them, or all, when it is back. What is there hangs
-then, and so do readers of `read_committed` behind it; no time-out ends that. And it would take part in whatever the
-same producer does there next: with a commit rows would come twice, with an abort be lost.
+Kafka's coordinator decides a transaction and then writes a marker to each of its partitions. Kafka 4.4.0 takes a
+partition without a leader for deleted and skips its marker (3.x waited for the leader). This happens if a broker with
+the only in-sync replica is killed between the two steps. The transaction then hangs in some or all of its partitions.
+It blocks their readers of `read_committed`, without a timeout. The same producer's next transaction there would include
+it: a commit would duplicate rows, an abort would lose rows.
 
-A partition's last stable offset is where the first transaction begins that is open there. So one that begins before it
-is through, one that begins at it hangs, and of one behind it nothing is to be seen yet.
+The last stable offset of a partition is the start of its first open transaction. A transaction that begins before it is
+complete, one that begins at it hangs, and the state of one that begins after it is not known yet.
 
-The lane's record may hang with the rows: its group says that it is not stable, though no transaction is open any more.
-There are three cases:
+The lane's record may hang with the rows: the group's offset is then unstable although no transaction is open. There are
+three cases:
 
-- Nobody has seen any of the rows. Another transaction of the same producer is put where they are, and aborted. They are
-  staged still, and are written again.
-- All of the rows are seen. The record is written once more.
-- Some are. The record is written once more, and says which rows are owed. Those are read where they hang, aborted there
-  as above, and written again with a record that owes nothing. Each of these steps may be the last of its process: the
-  next that takes the lane finds in its record which to take.
+- No row is committed. The lane's producer begins another transaction in the same partitions and aborts it. The rows are
+  still staged, and are written again.
+- All rows are committed. The record is written again.
+- Some rows are committed. The record is written again with the offsets of the missing rows. These rows are read from
+  their partitions, aborted as above, and written again with a record without missing rows. The process may end after
+  any step: the next process that takes the lane finds the next step in the record.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import SinkError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, discard, made, within
-from strandline.ends.kafka.record import Firsts, LaneMessage, LaneRecord, Rows, SinkRecord, firsts_of
+from strandline.ends.kafka.client import ClientErrors, call_within, create_client, discard
+from strandline.ends.kafka.record import LaneMessage, LaneRecord, Rows, SinkRecord, Starts, starts_of
 
 Commit = Callable[[Iterator[pa.RecordBatch], LaneMessage], LaneRecord]
-Place = tuple[str, int, int]
-"""A topic, a partition, an offset."""
+Position = tuple[str, int, int]
+"""Topic, partition, offset."""
 _ROWS = pa.schema(
     {
         "topic": pa.string(), "key": pa.binary(), "value": pa.binary(),
@@ -47,9 +47,9 @@ _ROWS = pa.schema(
 
 
 class Lane:
-    """A lane that its producer has taken: no transaction of it is open, but some may hang.
+    """A lane after its producer's `init_transactions`: no transaction is open, but some may hang.
 
-    `commit` writes rows and a record in a transaction, and returns when that is carried out.
+    `commit` writes rows and a record in a transaction, and waits until the transaction is complete.
     """
 
     def __init__(self, record: SinkRecord, number: int, producer: Any, consumer: Any, commit: Commit) -> None:
@@ -59,20 +59,20 @@ class Lane:
         self._consumer = consumer
         self._commit = commit
 
-    def found(self) -> LaneRecord | None:
-        """Return the lane's record; if that hangs, it is ended."""
+    def read_record(self) -> LaneRecord | None:
+        """Return the lane's record, after settling it if it hangs."""
         from confluent_kafka import KafkaException
 
         try:
-            return self._record.of_lane(self._consumer)
+            return self._record.read_lane(self._consumer)
         except (KafkaException, UnavailableError):
             if not self._hangs():
                 raise
         self.settle()
-        return self._record.of_lane(self._consumer)
+        return self._record.read_lane(self._consumer)
 
     def _hangs(self) -> bool:
-        """Whether Kafka answers, and says how far the lane came before what it does not say the end of."""
+        """Whether Kafka returns the record from before the last transaction, but not the current one."""
         return self._answers(committed=False) and not self._answers(committed=True)
 
     def _answers(self, *, committed: bool) -> bool:
@@ -80,7 +80,7 @@ class Lane:
 
         consumer = self._record.consumer(self._number, ClientErrors(), committed=committed)
         try:
-            self._record.of_lane(consumer)
+            self._record.read_lane(consumer)
         except (KafkaException, UnavailableError):
             return False
         finally:
@@ -88,116 +88,117 @@ class Lane:
         return True
 
     def settle(self) -> None:
-        """End the newest transaction, whose record hangs, as it ended where it does not."""
-        # 1. Where it is: its message was there before the group was told.
+        """End the newest transaction, whose record hangs, with the outcome that its other partitions have."""
+        # 1. Find its messages. The record's message was sent before the group's offset.
         newest = self._record.read(committed=False).newest(self._number)
         if newest is None:
-            raise self._lost("where its rows are is not on record")
-        at, told = newest
-        places = [*_places(firsts_of(told.rows)), (self._record.topic, 0, at)]
-        hung = self._hanging(places)
-        if any(self._is_committed(place) for place in places if place not in hung):
-            # 2. Should this process end, too, while the record is written: it holds already.
-            self._record.note_reached(self._consumer, told)
-            failpoints.hit("kafka.reached_noted")
-            owed = _of_places(told.rows, hung)
-            self._commit(iter(()), _next(told, owed))
+            raise self._hanging_error("the offsets of its rows are not on record")
+        offset, message = newest
+        positions = [*_positions(starts_of(message.rows)), (self._record.topic, 0, offset)]
+        hanging = self._find_hanging(positions)
+        if any(self._is_committed(position) for position in positions if position not in hanging):
+            # 2. Record the commit outside of the transaction: this process may end while it writes the record.
+            self._record.put_commit(self._consumer, message)
+            failpoints.hit("kafka.commit_recorded")
+            missing = _select(message.rows, hanging)
+            self._commit(iter(()), _next(message, missing))
         else:
-            self._abort(hung, told)
+            self._abort(hanging, message)
 
-    def through(self, found: LaneRecord) -> LaneRecord:
-        """Return the lane's record when its transaction is carried out everywhere; some of it may hang."""
-        if not found.owes:
-            firsts = found.firsts if found.firsts is not None else self._firsts(found)
-            hung = self._hanging(_places(firsts))
-            if not hung:
-                return found
-            _, told = self._told(found)
-            # What hangs of the record's own topic goes with the next transaction.
-            found = self._commit(iter(()), _next(told, _of_places(told.rows, hung)))
-            failpoints.hit("kafka.owed")
-        return self._pay(found) if found.owes else found
+    def complete(self, record: LaneRecord) -> LaneRecord:
+        """End the record's transaction in all of its partitions, and write missing rows; return the lane's record."""
+        if not record.is_incomplete:
+            starts = record.starts if record.starts is not None else self._starts(record)
+            hanging = self._find_hanging(_positions(starts))
+            if not hanging:
+                return record
+            _, message = self._message_of(record)
+            # The next transaction also ends the one that hangs in the record's topic.
+            record = self._commit(iter(()), _next(message, _select(message.rows, hanging)))
+            failpoints.hit("kafka.missing_recorded")
+        return self._write_missing(record) if record.is_incomplete else record
 
-    def _firsts(self, found: LaneRecord) -> Firsts:
-        at, told = self._told(found)
-        return {**firsts_of(told.rows), self._record.topic: {0: at}}
+    def _starts(self, record: LaneRecord) -> Starts:
+        offset, message = self._message_of(record)
+        return {**starts_of(message.rows), self._record.topic: {0: offset}}
 
-    def _told(self, found: LaneRecord) -> tuple[int, LaneMessage]:
-        told = self._record.told(self._number, found)
-        if told is None:
-            raise self._lost("where its rows are is not on record")
-        return told
+    def _message_of(self, record: LaneRecord) -> tuple[int, LaneMessage]:
+        message = self._record.message_of(self._number, record)
+        if message is None:
+            raise self._hanging_error("the offsets of its rows are not on record")
+        return message
 
-    def _pay(self, found: LaneRecord) -> LaneRecord:
-        """Write the rows again that the record owes."""
-        _, told = self._told(found)
-        rows = self._read(told.owed)
-        places = list(_places(firsts_of(told.owed)))
-        if hung := self._hanging(places):
-            self._abort(hung, None)
+    def _write_missing(self, record: LaneRecord) -> LaneRecord:
+        """Write the record's missing rows again."""
+        _, message = self._message_of(record)
+        rows = self._read(message.missing)
+        positions = list(_positions(starts_of(message.missing)))
+        if hanging := self._find_hanging(positions):
+            self._abort(hanging, None)
             until = time.monotonic() + self._record.cluster.answer_s
-            # Brokers end a transaction some moments after its coordinator has decided so.
-            while self._hanging(places):
+            # Brokers write the markers shortly after the coordinator's decision.
+            while self._find_hanging(positions):
                 if time.monotonic() > until:
-                    raise self._lost("nothing ends it")
+                    raise self._hanging_error("aborting another transaction there does not end it")
                 time.sleep(0.05)
-        failpoints.hit("kafka.unhung")
-        return self._commit(iter([rows]), _next(told, {}))
+        failpoints.hit("kafka.hanging_aborted")
+        return self._commit(iter([rows]), _next(message, {}))
 
-    def _abort(self, hung: Iterable[Place], told: LaneMessage | None) -> None:
-        """Abort what hangs, and a lane's record with it: what is aborted with them is seen by nobody either."""
-        within(self._record.cluster.answer_s, self._producer.begin_transaction)
-        for topic, partition, _ in hung:
+    def _abort(self, hanging: Iterable[Position], message: LaneMessage | None) -> None:
+        """Abort a transaction in the hanging partitions, with the lane's record if `message` is given."""
+        call_within(self._record.cluster.answer_s, self._producer.begin_transaction)
+        for topic, partition, _ in hanging:
             if topic != self._record.topic:
                 self._producer.produce(topic, b"", b"strandline", partition)
-        if told is not None:
-            self._record.put_lane(self._producer, self._consumer, self._number, told, dict)
+        if message is not None:
+            self._record.put_lane(self._producer, self._consumer, self._number, message, dict)
         elif self._producer.flush(self._record.cluster.answer_s):
             raise UnavailableError(f"{self._where} takes no rows")
         self._record.cluster.ask(self._producer.abort_transaction)
 
-    def _hanging(self, places: Iterable[Place]) -> list[Place]:
-        """Return where it hangs; wait while that is not to be seen."""
-        until, places, are_there = time.monotonic() + self._record.cluster.answer_s, list(places), False
+    def _find_hanging(self, positions: Iterable[Position]) -> list[Position]:
+        """Return the positions at which a transaction hangs; wait while older transactions hide that."""
+        until, positions, do_exist = time.monotonic() + self._record.cluster.answer_s, list(positions), False
         while True:
-            hung, hidden = open_at(self._record, self._consumer, places)
-            if (hung or hidden) and not are_there:
-                places, are_there = self._that_are_there([*hung, *hidden]), True
+            hanging, unknown = find_open(self._record, self._consumer, positions)
+            if (hanging or unknown) and not do_exist:
+                positions, do_exist = self._existing([*hanging, *unknown]), True
                 continue
-            hidden = [place for place in hidden if place[0] != self._record.topic]
-            if not hidden:
-                return hung
+            unknown = [position for position in unknown if position[0] != self._record.topic]
+            if not unknown:
+                return hanging
             if time.monotonic() > until:
-                topic, partition, _ = hidden[0]
+                topic, partition, _ = unknown[0]
                 raise UnavailableError(
-                    f"{self._where}: whether the last rows of lane {self._number} are committed is not to be seen: an "
+                    f"{self._where}: it is unknown whether the last rows of lane {self._number} are committed: an "
                     f"older transaction of another writer is open in topic '{topic}', partition {partition}"
                 )
             time.sleep(0.05)
 
-    def _that_are_there(self, places: list[Place]) -> list[Place]:
-        """Return those that their partition has: a topic may have been made anew."""
+    def _existing(self, positions: list[Position]) -> list[Position]:
+        """Return the positions that exist: a topic may have been deleted and created again."""
         consumer = self._record.consumer(self._number, ClientErrors(), committed=False)
         try:
-            ends = _ends(self._record, consumer, places)
+            ends = _ends(self._record, consumer, positions)
         finally:
             discard(consumer)
-        return [place for place in places if ends.get(place[:2], 0) > place[2]]
+        return [position for position in positions if ends.get(position[:2], 0) > position[2]]
 
-    def _is_committed(self, place: Place) -> bool:
-        """Whether readers of what is committed see the message there."""
-        return any(True for _ in self._messages(place[0], place[1], [(place[2], place[2])], "read_committed"))
+    def _is_committed(self, position: Position) -> bool:
+        """Whether the message is committed."""
+        topic, partition, offset = position
+        return any(True for _ in self._messages(topic, partition, [(offset, offset)], "read_committed"))
 
     def _read(self, rows: Rows) -> pa.RecordBatch:
-        """Return messages that hang, or are aborted, as rows."""
-        found: list[dict[str, Any]] = []
+        """Return hanging or aborted messages as rows."""
+        result: list[dict[str, Any]] = []
         for topic, partitions in rows.items():
             for partition, runs in partitions.items():
                 read = [_row(message) for message in self._messages(topic, partition, runs, "read_uncommitted")]
                 if len(read) != sum(last - first + 1 for first, last in runs):
-                    raise self._lost(f"some are not in topic '{topic}', partition {partition} any more")
-                found += read
-        return pa.RecordBatch.from_pylist(found, _ROWS)
+                    raise self._hanging_error(f"some rows are not in topic '{topic}', partition {partition} any more")
+                result += read
+        return pa.RecordBatch.from_pylist(result, _ROWS)
 
     def _messages(self, topic: str, partition: int, runs: list[tuple[int, int]], level: str) -> Iterator[Any]:
         from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -207,14 +208,14 @@ class Lane:
             ClientErrors(), group_id=self._record.name_of(0), isolation_level=level, enable_auto_commit=False,
             enable_partition_eof=True, fetch_wait_max_ms=50, auto_offset_reset="latest",
         )  # fmt: skip
-        consumer = made(Consumer, cluster, settings)
+        consumer = create_client(Consumer, cluster, settings)
         try:
             left = list(runs)
-            # A reader that begins behind what hangs hears nothing, not even that it is at the end.
+            # A consumer that starts after a hanging transaction receives nothing, not even the end of the partition.
             end = _ends(self._record, consumer, [(topic, partition, 0)]).get((topic, partition), 0)
             if end <= left[0][0]:
                 return
-            within(cluster.answer_s, consumer.assign, [TopicPartition(topic, partition, left[0][0])])
+            call_within(cluster.answer_s, consumer.assign, [TopicPartition(topic, partition, left[0][0])])
             while left:
                 message = consumer.poll(cluster.answer_s)
                 if message is None:
@@ -236,33 +237,35 @@ class Lane:
     def _where(self) -> str:
         return f"{self._record.writer.label}: Kafka at {self._record.cluster.servers}"
 
-    def _lost(self, why: str) -> SinkError:
+    def _hanging_error(self, reason: str) -> SinkError:
         return SinkError(
-            f"{self._where} has left transaction '{self._record.name_of(self._number)}' open, and knows of none: {why}",
-            hint="the rows stay staged. kafka-transactions.sh find-hanging and describe-producers show where it is; "
-            "before it is ended there, compare what readers of read_committed have seen",
+            f"{self._where}: transaction '{self._record.name_of(self._number)}' hangs and cannot be ended: {reason}",
+            hint="the rows stay staged. kafka-transactions.sh find-hanging and describe-producers show where it hangs; "
+            "before you abort it there, compare what readers of read_committed have seen",
         )
 
 
-def open_at(record: SinkRecord, consumer: Any, places: Iterable[Place]) -> tuple[list[Place], list[Place]]:
-    """Return the places of transactions that are open there, and those where an older one keeps that from being seen.
+def find_open(
+    record: SinkRecord, consumer: Any, positions: Iterable[Position]
+) -> tuple[list[Position], list[Position]]:
+    """Return the positions at which a transaction is open, and those that are unknown behind an older open one.
 
-    `consumer` reads what is committed.
+    `consumer` reads committed messages.
     """
-    places = list(places)
-    ends = _ends(record, consumer, places)
-    hung = [place for place in places if ends.get(place[:2]) == place[2]]
-    return hung, [place for place in places if ends.get(place[:2], place[2]) < place[2]]
+    positions = list(positions)
+    ends = _ends(record, consumer, positions)
+    hanging = [position for position in positions if ends.get(position[:2]) == position[2]]
+    return hanging, [position for position in positions if ends.get(position[:2], position[2]) < position[2]]
 
 
-def places_of(record: LaneRecord) -> list[Place]:
-    """Return where the messages of a record's transaction begin, if that is known."""
-    return list(_places(record.firsts or {}))
+def starts_in(record: LaneRecord) -> list[Position]:
+    """Return the first position in each partition of a record's transaction, if the record has them."""
+    return list(_positions(record.starts or {}))
 
 
-def _ends(record: SinkRecord, consumer: Any, places: Iterable[Place]) -> dict[tuple[str, int], int]:
-    """Return where partitions end for a consumer; those that are gone are not among them."""
-    wanted = list(dict.fromkeys(place[:2] for place in places))
+def _ends(record: SinkRecord, consumer: Any, positions: Iterable[Position]) -> dict[tuple[str, int], int]:
+    """Return the end offsets of partitions for a consumer, without those of deleted partitions."""
+    wanted = list(dict.fromkeys(position[:2] for position in positions))
     return _ends_of(record, consumer, wanted) if wanted else {}
 
 
@@ -270,37 +273,39 @@ def _ends_of(record: SinkRecord, consumer: Any, wanted: list[tuple[str, int]]) -
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     try:
-        found = record.cluster.ask(consumer.offsets_for_times, [TopicPartition(*each, -1) for each in wanted])
-        for each in found:
+        offsets = record.cluster.ask(consumer.offsets_for_times, [TopicPartition(*each, -1) for each in wanted])
+        for each in offsets:
             if each.error is not None:
                 raise KafkaException(each.error)
     except KafkaException as error:
         gone = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC
         if error.args[0].code() not in gone:
             raise
-        # It is said of all when one is gone.
+        # One deleted partition fails the request for all.
         ends = [_ends_of(record, consumer, [each]) for each in wanted] if len(wanted) > 1 else []
-        return {place: end for found in ends for place, end in found.items()}
-    return {(each.topic, each.partition): each.offset for each in found}
+        return {partition: end for each in ends for partition, end in each.items()}
+    return {(each.topic, each.partition): each.offset for each in offsets}
 
 
-def _places(firsts: Firsts) -> Iterator[Place]:
-    for topic, partitions in firsts.items():
+def _positions(starts: Starts) -> Iterator[Position]:
+    for topic, partitions in starts.items():
         for partition, first in partitions.items():
             yield topic, partition, first
 
 
-def _of_places(rows: Rows, places: Iterable[Place]) -> Rows:
-    found: Rows = {}
-    for topic, partition, _ in places:
+def _select(rows: Rows, positions: Iterable[Position]) -> Rows:
+    """Return the rows in the partitions of these positions."""
+    selected: Rows = {}
+    for topic, partition, _ in positions:
         if partition in rows.get(topic, {}):
-            found.setdefault(topic, {})[partition] = rows[topic][partition]
-    return found
+            selected.setdefault(topic, {})[partition] = rows[topic][partition]
+    return selected
 
 
-def _next(told: LaneMessage, owed: Rows) -> LaneMessage:
-    """Return what the next transaction of the same mark says."""
-    return msgspec.structs.replace(told, step=told.step + 1, owes=bool(owed), rows={}, owed=owed)
+def _next(message: LaneMessage, missing: Rows) -> LaneMessage:
+    """Return the message of the next transaction of the same mark."""
+    changes = {"is_incomplete": bool(missing), "rows": {}, "missing": missing}
+    return msgspec.structs.replace(message, step=message.step + 1, **changes)
 
 
 def _row(message: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The topic in which sinks of Kafka have on record how far they came: it is made, or found fit."""
+"""The topic with the records of Kafka sinks: its creation and the check of its settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.ends.kafka.client import ClientErrors, answer, discard, in_words, made, topic_setting
+from strandline.ends.kafka.client import ClientErrors, create_client, discard, get_answer, read_setting, translate_error
 from strandline.ends.kafka.record import SinkRecord
 
 _PARTITIONS = 2
@@ -14,31 +14,31 @@ _SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.clean
 
 
 def make_topic(record: SinkRecord) -> None:
-    """Create the topic unless it is there."""
+    """Create the topic unless it exists."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    said = ClientErrors()
-    admin = made(AdminClient, record.cluster, record.cluster.settings(said))
+    errors = ClientErrors()
+    admin = create_client(AdminClient, record.cluster, record.cluster.settings(errors))
     try:
-        if not _is_fit(record, admin, said):
+        if not _is_fit(record, admin, errors):
             (creating,) = admin.create_topics(
                 [NewTopic(record.topic, _PARTITIONS, config=_SETTINGS)], request_timeout=record.cluster.answer_s
             ).values()
             try:
-                answer(creating, admin, said, record.cluster)
+                get_answer(creating, admin, errors, record.cluster)
             except KafkaException as error:
-                # It was there, and the broker that was asked did not know of it yet.
+                # It existed, and the broker did not know it yet.
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
             _await_topic(record, admin)
-            _is_fit(record, admin, said)
+            _is_fit(record, admin, errors)
     except KafkaException as error:
-        why = in_words(error, record.writer.label, record.cluster, said)
+        why = translate_error(error, record.writer.label, record.cluster, errors)
         if not isinstance(why, ConfigurationError):
             raise why from error
         raise type(why)(
-            f"{why.message}; it needs a topic '{record.topic}' of its own, with two partitions",
+            f"{why.message}; the sink needs a topic '{record.topic}' for its record, with two partitions",
             hint=f"create it: kafka-topics.sh --create --topic {record.topic} --partitions 2 --config "
             "cleanup.policy=compact --config segment.bytes=4194304; or allow the sink's user to",
         ) from error
@@ -46,15 +46,15 @@ def make_topic(record: SinkRecord) -> None:
         discard(admin)
 
 
-def _is_fit(record: SinkRecord, admin: Any, said: ClientErrors) -> bool:
-    """Return whether the topic is there; raise ConfigurationError if it is another than the sink needs."""
+def _is_fit(record: SinkRecord, admin: Any, errors: ClientErrors) -> bool:
+    """Return whether the topic exists; raise ConfigurationError if its settings are wrong."""
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
     cluster = record.cluster
-    (asked,) = admin.describe_topics(TopicCollection([record.topic]), request_timeout=cluster.answer_s).values()
+    (request,) = admin.describe_topics(TopicCollection([record.topic]), request_timeout=cluster.answer_s).values()
     try:
-        found = answer(asked, admin, said, cluster)
-        policy = topic_setting("cleanup.policy", record.topic, admin, said, cluster)
+        description = get_answer(request, admin, errors, cluster)
+        policy = read_setting("cleanup.policy", record.topic, admin, errors, cluster)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise
@@ -62,20 +62,20 @@ def _is_fit(record: SinkRecord, admin: Any, said: ClientErrors) -> bool:
     where = f"{record.writer.label}: topic '{record.topic}' of Kafka at {cluster.servers}"
     if policy not in (None, "compact"):
         raise ConfigurationError(
-            f"{where} has cleanup.policy={policy}, expected compact: Kafka would delete the record of how far the sink "
-            "came",
+            f"{where} has cleanup.policy={policy}, expected compact: Kafka would delete the record of the sink's "
+            "progress",
             hint=f"kafka-configs.sh --alter --topic {record.topic} --add-config cleanup.policy=compact",
         )
-    if len(found.partitions) < _PARTITIONS:
+    if len(description.partitions) < _PARTITIONS:
         raise ConfigurationError(
-            f"{where} has {len(found.partitions)} partition, expected {_PARTITIONS}",
+            f"{where} has {len(description.partitions)} partition, expected {_PARTITIONS}",
             hint=f"kafka-topics.sh --alter --topic {record.topic} --partitions {_PARTITIONS}",
         )
     return True
 
 
 def _await_topic(record: SinkRecord, admin: Any) -> None:
-    """Brokers learn of a new topic one after the other."""
+    """Wait until the broker knows the new topic and its leader."""
     until = time.monotonic() + record.cluster.answer_s
     while time.monotonic() < until:
         metadata = admin.list_topics(record.topic, record.cluster.answer_s).topics[record.topic]

@@ -32,14 +32,14 @@ from strandline.ends.committables import TaskAttempt
 from strandline.ends.kafka.client import (
     ClientErrors,
     Cluster,
-    answer,
     check_installed,
+    create_client,
     discard,
-    in_words,
-    made,
-    topic_setting,
+    get_answer,
+    read_setting,
+    translate_error,
 )
-from strandline.ends.kafka.producer import TOPIC, Sent, drain, produce, producer_settings
+from strandline.ends.kafka.producer import TOPIC, DeliveryReports, flush_rows, produce, producer_settings
 from strandline.ends.kafka.target import KafkaTarget, idle
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
@@ -134,14 +134,14 @@ class _Topics:
         self.layout.messages(empty)
         said, cluster, topic = ClientErrors(), self.target.cluster, self.layout.topic
         label = f"sinks.kafka(topic='{topic}')" if topic else "sinks.kafka()"
-        admin = made(AdminClient, cluster, cluster.settings(said))
+        admin = create_client(AdminClient, cluster, cluster.settings(said))
         try:
             if topic is None:
                 admin.list_topics(timeout=cluster.answer_s)
                 return
             (found,) = admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.answer_s).values()
-            answer(found, admin, said, cluster)
-            if (limit := topic_setting("max.message.bytes", topic, admin, said, cluster)) is not None:
+            get_answer(found, admin, said, cluster)
+            if (limit := read_setting("max.message.bytes", topic, admin, said, cluster)) is not None:
                 self.target.limit = int(limit)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -149,7 +149,7 @@ class _Topics:
                     f"{label}: Kafka at {cluster.servers} has no topic '{topic}'",
                     hint=f"create it: kafka-topics.sh --create --topic {topic} --partitions N",
                 ) from None
-            why = in_words(error, label, cluster, said)
+            why = translate_error(error, label, cluster, said)
             if isinstance(why, ConfigurationError):
                 raise why from None
             raise ConfigurationError(why.message, hint="see to its address, and that it is running") from None
@@ -196,7 +196,7 @@ class KafkaSinkAtOnce(_Topics, Sink):
             found = unwrap_error(error)
             if isinstance(found, UnavailableError):
                 # A task's process ends with what it raises, and has learned that for nobody.
-                self.target.limit = found.fields.get("at_once", self.target.limit)
+                self.target.limit = found.fields.get("batch_bytes", self.target.limit)
             raise
 
 
@@ -215,7 +215,7 @@ class _Produce:
         try:
             for batch in batches:
                 produce(producer, batch, self.target, self.label)
-            drain(producer, self.target, self.label, said, sent)
+            flush_rows(producer, self.target, self.label, said, sent)
         except BaseException:
             discard(producer)
             raise
@@ -226,14 +226,14 @@ class _Produce:
         cluster = self.target.cluster
         return cluster.servers, self.target.limit, *sorted(cluster.options.items())
 
-    def _made(self) -> tuple[ClientErrors, Sent, Any]:
+    def _made(self) -> tuple[ClientErrors, DeliveryReports, Any]:
         from confluent_kafka import Producer
 
-        said, sent = ClientErrors(), Sent()
-        return said, sent, made(Producer, self.target.cluster, producer_settings(self.target, said, sent))
+        said, sent = ClientErrors(), DeliveryReports()
+        return said, sent, create_client(Producer, self.target.cluster, producer_settings(self.target, said, sent))
 
 
-_producers: dict[tuple[Any, ...], tuple[ClientErrors, Sent, Any]] = {}
+_producers: dict[tuple[Any, ...], tuple[ClientErrors, DeliveryReports, Any]] = {}
 
 
 def kafka(
