@@ -130,7 +130,7 @@ class Attempt:
     @suppress_error_logs()
     def watch(self, is_over: Callable[[], bool]) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `is_over`."""
-        with self._fleet.breakable():
+        with self._fleet.cancellable():
             return self._look_after(is_over)
 
     def _look_after(self, is_over: Callable[[], bool]) -> bool:
@@ -225,15 +225,15 @@ class Attempt:
         """Look up keys of a table with the keepers, in any thread."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
-    def explained(self, error: BaseException) -> BaseException:
+    def explain(self, error: BaseException) -> BaseException:
         """Return why the run failed, as far as its keepers can tell more of it than the error does."""
-        return self._fleet.explained(error)
+        return self._fleet.explain(error)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
         if self.driver.is_running:
             self.driver.sealed.set()
-            self._fleet.break_off()
+            self._fleet.abort()
 
     @suppress_error_logs()
     def close(self, *, forget: bool) -> None:

@@ -55,7 +55,7 @@ from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.saving import told
 from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import session_like, users_session_active
+from strandline.spark.keepers.exchange import clone_session, keep_active_session
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
         replays: list[Replay] = []
         try:
             read_before = _bring_place(b, wish)
-            with users_session_active(b.spark):
+            with keep_active_session(b.spark):
                 slices = _spooled(spool, wish)
                 failpoints.hit("bootstrap.spooled")
                 work = _Work(spool, slices, mark, read_before)
@@ -270,7 +270,7 @@ class Replay:
             driver, coordinator = self._begin()
             fleet = self._preparation.fleet
             assert fleet is not None
-            with fleet.breakable():
+            with fleet.cancellable():
                 self._process(driver, coordinator)
                 return self._save(driver, coordinator)
         finally:
@@ -307,7 +307,7 @@ class Replay:
         self._clock.reach(part.last if self._wish.history.is_timed else None)
 
     def _process(self, driver: EpochDriver, coordinator: Coordinator) -> None:
-        session, begun, started = session_like(self._b.spark), driver.progress.epoch, time.monotonic()
+        session, begun, started = clone_session(self._b.spark), driver.progress.epoch, time.monotonic()
         told = started
         for number in range(begun, len(self._work.slices)):
             part = self._work.slices[number]

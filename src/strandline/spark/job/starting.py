@@ -67,9 +67,9 @@ class Starting:
             )  # fmt: skip
             raise
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
-        self._preparation.break_off()
+        self._preparation.abort()
 
     def _start(self) -> Attempt:
         b, found = self._b, self._preparation.open()

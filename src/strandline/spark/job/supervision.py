@@ -165,7 +165,7 @@ class Supervisor:
                 )
             patience = _AGAIN_S
             if (at_work := self._starting or self.attempt) is not None:
-                at_work.break_off()
+                at_work.abort()
         self.thread.join(timeout)
         self._control.join()
 
@@ -283,7 +283,7 @@ class Supervisor:
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
         attempt = self.attempt
-        error = self._telling.complete(error if attempt is None else attempt.explained(error))
+        error = self._telling.complete(error if attempt is None else attempt.explain(error))
         said = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
         self.least_id = attempt.coordinator.next_id if attempt else self.least_id
