@@ -163,7 +163,7 @@ class Attempt:
                     raise SparkError("Spark's session has been stopped")
                 # Spark's thread may wait for tasks that wait for the executor.
                 self._fleet.check_executors()
-                self._times.look(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
+                self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
                 is_at_rest = not self.driver.is_running and not self.driver.sealed.is_set()

@@ -53,7 +53,7 @@ from strandline.spark.job.history import History, Spool, describe, spool_root
 from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.saving import told
-from strandline.spark.job.skipping import place_behind
+from strandline.spark.job.skipping import place_after
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import clone_session, keep_active_session
 from strandline.storage.place import Place
@@ -156,7 +156,7 @@ def _bring_place(b: Blueprint, wish: Wish) -> SourceInfo | None:
         info, folder = wish.start.manifest.source, wish.start.folder
     elif wish.skipped is not None:
         folder = JobDirectory(b.jobdir.store, b.name, f"{b.jobdir.path}/read")
-        info = place_behind(b.plan.sources, wish.skipped, folder, b.places.root)
+        info = place_after(b.plan.sources, wish.skipped, folder, b.places.root)
     else:
         return None
     place = folder.place(b.checkpoints.storage_options, fsync=b.settings.fsync)

@@ -45,7 +45,7 @@ from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.following import Followed, Follower, first_told
 from strandline.spark.job.preparation import Preparation, warn_of_sinks
 from strandline.spark.job.starting import Starting
-from strandline.spark.job.status import NOTHING, status_after
+from strandline.spark.job.status import INITIAL, status_after
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Supervisor:
         self.blueprint = blueprint
         self._restart = restart
         self._starting: Starting | None = None
-        self.known: Mapping[str, Any] = NOTHING
+        self.known: Mapping[str, Any] = INITIAL
         """What a status says while there is no attempt."""
         self.attempt: Attempt | None = None
         self.state: State = "starting"
