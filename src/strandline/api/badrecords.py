@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import Duration, parse_duration_ms
+from strandline.core.settings import parse_duration_ms
+
+if TYPE_CHECKING:
+    from strandline.core.settings import Duration
+else:
+    # Programs for keepers contain OnError, and msgspec decodes no union of str and timedelta.
+    Duration = str | int | float
 
 Then = Literal["fail", "skip", "dead-letter"]
 
@@ -37,6 +44,8 @@ class OnError:
     per: Duration = "1 min"
 
     def __post_init__(self) -> None:
+        if isinstance(self.per, dt.timedelta):
+            object.__setattr__(self, "per", self.per / dt.timedelta(seconds=1))
         if self.then not in get_args(Then):
             raise ConfigurationError(
                 f"on_error is {self.then!r}, expected 'fail', 'skip' or 'dead-letter'",
