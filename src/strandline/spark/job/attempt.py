@@ -186,7 +186,7 @@ class Attempt:
         draining, driver, finished_us = self._b.draining, self.driver, self._finished_us
         if driver.drained:
             return True
-        if draining.asked.is_set():
+        if draining.requested.is_set():
             # Else Spark's next epoch might come before it, again and again.
             driver.is_draining = True
             return True

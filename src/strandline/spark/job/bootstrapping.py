@@ -52,7 +52,7 @@ from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.history import History, Spool, describe, spool_root
 from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
-from strandline.spark.job.saving import told
+from strandline.spark.job.saving import savepoint_of
 from strandline.spark.job.skipping import place_after
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import clone_session, keep_active_session
@@ -367,7 +367,7 @@ class Replay:
             manifest, source, wish.target, wish.form, clock=b.clock, scratch=b.places.root, mark=work.mark,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), number),
         )  # fmt: skip
-        return told(made, wish.target, started)
+        return savepoint_of(made, wish.target, started)
 
     def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
         while not asked.done():

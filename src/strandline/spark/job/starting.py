@@ -120,7 +120,7 @@ class Starting:
             paused=b.paused,
         )  # fmt: skip
         # A drain that was asked for before reads nothing more.
-        driver.is_draining = b.draining.asked.is_set()
+        driver.is_draining = b.draining.requested.is_set()
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
@@ -129,7 +129,7 @@ class Starting:
         trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         between_ms = max(trigger_ms, polling_delay_ms(b.spark))
         query = self._query = writer.start()
-        b.draining.begun()
+        b.draining.note_begin()
         watch = SourceWatch(
             query, between_ms, ends="availableNow" in b.trigger, clock=b.clock if trigger_ms else None
         )  # fmt: skip

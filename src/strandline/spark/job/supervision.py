@@ -42,7 +42,7 @@ from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import FailureReporter
-from strandline.spark.job.following import Followed, Follower, first_told
+from strandline.spark.job.following import Follower, RescalableRun, initial_override
 from strandline.spark.job.preparation import Preparation, warn_of_sinks
 from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import INITIAL, status_after
@@ -115,7 +115,7 @@ class Supervisor:
         self._control: ControlServer
         self.thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
-    def start(self, control: ControlServer, follow: Followed) -> None:
+    def start(self, control: ControlServer, follow: RescalableRun) -> None:
         """Begin the first attempt, and the thread that looks after it. Raises what is wrong with the program."""
         b, self._control = self.blueprint, control
         self._held = b.places.lock_shared()
@@ -129,7 +129,7 @@ class Supervisor:
             # Commands that change what is desired wait until it is known.
             with self.changing:
                 control.start()
-                self.desired = Desired(first_told(b.settings, b.spark, wait=True))
+                self.desired = Desired(initial_override(b.settings, b.spark, wait=True))
             self._begin_first()
             self.thread.start()
             if b.settings.follows is not None:
