@@ -117,7 +117,7 @@ def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
     made._watch.has_looked = made._poll_if_idle = lambda: None
     made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=True))
     with pytest.raises(SparkError, match="session has been stopped"):
-        made._look_after(lambda: False)
+        made._watch_until(lambda: False)
 
 
 def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
@@ -447,17 +447,17 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     made._final_checkpoint_done = lambda: True
     made.coordinator.advance = lambda: None
     made._sources = SimpleNamespace(deliver=lambda looked: None)
-    assert not made._look_after(lambda: next(over))
+    assert not made._watch_until(lambda: next(over))
     made.driver.paused.clear()
-    assert made._look_after(lambda: False)
+    assert made._watch_until(lambda: False)
 
 
 def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> None:
     """It would come to its end again, and wait again, for ever: each time with another checkpoint."""
     made = attempt(active=False, idle_s=0.0)
-    made._b.name, made.coordinator.shows_all, made._unshown_since = "job", False, time.monotonic() - 3600
+    made._b.name, made.coordinator.shows_all, made._undelivered_since = "job", False, time.monotonic() - 3600
     with pytest.raises(UnavailableError, match="does not take its last rows") as caught:
-        made._is_all_shown()
+        made._is_delivered()
     supervisor = run_of()._supervisor
     assert not supervisor._may_restart(caught.value)
     assert supervisor._may_restart(UnavailableError("storage is away"))
@@ -466,7 +466,7 @@ def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> No
 def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:
     made = attempt(active=False, idle_s=0.0)
     made.driver.drained, made.driver.progress = True, JobProgress(Epoch(7))
-    made.restored, made._unshown_since = SimpleNamespace(epoch=7), 0.0
+    made.restored, made._undelivered_since = SimpleNamespace(epoch=7), 0.0
     made.coordinator.shows_all = False
     assert not made._is_drained()
     made.coordinator.shows_all = True
@@ -512,11 +512,11 @@ def test_timers_that_set_others_for_later_do_not_hold_up_the_end() -> None:
     made._fleet = SimpleNamespace(may_have_lost_one=lambda: False, check_executors=lambda: None)
     made._query_finished = lambda: True
     made._final_checkpoint_done = lambda: True
-    made._poll_if_idle = made._tell_first_epoch = lambda: None
+    made._poll_if_idle = made._report_first_epoch = lambda: None
     made.coordinator.advance = lambda: None
     made._sources = SimpleNamespace(deliver=lambda looked: None)
     looks = iter(range(50))
-    assert made._look_after(lambda: next(looks, None) is None)
+    assert made._watch_until(lambda: next(looks, None) is None)
     assert next(looks) > 1, "the timer that was due has fired before"
 
 

@@ -163,11 +163,8 @@ def _compare_names(before: Sequence[str], now: Sequence[str], knows: str) -> lis
 
 
 def _compare_operator(stored: OperatorInfo, operator: Operator) -> list[str]:
-    return [
-        f"operator '{operator.uid}': {what} is {now}, was {before}"
-        for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
-        if before != now
-    ]
+    before, now = stored.max_parallelism, operator.max_parallelism
+    return [f"operator '{operator.uid}': max_parallelism is {now}, was {before}"] if before != now else []
 
 
 def watermark_changes(manifest: Manifest | None, watermarks: Sequence[WatermarkSpec]) -> list[str]:
