@@ -30,6 +30,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/runtime",
     "src/strandline/snapshot",
     "src/strandline/spark/base",
+    "src/strandline/spark/job",
     "src/strandline/spark/keepers",
     "src/strandline/spark/lower",
     "src/strandline/storage",
