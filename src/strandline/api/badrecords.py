@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import Duration, parse_duration_ms
+from strandline.core.settings import parse_duration_ms
+
+if TYPE_CHECKING:
+    from strandline.core.settings import Duration
+else:
+    # What msgspec reads: it knows no type that is text or a timedelta.
+    Duration = str | int | float
 
 Then = Literal["fail", "skip", "dead-letter"]
 
@@ -48,6 +55,8 @@ class OnError:
             raise ConfigurationError(
                 f"OnError: at_most is {self.at_most}, expected 1 or more", hint='on_error="fail" bears none'
             )
+        if isinstance(self.per, dt.timedelta):
+            object.__setattr__(self, "per", f"{self.per_ms} ms")
         if not self.per_ms:
             raise ConfigurationError(f"OnError: per is {self.per!r}, expected more than 0")
 
