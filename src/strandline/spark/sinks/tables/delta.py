@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, SinkError, StrandlineError
 from strandline.core.ids import Epoch, unique_name
-from strandline.ends.arguments import place_of
+from strandline.ends.arguments import check_location
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.tables.columns import check_names, fitting, plain
 from strandline.ends.tables.datafiles import DataFile, Layout, WriteDataFiles
@@ -386,7 +386,7 @@ def _names(run: SinkContext) -> str:
 
 
 def _url(url: str | Path) -> str:
-    text = place_of("sinks.delta()", "url", url).rstrip("/")
+    text = check_location("sinks.delta()", "url", url).rstrip("/")
     parts = urlsplit(text)
     if "://" in text and parts.scheme not in _SCHEMES:
         raise ConfigurationError(

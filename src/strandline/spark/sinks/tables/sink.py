@@ -37,7 +37,7 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
-from strandline.ends.arguments import columns_of, options_of
+from strandline.ends.arguments import check_columns, check_options
 from strandline.ends.committables import TaskAttempt, decode_committables
 from strandline.ends.tables.columns import check_key, check_names
 from strandline.ends.tables.datafiles import (
@@ -93,9 +93,9 @@ class TableSink(TableFormat):
                 f"{where}: target_bytes is {target_bytes!r:.200}, expected a number of bytes, at least 1024",
                 hint="write it like target_bytes=64 << 20, which are 64 MB",
             )
-        self.key = columns_of(where, "key", key)
-        self.partition_by = columns_of(where, "partition_by", partition_by)
-        self._options = options_of(where, "storage_options", storage_options)
+        self.key = check_columns(where, "key", key)
+        self.partition_by = check_columns(where, "partition_by", partition_by)
+        self._options = check_options(where, "storage_options", storage_options)
         # What was merged is not told from what was there.
         self.takes_back = not self.key
         self.new_columns = new_columns
