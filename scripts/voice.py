@@ -24,6 +24,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/cli",
     "src/strandline/control",
     "src/strandline/core",
+    "src/strandline/ends",
     "src/strandline/format",
     "src/strandline/keeper",
     "src/strandline/plan",

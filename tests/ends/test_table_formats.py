@@ -50,7 +50,7 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation
-from strandline.ends.tables.datafiles import fitted, refuse_unreadable, statistics_of
+from strandline.ends.tables.datafiles import cast_rows, refuse_unreadable, statistics_of
 from strandline.spark.sinks.base import SinkContext
 from strandline.testing.sinks.conformance import (
     Promise,
@@ -779,7 +779,7 @@ def test_a_key_without_value_is_refused(place: Place) -> None:
         stage(sink, 1, [(None, "a")])
     rows = pa.RecordBatch.from_pydict({"k": pa.array([1, None])})
     with pytest.raises(ConfigurationError, match="column 'k' of the table takes no nulls, and 1 rows have none"):
-        fitted(rows, pa.schema([pa.field("k", pa.int64(), nullable=False)]))
+        cast_rows(rows, pa.schema([pa.field("k", pa.int64(), nullable=False)]))
 
 
 def test_values_that_tables_cannot_tell_of_are_refused() -> None:

@@ -153,8 +153,10 @@ MISTAKES = [
     # -- into databases
     postgres("a dsn that cannot be read", "the dsn cannot be read", "postgresql://user@host:5432", dsn="bank at one"),
     postgres("JDBC's url", "the dsn cannot be read", "not JDBC's", dsn="jdbc:postgresql://one/bank?password=secret"),
-    postgres("no dsn", "the dsn is given as NoneType, expected a text", "a function that returns it", dsn=None),
-    postgres("a function that gives no dsn", "the dsn is made as NoneType, expected a text", dsn=lambda: None),
+    postgres("no dsn", "the dsn is NoneType, expected a text", "a function that returns it", dsn=None),
+    postgres(
+        "a function that gives no dsn", "the function of the dsn returned NoneType, expected a text", dsn=lambda: None
+    ),
     postgres("no table", "table is '', expected its name", "table='bank.table'", table=""),
     postgres("a key that is a number", "key is 5, expected names of columns, each once", "key=['shop', 'day']", key=5),
     postgres("delete without a key", "delete='gone' needs key=", "say which columns", delete="gone"),
@@ -230,7 +232,7 @@ MISTAKES = [
         "a directory as a database",
         lambda s: sl.sinks.sqlite(s.directory, "balances"),
         "cannot be used: unable to open database file",
-        "give the path of a database",
+        "set the path of a database",
     ),
     # -- into tables of files
     delta("no url", "url is None, expected a directory or url", url=None),
@@ -269,7 +271,7 @@ MISTAKES = [
     deliver("the name of an error", "passing is ['OSError'], expected types of exceptions", passing=["OSError"]),
     deliver("dead letters, and rows that end the job", "on_error is 'fail', and dead_letters is 'x'", dead_letters="x"),
     transactional("no target", "target is None, expected a sinks.Target", "derive a class", target=None),
-    transactional("a class for a target", "expected a sinks.Target", "make one: Results(…)", target=Results),
+    transactional("a class for a target", "expected a sinks.Target", "create one: Results(…)", target=Results),
     transactional("a lock", "the target Locked cannot be sent to other processes", target=Locked()),
     transactional("whose fault it is", "does not say which of its errors", "refusing = (TheError, …)", on_error="skip"),
     made(

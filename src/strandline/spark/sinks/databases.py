@@ -12,7 +12,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.core.urls import check_local_path
-from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.arguments import check_column, check_columns
 from strandline.ends.postgres.shape import DatabaseTarget, Shape
 from strandline.ends.postgres.target import PostgresTarget
 from strandline.ends.sqlite import SqliteTarget
@@ -120,7 +120,7 @@ class SqliteSink(DatabaseSink):
 def shape_of(what: str, table: str, key: str | Sequence[str] | None, delete: str | None) -> Shape:
     """Return what a program has given, checked."""
     check_name(what, "table", table)
-    names = columns_of(what, "key", key)
+    names = check_columns(what, "key", key)
     check_column(what, "delete", delete)
     if delete is not None and not names:
         raise ConfigurationError(

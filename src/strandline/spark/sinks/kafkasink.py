@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.arguments import check_column, check_columns
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.kafka.client import (
     ClientErrors,
@@ -287,7 +287,7 @@ def kafka(
     for option, column in (("topic_column", topic_column), ("partition", partition), ("timestamp", timestamp)):
         check_column(what, option, column)
     for option, columns in (("key", key), ("value", value)):
-        if columns is not None and not columns_of(what, option, columns):
+        if columns is not None and not check_columns(what, option, columns):
             raise ConfigurationError(
                 f"{what}: {option} is {columns!r}, expected names of columns", hint=f"without a {option}, leave it out"
             )

@@ -20,8 +20,8 @@ from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
 from strandline.ends.committables import TaskAttempt
-from strandline.ends.tables.columns import plain
-from strandline.ends.tables.datafiles import ParquetFile, fitted
+from strandline.ends.tables.columns import plain_type
+from strandline.ends.tables.datafiles import ParquetFile, cast_rows
 from strandline.plan.columns import quoted
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.sinks.tasks import write_tasks
@@ -122,7 +122,7 @@ class ObjectFormat:
 
     def in_file(self, columns: pa.Schema) -> pa.Schema:
         """Return these columns in the types that files have."""
-        return pa.schema([pa.field(column.name, plain(column.type)) for column in columns])
+        return pa.schema([pa.field(column.name, plain_type(column.type)) for column in columns])
 
     def header(self, df: DataFrame) -> str:
         """Return the line that each file begins with, if one does."""
@@ -184,7 +184,7 @@ class _WriteFiles:
 
         for batch in batches:
             file = file or self.form.open(self.schema, self.header)
-            file.add(fitted(batch, self.schema))
+            file.add(cast_rows(batch, self.schema))
             if file.size_bytes() >= _FILE_BYTES:
                 put(file)
                 file = None

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, SinkError, StrandlineError
 from strandline.core.ids import Epoch, unique_name
-from strandline.ends.arguments import place_of
+from strandline.ends.arguments import check_location
 from strandline.ends.committables import TaskAttempt
-from strandline.ends.tables.columns import check_names, fitting, plain
+from strandline.ends.tables.columns import check_names, fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, Layout, WriteDataFiles
-from strandline.ends.tables.errors import in_a_line
+from strandline.ends.tables.errors import describe_error
 from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
@@ -114,7 +114,7 @@ class DeltaSink(TableSink):
         there = pa.schema(table.schema())
         self._check_written_as_is(table, key)
         self._convert(columns)
-        schema, new = fitting(self._where, columns, there, key=key, may_add=self.new_columns == "add")
+        schema, new = fit_columns(self._where, columns, there, key=key, may_add=self.new_columns == "add")
         split = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != split:
             raise ConfigurationError(
@@ -235,7 +235,7 @@ class DeltaSink(TableSink):
         )
 
     def words(self, error: Exception) -> str:
-        return in_a_line(error, self._options)
+        return describe_error(error, self._options)
 
     def _compact(self) -> None:
         """Write the rows of small files into larger ones, and put these in their place.
@@ -348,7 +348,7 @@ class DeltaSink(TableSink):
 
     def _check_partition(self, columns: pa.Schema, split: Sequence[str]) -> None:
         for name in split:
-            kind = plain(columns.field(name).type)
+            kind = plain_type(columns.field(name).type)
             if not (pa.types.is_integer(kind) or kind in (pa.string(), pa.bool_(), pa.date32())):
                 raise ConfigurationError(
                     f"{self._where}: the table is partitioned by '{name}', which is {kind}; expected whole numbers, "
@@ -386,7 +386,7 @@ def _names(run: SinkContext) -> str:
 
 
 def _url(url: str | Path) -> str:
-    text = place_of("sinks.delta()", "url", url).rstrip("/")
+    text = check_location("sinks.delta()", "url", url).rstrip("/")
     parts = urlsplit(text)
     if "://" in text and parts.scheme not in _SCHEMES:
         raise ConfigurationError(
@@ -406,7 +406,7 @@ def _shown(url: str) -> str:
 
 def _creatable(columns: pa.Schema) -> pa.Schema:
     """Return columns as a new table has them: each may be null, since rows of older programs lack what is new."""
-    return pa.schema([pa.field(column.name, plain(column.type), True) for column in columns])
+    return pa.schema([pa.field(column.name, plain_type(column.type), True) for column in columns])
 
 
 def _files_of(table: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.tables.datafiles import DataFile, Layout, StagedFiles
-from strandline.ends.tables.errors import is_refused
+from strandline.ends.tables.errors import is_access_error
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.storage.place import Place
 
@@ -136,7 +136,7 @@ class TableFormat(Sink):
                 raise
             except Exception as error:
                 why = self.words(error)
-                if is_refused(error):
+                if is_access_error(error):
                     raise AccessError(
                         f"{self._where}: access was refused: {why}", hint="check who the job is to storage and catalog"
                     ) from None

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
-from strandline.ends.tables.columns import fitting, plain
+from strandline.ends.tables.columns import fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, Layout
-from strandline.ends.tables.errors import in_a_line
+from strandline.ends.tables.errors import describe_error
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
@@ -152,7 +152,7 @@ class IcebergSink(TableSink):
         there = table.schema().as_arrow()
         self._check_types([column for column in columns if column.name not in there.names])
         may_add = self.new_columns == "add"
-        schema, new = fitting(self._where, columns, there, key=key, may_add=may_add)
+        schema, new = fit_columns(self._where, columns, there, key=key, may_add=may_add)
         new = [pa.field(column.name, _ours(column.type)) for column in new]
         schema = pa.schema([pa.field(c.name, _ours(c.type), c.nullable) for c in schema])
         if key:
@@ -317,7 +317,7 @@ class IcebergSink(TableSink):
         return bool(names & _PASSING) or isinstance(error, OSError)
 
     def words(self, error: Exception) -> str:
-        return in_a_line(error, {**self._properties, **self._options})
+        return describe_error(error, {**self._properties, **self._options})
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -409,7 +409,7 @@ class IcebergSink(TableSink):
             tasks = list(table.scan().plan_files())
         for task in tasks:
             there = ArrowScan(table.metadata, table.io, table.schema(), made.AlwaysTrue()).to_table([task])
-            there = there.cast(pa.schema([pa.field(c.name, plain(c.type), c.nullable) for c in there.schema]))
+            there = there.cast(pa.schema([pa.field(c.name, plain_type(c.type), c.nullable) for c in there.schema]))
             numbered = there.select(names).append_column(_INDEX, pa.array(range(there.num_rows), pa.int64()))
             others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
             if len(others) < there.num_rows:
@@ -478,7 +478,7 @@ def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | 
 
 def _ours(kind: pa.DataType) -> pa.DataType:
     """Return a type as Iceberg has it, which knows no whole numbers of less than 32 bits."""
-    kind = plain(kind)
+    kind = plain_type(kind)
     return pa.int32() if pa.types.is_signed_integer(kind) and kind.bit_width < 32 else kind
 
 

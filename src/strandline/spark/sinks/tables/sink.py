@@ -37,17 +37,17 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
-from strandline.ends.arguments import columns_of, options_of
+from strandline.ends.arguments import check_columns, check_options
 from strandline.ends.committables import TaskAttempt, decode_committables
 from strandline.ends.tables.columns import check_key, check_names
 from strandline.ends.tables.datafiles import (
-    LISTED,
+    COMMITTABLES,
     DataFile,
     Layout,
-    ReachedRecord,
     StagedFiles,
+    TableMark,
     WriteDataFiles,
-    fitted,
+    cast_rows,
 )
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles
@@ -93,9 +93,9 @@ class TableSink(TableFormat):
                 f"{where}: target_bytes is {target_bytes!r:.200}, expected a number of bytes, at least 1024",
                 hint="write it like target_bytes=64 << 20, which are 64 MB",
             )
-        self.key = columns_of(where, "key", key)
-        self.partition_by = columns_of(where, "partition_by", partition_by)
-        self._options = options_of(where, "storage_options", storage_options)
+        self.key = check_columns(where, "key", key)
+        self.partition_by = check_columns(where, "partition_by", partition_by)
+        self._options = check_options(where, "storage_options", storage_options)
         # What was merged is not told from what was there.
         self.takes_back = not self.key
         self.new_columns = new_columns
@@ -272,7 +272,7 @@ class TableSink(TableFormat):
         record = self._reached
         if record is None:
             return None
-        return ReachedRecord(self._opened.identity, Generation(record.generation), Epoch(record.epoch)).text
+        return TableMark(self._opened.identity, Generation(record.generation), Epoch(record.epoch)).text
 
     def status(self) -> SinkStatus | None:
         return self._told
@@ -389,14 +389,14 @@ class TableSink(TableFormat):
             raise ConflictError(f"{self._where}: another driver has written its record") from None
         # 3. The table may have been changed since they were written; if it is from here on, there is a conflict.
         layout = self._layout_now(table, due[0])
-        again = [] if key else [each for each in due if not each.is_laid_out(layout)]
+        again = [] if key else [each for each in due if not each.has_layout(layout)]
         replaced = {file.path for each in again for file in each.files}
         reached = CommitRecord(self._opened.generation, max(each.epoch for each in due))
         failpoints.hit("sink.table_before")
         # 4. Rows and record.
         if key:
             rows = self._newest(place, due, key)
-            fitting = [fitted(batch, layout.schema) for batch in rows.to_batches()]
+            fitting = [cast_rows(batch, layout.schema) for batch in rows.to_batches()]
             self.commit_rows(table, reached, pa.concat_tables(fitting), key)
             if self.record(self.load()) != reached:
                 raise ConflictError(f"{self._where}: the record is not what the transaction has written")
@@ -518,11 +518,11 @@ class TableSink(TableFormat):
 
     def _listed(self, pending: Sequence[str]) -> tuple[list[StagedFiles], CommitRecord | None]:
         """Return what is staged, and what the table had on record by then."""
-        found = decode_committables(pending, LISTED, self._label)
+        found = decode_committables(pending, COMMITTABLES, self._label)
         records = [
             CommitRecord(each.generation, each.epoch)
             for each in found
-            if isinstance(each, ReachedRecord) and each.sink == self._opened.identity
+            if isinstance(each, TableMark) and each.sink == self._opened.identity
         ]
         return [each for each in found if isinstance(each, StagedFiles)], max(records, default=None)
 
