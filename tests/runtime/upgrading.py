@@ -24,7 +24,7 @@ from strandline.runtime.rowlayout import FIRED, HIDDEN, TIME
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing import events
 from strandline.testing.events import Events, EventSource
-from strandline.testing.nodes import lowered
+from strandline.testing.nodes import evaluate
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
 from strandline.types.scalars import us_to_timestamp
@@ -104,7 +104,7 @@ class Upgrading(Job):
         given = [(k, us_to_timestamp(t * SECOND), v, None if v is None else v / 4) for k, t, v in rows]
         batch = Events(source).rows(list(enumerate(given)))
         for step in steps:
-            batch = lowered(step, [batch], EpochTimes())
+            batch = evaluate(step, [batch], EpochTimes())
         names = parse_schema(node.input_schema).names
         groups = [int(key_group((k,), [STRING], MAX_PARALLELISM)) for k in batch.column("k").to_pylist()]
         hidden = [batch.column(name) if name in node.hidden else None for name in HIDDEN]
