@@ -221,7 +221,7 @@ def test_each_of_several_sources_is_cleaned_as_it_was_told(spark: Any, case: Cas
         ({"clean": "archive", "archive_dir": "link/old"}, "would be read again"),
         ({"clean": "archive", "archive_dir": "/dev/shm/old"}, "on another file system"),
         ({"clean": "archive", "archive_dir": "hdfs://host/old"}, "on another file system"),
-        ({"clean": "delete", "path": "in/*"}, "of a pattern"),
+        ({"clean": "delete", "path": "in/*"}, "the pattern"),
         ({"clean": "delete", "cleanSource": "delete"}, "cleanSource=delete"),
         ({"max_files_per_epoch": 0}, "max_files_per_epoch is 0"),
         ({"path": "nowhere"}, "files_source() cannot read"),

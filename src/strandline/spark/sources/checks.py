@@ -157,7 +157,7 @@ def leaves_of(df: DataFrame) -> Iterator[Any]:
     return (leaf for at in range(leaves.size()) if (leaf := leaves.apply(at)).isStreaming())
 
 
-def brought_by(leaf: Any) -> Any:
+def source_of_leaf(leaf: Any) -> Any:
     """Return what a streaming leaf reads: equal for two that read the same DataFrame's source."""
     kind = leaf.nodeName()
     return leaf.dataSource() if kind == "StreamingRelation" else leaf.table() if kind == "StreamingRelationV2" else leaf
