@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -392,7 +393,7 @@ def test_more_failures_than_may_be_end_the_job(make: Make) -> None:
     bench = make(Doing(), input_schema=EVENTS, output_schema=ANSWERS, sides=SIDES, timed=True, on_error=bearing)
     bad = ("x", "v", "raise", 0)
     bench.apply([rows_of([bad])])
-    with pytest.raises(UserCodeError, match="3 events failed within 10000 ms, and at most 2 may; the last one") as caught:
+    with pytest.raises(UserCodeError, match="3 events failed within 10s, and at most 2 may; the last one") as caught:
         bench.apply([rows_of([bad, bad])])
     assert "outage" in caught.value.hint
     assert caught.value.fields["traceback"]
@@ -608,3 +609,10 @@ def test_an_epoch_that_is_run_again_gives_the_same(make: Make) -> None:
     bench.partition.abort()
     assert told(bench.apply(given_)) == first
     assert parse_schema(DEAD_LETTER).names == tuple(first[1][0])
+
+
+@pytest.mark.parametrize("per", ["1 min", 60, 60.0, dt.timedelta(minutes=1)])
+def test_keepers_receive_the_handling_of_errors(per: Any) -> None:
+    on_error = OnError(at_most=1, per=per)
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(on_error), type=OnError)
+    assert (received, received.per_ms) == (on_error, 60_000)

@@ -107,7 +107,7 @@ def silent(places: Places) -> Iterator[KeeperRef]:
 def test_what_a_keeper_answers_at_once_is_not_waited_for_for_ever(
     silent: KeeperRef, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_PATIENCE_S", {kind: 0.1})
+    monkeypatch.setattr(worker, "_TIMEOUTS_S", {kind: 0.1})
     assert ControlWorker([silent], Instructions(generation=1, epoch=1), kind).ask(silent, Partition(0)) == []
 
 

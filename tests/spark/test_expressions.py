@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from strandline.spark.base.expressions import aggregate_sql, select_sql
 from strandline.spark.base.mapping import map_batches
-from strandline.spark.keepers.exchange import users_session_active
+from strandline.spark.keepers.exchange import keep_active_session
 
 pytestmark = pytest.mark.spark
 ODD = "a.b `c`"
@@ -40,7 +40,7 @@ def test_names_may_be_any(spark: Any) -> None:
 def sessions(spark: Any) -> Iterator[list[Any]]:
     """Two sessions, the first of which is active: each is to be told something else."""
     both = [spark.newSession(), spark.newSession()]
-    with users_session_active(spark):
+    with keep_active_session(spark):
         spark._jvm.SparkSession.setActiveSession(both[0]._jsparkSession)
         yield both
 

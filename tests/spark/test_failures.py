@@ -171,7 +171,7 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
     assert type(error) is sl.errors.KeeperError
     assert "the keeper of operator 'count', partition" in str(error)
     assert "died" in str(error)
-    assert "want of memory" in str(error)
+    assert "memory ran out" in str(error)
 
 
 def test_rows_that_are_too_large(spark: Any, case: Case) -> None:

@@ -111,7 +111,7 @@ def test_a_stream_that_breaks_off_is_never_said_to_be_whole(cut: int, is_replay:
 def test_rows_after_the_last_are_refused(groups: list[Batch]) -> None:
     _, said, feeder = fed(iter(batches(*groups)))
     assert said is None
-    with pytest.raises(KeeperError, match="after the one that is the last"):
+    with pytest.raises(KeeperError, match="after the row that marks their end"):
         feeder.raise_error()
 
 

@@ -21,7 +21,7 @@ from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Instructions
 from strandline.keeper.watchdog import process_start
 from strandline.spark.keepers import fleet
-from strandline.spark.keepers.fleet import Fleet, _command_of, _keepers_here
+from strandline.spark.keepers.fleet import Fleet, _command_of, _local_keepers
 
 
 def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:
@@ -30,12 +30,12 @@ def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path
     keeper = [sys.executable, "-m", "strandline.keeper.process", str(local_dir / "a.sock"), str(local_dir / "a")]
     with subprocess.Popen([*keeper, str(me), process_start(me), "7"], stderr=subprocess.DEVNULL) as process:
         try:
-            assert _keepers_here(local_dir, Generation(7)) == [process.pid]
-            assert _keepers_here(local_dir, Generation(8)) == []
-            assert _keepers_here(local_dir.parent, Generation(7)) == []
+            assert _local_keepers(local_dir, Generation(7)) == [process.pid]
+            assert _local_keepers(local_dir, Generation(8)) == []
+            assert _local_keepers(local_dir.parent, Generation(7)) == []
         finally:
             process.kill()
-    assert _keepers_here(local_dir, Generation(7)) == []
+    assert _local_keepers(local_dir, Generation(7)) == []
 
 
 def test_a_foreign_process_that_only_looks_like_a_keeper_is_none(local_dir: Path, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_foreign_process_that_only_looks_like_a_keeper_is_none(local_dir: Path
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert _command_of(Path(f"/proc/{process.pid}")) == [*command, ""]
-            assert _keepers_here(local_dir, Generation(7)) == []
+            assert _local_keepers(local_dir, Generation(7)) == []
         finally:
             process.kill()
 
@@ -136,7 +136,7 @@ def test_what_is_asked_through_spark_while_an_executor_is_busy_is_broken_off(
     one, spark = Fleet.__new__(Fleet), Busy()
     one._sc, one._exchanges, one._refs, one._renew_s = spark, spark, {}, 0.1  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="cancelled"):
-        one._ask_spark(Instructions(generation=Generation(1), epoch=Epoch(0)), kind, start=False)
+        one._ask_through_spark(Instructions(generation=Generation(1), epoch=Epoch(0)), kind, start=False)
     assert spark.groups == [None, "job-lease" if kind == p.PING else "job", None]
 
 
@@ -160,7 +160,7 @@ def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_wi
     watch = threading.Thread(target=one._watch_executors)
     watch.start()
     try:
-        with pytest.raises(KeeperError, match="an executor has gone"):
+        with pytest.raises(KeeperError, match="an executor was lost"):
             one.poll(Instructions(generation=Generation(1), epoch=Epoch(0)))
     finally:
         one._over.set()

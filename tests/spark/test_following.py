@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.core.clock import SystemClock
 from strandline.plan.parallelism import ParallelismOverride
 from strandline.spark.job import following
-from strandline.spark.job.following import Follower, first_told
+from strandline.spark.job.following import Follower, initial_override
 from tests.spark.harness import eventually
 
 NO_SESSION: Any = None
@@ -68,7 +68,7 @@ def test_who_is_to_follow_with_executors_that_come_when_tasks_wait_is_warned(
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_conf=conf, master="local[2]"))
     follows = sl.Settings(parallelism=sl.FollowExecutors(min=3))
     for settings, warned in ((sl.Settings(parallelism=2), False), (follows, True)):
-        told = first_told(settings, session, wait=True)
+        told = initial_override(settings, session, wait=True)
         assert told == (ParallelismOverride(3, is_room=True) if warned else ParallelismOverride())
         assert ("spark.dynamicAllocation.enabled is true" in caplog.text) is warned
 

@@ -51,7 +51,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))
     made.restored = None
     made._finished_us = None
-    made._times = SimpleNamespace(look=lambda late_rows, reached_us, now_us: None)
+    made._times = SimpleNamespace(check=lambda late_rows, reached_us, now_us: None)
     made.driver.now_us = 0
     made.ticks = ticks
     return made
@@ -154,7 +154,7 @@ def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
         query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
         watch, now_us = SourceWatch(query, between_ms), 9_000_000
         for _ in range(2):
-            watch._asked = 0
+            watch._checked_s = 0
             looks.extend(at for at in (watch.silent_since(now_us), watch.silent_since(now_us)) if at is not None)
             # The machine stands still for an hour, and Spark has not looked since.
             now_us += 3_600_000_000
@@ -179,7 +179,7 @@ def test_sources_are_not_silent_while_spark_waits_for_a_clock_that_was_set_back(
         clocks.now_s, clocks.passed_s = clocks.now_s + passed_s, clocks.passed_s + passed_s
         for each in (watch, steadily):
             each.check_clock()
-            each._asked = 0
+            each._checked_s = 0
         silent_us = [each.silent_since(driver_time(clocks)) for each in (watch, steadily)]
         assert (silent_us[1] is None) == (passed_s == 0)
         return silent_us[0]

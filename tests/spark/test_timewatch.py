@@ -18,10 +18,10 @@ def test_late_rows_are_told_once() -> None:
     told: list[str] = []
     with listening(lambda text, detail: told.append(text)):
         watch = TimeWatch("clicks", 5, None, NOW_US)
-        watch.look(5, NOW_US, NOW_US)
+        watch.check(5, NOW_US, NOW_US)
         assert not told, "those were an earlier run's"
-        watch.look(8, NOW_US, NOW_US)
-        watch.look(9, NOW_US, NOW_US)
+        watch.check(8, NOW_US, NOW_US)
+        watch.check(9, NOW_US, NOW_US)
     (said,) = told
     assert said.startswith("job 'clicks': 3 rows came late")
     assert "late=" in said
@@ -42,8 +42,8 @@ def test_an_event_of_the_future_is_warned_of_once(
 ) -> None:
     caplog.set_level(logging.WARNING, "strandline")
     watch = TimeWatch("clicks", 0, before, NOW_US)
-    watch.look(0, reached, NOW_US)
-    watch.look(0, reached, NOW_US)
+    watch.check(0, reached, NOW_US)
+    watch.check(0, reached, NOW_US)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == warns
     assert all("event time has come to 2023-11-15T22:13:20" in each for each in said), said

@@ -217,13 +217,13 @@ def test_how_a_keepers_death_is_told(tmp_path: Path) -> None:
     ]
     assert "the last words" not in found.discreet
     assert str(log) in found.discreet
-    assert "want of memory" in found.hint
+    assert "memory ran out" in found.hint
     assert "exit code 3" in str(death_of("op", Partition(3), 11, log, 3))
     log.write_text("2026-11-22 22:59:15,947 11 INFO x\nFatal Python error: Segmentation fault\n" + "a frame\n" * 50)
     crashed = death_of("op", Partition(3), 11, log, -signal.SIGSEGV)
     assert crashed.message.count("a frame") == 4
     assert "native code" in crashed.hint
-    assert "says nothing of it" in str(death_of("op", Partition(3), 11, tmp_path / "none.log"))
+    assert "has no lines of this process" in str(death_of("op", Partition(3), 11, tmp_path / "none.log"))
 
 
 def test_who_is_dead() -> None:

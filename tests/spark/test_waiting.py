@@ -326,7 +326,7 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
     attempts = Attempts(monkeypatch)
     run, noop = attempts.run, lambda *_: None
     run._b.places, run._b.settings = (
-        SimpleNamespace(hold=noop, local_dir=None, root=None),
+        SimpleNamespace(lock_shared=noop, local_dir=None, root=None),
         SimpleNamespace(follows=None),
     )
     run._b.jobdir, run._b.spark = SimpleNamespace(store=SimpleNamespace(url="memory://")), None
@@ -335,14 +335,14 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
     supervisor.thread = attempts._thread = threading.Thread(target=attempts._supervise, daemon=True)
     asking = threading.Thread(target=lambda: run.rollback(2, timeout=20.0), daemon=True)
 
-    def first_told(*_: object, wait: bool) -> ParallelismOverride:
+    def initial_override(*_: object, wait: bool) -> ParallelismOverride:
         asking.start()
         asking.join(0.2)
         return ParallelismOverride()
 
     monkeypatch.setattr(supervision, "sweep", noop)
     monkeypatch.setattr(supervision, "remove_abandoned", noop)
-    monkeypatch.setattr(supervision, "first_told", first_told)
+    monkeypatch.setattr(supervision, "initial_override", initial_override)
     run.start()
     until(lambda: attempts.gone_back == [2])
     asking.join(20)

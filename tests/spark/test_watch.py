@@ -149,7 +149,7 @@ class Executors:
 
 
 def test_a_job_is_stalled_that_runs_no_task_for_long_though_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "_STALLED_LOOKS", 1)
+    monkeypatch.setattr(watches, "_STALLED_CHECKS", 1)
     tracked, there = Tracked({1: 1, 2: 0, 3: 0}, {0: [1, 2], 1: [3]}), [Executors(1, 0, most=2)]
     core = SimpleNamespace(statusStore=lambda: there[0])
     conf = SimpleNamespace(getTimeAsMs=lambda name, default: {"spark.executor.heartbeatInterval": 2000}[name])

@@ -12,7 +12,7 @@ from strandline.core.settings import parse_duration_ms
 if TYPE_CHECKING:
     from strandline.core.settings import Duration
 else:
-    # What msgspec reads: it knows no type that is text or a timedelta.
+    # Programs for keepers contain OnError, and msgspec decodes no union of str and timedelta.
     Duration = str | int | float
 
 Then = Literal["fail", "skip", "dead-letter"]
@@ -44,6 +44,8 @@ class OnError:
     per: Duration = "1 min"
 
     def __post_init__(self) -> None:
+        if isinstance(self.per, dt.timedelta):
+            object.__setattr__(self, "per", f"{self.per / dt.timedelta(seconds=1):g}s")
         if self.then not in get_args(Then):
             raise ConfigurationError(
                 f"on_error is {self.then!r}, expected 'fail', 'skip' or 'dead-letter'",
@@ -55,8 +57,6 @@ class OnError:
             raise ConfigurationError(
                 f"OnError: at_most is {self.at_most}, expected 1 or more", hint='on_error="fail" bears none'
             )
-        if isinstance(self.per, dt.timedelta):
-            object.__setattr__(self, "per", f"{self.per_ms} ms")
         if not self.per_ms:
             raise ConfigurationError(f"OnError: per is {self.per!r}, expected more than 0")
 

@@ -15,7 +15,7 @@ from strandline.snapshot.savepoints.builder import SavepointBuilder, find_state
 from strandline.snapshot.tools.patch import Edit, Patch, make_patched
 from strandline.snapshot.tools.transform import transform
 from strandline.spark.building.writing import Rows, check_columns, write_state
-from strandline.spark.job.saving import told
+from strandline.spark.job.saving import savepoint_of
 from strandline.storage.place import Place
 
 
@@ -61,7 +61,7 @@ def patch(
                 drop=drop, rename=rename or {}, max_parallelism=max_parallelism,
             ),
         )  # fmt: skip
-    return told(manifest, target, start)
+    return savepoint_of(manifest, target, start)
 
 
 def _write(target: Place, rows: Any, builder: SavepointBuilder, operator: OperatorInfo, state: StateInfo) -> None:

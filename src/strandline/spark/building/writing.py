@@ -37,7 +37,7 @@ from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.building.tasks import RESULT, TableTask
 from strandline.spark.job.job import Job
-from strandline.spark.job.saving import told
+from strandline.spark.job.saving import savepoint_of
 from strandline.spark.keepers.exchange import find_routes
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
@@ -89,7 +89,7 @@ def write(
         for name, rows in tables.items():
             write_state(builder, target, *states[name], rows)
         manifest = builder.finish()
-    return told(manifest, target, start)
+    return savepoint_of(manifest, target, start)
 
 
 def _reached(watermark: dt.datetime) -> int:

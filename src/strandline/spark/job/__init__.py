@@ -1,1 +1,1 @@
-"""Jobs: started, supervised, driven epoch by epoch, stopped."""
+"""Jobs: start, supervision, epochs, requests, stop."""

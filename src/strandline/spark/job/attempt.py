@@ -130,7 +130,7 @@ class Attempt:
     @suppress_error_logs()
     def watch(self, is_over: Callable[[], bool]) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `is_over`."""
-        with self._fleet.breakable():
+        with self._fleet.cancellable():
             return self._look_after(is_over)
 
     def _look_after(self, is_over: Callable[[], bool]) -> bool:
@@ -163,7 +163,7 @@ class Attempt:
                     raise SparkError("Spark's session has been stopped")
                 # Spark's thread may wait for tasks that wait for the executor.
                 self._fleet.check_executors()
-                self._times.look(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
+                self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
                 is_at_rest = not self.driver.is_running and not self.driver.sealed.is_set()
@@ -186,7 +186,7 @@ class Attempt:
         draining, driver, finished_us = self._b.draining, self.driver, self._finished_us
         if driver.drained:
             return True
-        if draining.asked.is_set():
+        if draining.requested.is_set():
             # Else Spark's next epoch might come before it, again and again.
             driver.is_draining = True
             return True
@@ -225,15 +225,15 @@ class Attempt:
         """Look up keys of a table with the keepers, in any thread."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
-    def explained(self, error: BaseException) -> BaseException:
+    def explain(self, error: BaseException) -> BaseException:
         """Return why the run failed, as far as its keepers can tell more of it than the error does."""
-        return self._fleet.explained(error)
+        return self._fleet.explain(error)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
         if self.driver.is_running:
             self.driver.sealed.set()
-            self._fleet.break_off()
+            self._fleet.abort()
 
     @suppress_error_logs()
     def close(self, *, forget: bool) -> None:

@@ -52,10 +52,10 @@ from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.history import History, Spool, describe, spool_root
 from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
-from strandline.spark.job.saving import told
-from strandline.spark.job.skipping import place_behind
+from strandline.spark.job.saving import savepoint_of
+from strandline.spark.job.skipping import place_after
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import session_like, users_session_active
+from strandline.spark.keepers.exchange import clone_session, keep_active_session
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
         replays: list[Replay] = []
         try:
             read_before = _bring_place(b, wish)
-            with users_session_active(b.spark):
+            with keep_active_session(b.spark):
                 slices = _spooled(spool, wish)
                 failpoints.hit("bootstrap.spooled")
                 work = _Work(spool, slices, mark, read_before)
@@ -156,7 +156,7 @@ def _bring_place(b: Blueprint, wish: Wish) -> SourceInfo | None:
         info, folder = wish.start.manifest.source, wish.start.folder
     elif wish.skipped is not None:
         folder = JobDirectory(b.jobdir.store, b.name, f"{b.jobdir.path}/read")
-        info = place_behind(b.plan.sources, wish.skipped, folder, b.places.root)
+        info = place_after(b.plan.sources, wish.skipped, folder, b.places.root)
     else:
         return None
     place = folder.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
@@ -270,7 +270,7 @@ class Replay:
             driver, coordinator = self._begin()
             fleet = self._preparation.fleet
             assert fleet is not None
-            with fleet.breakable():
+            with fleet.cancellable():
                 self._process(driver, coordinator)
                 return self._save(driver, coordinator)
         finally:
@@ -307,7 +307,7 @@ class Replay:
         self._clock.reach(part.last if self._wish.history.is_timed else None)
 
     def _process(self, driver: EpochDriver, coordinator: Coordinator) -> None:
-        session, begun, started = session_like(self._b.spark), driver.progress.epoch, time.monotonic()
+        session, begun, started = clone_session(self._b.spark), driver.progress.epoch, time.monotonic()
         told = started
         for number in range(begun, len(self._work.slices)):
             part = self._work.slices[number]
@@ -367,7 +367,7 @@ class Replay:
             manifest, source, wish.target, wish.form, clock=b.clock, scratch=b.places.root, mark=work.mark,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), number),
         )  # fmt: skip
-        return told(made, wish.target, started)
+        return savepoint_of(made, wish.target, started)
 
     def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
         while not asked.done():

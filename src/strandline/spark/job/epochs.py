@@ -32,7 +32,7 @@ from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import FIRST_FAILURE
 from strandline.spark.job.progress import JobProgress, Work
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session, session_like
+from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
@@ -89,7 +89,7 @@ class EpochDriver:
         """When the sources were last looked at, in this run: nobody does while an epoch runs. At first: its start."""
         self._has_looked = False
         # As Spark does for the query: what the program sets on its session later is not meant for the job's epochs.
-        self._session = session_like(self._source.sparkSession)
+        self._session = clone_session(self._source.sparkSession)
         self._nothing: DataFrame | None = None
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
@@ -211,7 +211,7 @@ class EpochDriver:
             if self.paused.is_set() or (self._is_resting and not drains):
                 return False
             if self._nothing is None:
-                self._nothing = make_nothing(self._source, self._session)
+                self._nothing = empty_frame(self._source, self._session)
             acks = self.progress.acks.values()
             ends = drains and not any(is_due(None, ack.next_processing_us, None, self.now_us) for ack in acks)
             if ends:

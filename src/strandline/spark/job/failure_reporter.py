@@ -1,4 +1,4 @@
-"""What a run failed at, as it is told: to the program, to the log, and to those who look into what Spark said."""
+"""Report of a run's failures to the program, to the log, and to a file with Spark's full messages."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from strandline.spark.base.spark_errors import frames_of, full_text
 
 _MOST_BYTES = 4 << 20
 _OUT_OF_MEMORY = 52
-"""The exit code of a JVM that Spark has ended for want of memory."""
+"""The exit code of a JVM that Spark has ended because memory ran out."""
 _AWAIT_END_S = 5.0
 
 
 class FailureReporter:
-    """What a job says of its failures: how much of the program's data they may quote, and where."""
+    """Reports a job's failures, and removes quoted values where `Settings.show_values` does not allow them."""
 
     def __init__(self, settings: Settings, places: Places, spark: SparkSession) -> None:
-        self._shown = settings.show_values
+        self._show_values = settings.show_values
         self._places = places
         self._spark = spark
 
     def in_logs(self, error: BaseException) -> str:
-        """Return what log files and the status may have of an error."""
-        if self._shown != "logs":
+        """Return the text of an error for log files and the status."""
+        if self._show_values != "logs":
             return discreet(error)
         return str(error) if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
 
     def to_program(self, error: BaseException) -> BaseException:
-        """Return the error as the program may have it."""
-        if self._shown != "nowhere":
+        """Return the error for the program."""
+        if self._show_values != "nowhere":
             return error
         kind = type(error) if isinstance(error, StrandlineError) else StrandlineError
         return kind(discreet(error))
 
     def complete(self, error: BaseException) -> BaseException:
-        """Return the error with what else is known: that the JVM has ended, and where all is that Spark said."""
-        if isinstance(error, Exception) and (gone := _gone(self._spark)) is not None:
-            return gone
+        """Return the error with more facts: that the JVM has ended, or the file with Spark's full message."""
+        if isinstance(error, Exception) and (ended := _find_end(self._spark)) is not None:
+            return ended
         if not (whole := full_text(error)) or not isinstance(error, StrandlineError):
             return error
-        where = self._keep(whole)
-        told = f"; all that Spark said is in {where}" if where else ""
+        path = self._write(whole)
+        pointer = f"; all that Spark said is in {path}" if path else ""
         return type(error)(
-            f"{error.message}{told}", hint=error.hint, discreet=f"{error.discreet}{told}", **error.fields
+            f"{error.message}{pointer}", hint=error.hint, discreet=f"{error.discreet}{pointer}", **error.fields
         )
 
-    def _keep(self, whole: str) -> Path | None:
-        """Write down what Spark said: of an error's words only the kinds and places, unless values may be in logs."""
+    def _write(self, whole: str) -> Path | None:
+        """Write Spark's message to a file; only the error types and stack frames, unless values may be in logs."""
         path = self._places.spark_failures
-        text = whole if self._shown == "logs" else frames_of(whole)
+        text = whole if self._show_values == "logs" else frames_of(whole)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size > _MOST_BYTES:
@@ -69,8 +69,8 @@ class FailureReporter:
         return path
 
 
-def _gone(spark: SparkSession) -> SparkError | None:
-    """Return the error that says that there is no Spark any more, if there is none."""
+def _find_end(spark: SparkSession) -> SparkError | None:
+    """Return the error for an ended Spark session or JVM; None if Spark works."""
     context: Any = spark.sparkContext
     process: Any = getattr(context._gateway, "proc", None)
     deadline = time.monotonic() + _AWAIT_END_S
@@ -83,14 +83,14 @@ def _gone(spark: SparkSession) -> SparkError | None:
     if alive:
         return None
     return SparkError(
-        "Spark's session has been stopped, or does not answer any more",
+        "Spark's session has been stopped or does not answer",
         hint="end the job before the session: run.stop(), or run.await_termination()",
         is_final=True,
     )
 
 
 def is_alive(context: Any) -> bool:
-    """Whether a SparkContext works: one that runs out of memory stops, and its JVM ends a moment later."""
+    """Whether a SparkContext works: after an out-of-memory error it stops, and its JVM ends a moment later."""
     try:
         return not context._jsc.sc().isStopped()
     except Exception:
@@ -100,14 +100,14 @@ def is_alive(context: Any) -> bool:
 
 def _jvm_ended(pid: int, code: int) -> SparkError:
     if code == _OUT_OF_MEMORY:
-        how = "it ran out of memory (exit code 52)"
+        end = "it ran out of memory (exit code 52)"
     elif code in (-9, 137):
-        how = "it was killed by signal 9 (SIGKILL): if nobody did, the system has, for want of memory"
+        end = "it was killed by signal 9 (SIGKILL): if no user did, the system did because memory ran out"
     else:
-        how = f"it was ended by signal {-code}" if code < 0 else f"exit code {code}"
+        end = f"it was ended by signal {-code}" if code < 0 else f"exit code {code}"
     return SparkError(
-        f"Spark's JVM, process {pid}, has ended: {how}{f'; its log is {log}' if (log := spark_log()) else ''}",
-        hint="start the program again: the job goes on from its last checkpoint. For more memory: "
+        f"Spark's JVM, process {pid}, has ended: {end}{f'; its log is {log}' if (log := spark_log()) else ''}",
+        hint="start the program again: the job continues from its last checkpoint. For more memory: "
         "sl.session(spark_driver_memory='4g'), or spark-submit --driver-memory; a row needs several times its size",
         is_final=True,
     )

@@ -1,4 +1,4 @@
-"""How many partitions a job's operators are to have; and a job that follows its executors, looked after."""
+"""Parallelism of a job, and the thread that rescales a job which follows its executors."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ from strandline.spark.base.session import await_executors, core_setting, task_sl
 
 log = logging.getLogger(__name__)
 
-_LONGEST_LOOK_S = 1.0
-_LOOKS = 10
+_LONGEST_CHECK_S = 1.0
+_CHECKS = 10
 _LONGEST_PAUSE_S = 3600.0
 
 
-def parallelism_of(settings: Settings, spark: SparkSession, told: ParallelismOverride | None = None) -> Parallelism:
-    """Return what is said of a job's parallelism, beside what the program says of its operators."""
-    told = told or first_told(settings, spark)
+def parallelism_of(settings: Settings, spark: SparkSession, override: ParallelismOverride | None = None) -> Parallelism:
+    """Return the job's parallelism; the program may define others for its operators."""
+    override = override or initial_override(settings, spark)
     return Parallelism(
         default=spark.sparkContext.defaultParallelism,
-        job=told.job or settings.fixed_parallelism,
-        is_room=told.is_room,
+        job=override.job or settings.fixed_parallelism,
+        is_room=override.is_room,
         most=settings.follows.max or 0 if settings.follows else 0,
-        overrides=told.operators,
+        overrides=override.operators,
     )
 
 
-def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -> ParallelismOverride:
-    """Return what a run is told to begin with: the room that there is, if it is to follow; else nothing."""
+def initial_override(settings: Settings, spark: SparkSession, *, wait: bool = False) -> ParallelismOverride:
+    """Return the override at a run's start: the task slots of the executors if the job follows them, else none."""
     if settings.follows is None:
         return ParallelismOverride()
     if wait:
         if core_setting(spark, "spark.dynamicAllocation.enabled").lower() == "true":
             log.warning(
-                "spark.dynamicAllocation.enabled is true, and the job is to follow its executors: Spark asks for more "
-                "when tasks wait, and of a job that follows none does. Give a number as the parallelism"
+                "spark.dynamicAllocation.enabled is true, and the job follows its executors: Spark requests executors "
+                "when tasks wait, and no task of such a job waits. Give a number as the parallelism"
             )
         await_executors(spark)
     return ParallelismOverride(settings.follows.within(task_slots(spark)), is_room=True)
 
 
-class Followed(Protocol):
-    """What is asked of a run that follows its executors."""
+class RescalableRun(Protocol):
+    """A run that `Follower` rescales."""
 
     @property
     def followed(self) -> tuple[int, int] | None:
-        """How many partitions operators have that follow the executors, and may have at most: 0 while there are none.
+        """The parallelism of operators that follow the executors, and the greatest possible one; 0 while none run.
 
-        None: it follows them no more.
+        None if the run does not follow the executors any more.
         """
 
     def follow(self, room: int) -> bool:
-        """Go on with another number of partitions; False if somebody else is changing or stopping the job."""
+        """Rescale to another number of partitions; False if another request is changing or stopping the job."""
 
 
 class Follower(threading.Thread):
-    """Rescales a run when its cluster has had other room for long enough. Ends with it, or when it follows no more."""
+    """Rescales a run after its executors have had another number of task slots for long enough."""
 
     def __init__(
-        self, job: str, run: Followed, follow: FollowExecutors, spark: SparkSession, clock: Clock,
+        self, job: str, run: RescalableRun, follow: FollowExecutors, spark: SparkSession, clock: Clock,
         ended: threading.Event,
     ) -> None:  # fmt: skip
         super().__init__(name=f"strandline-follow-{job}", daemon=True)
@@ -77,41 +77,41 @@ class Follower(threading.Thread):
         self._ended = ended
         self._autoscaler = Autoscaler(follow)
         self._failed = 0
-        """How many changes in a row."""
+        """The number of failed changes in a row."""
 
     def run(self) -> None:
-        """Look until it is over."""
-        look_s = min(_LONGEST_LOOK_S, self._follow.after_ms / 1000 / _LOOKS)
-        while not self._ended.wait(look_s):
+        """Check until the run ends or does not follow any more."""
+        check_s = min(_LONGEST_CHECK_S, self._follow.after_ms / 1000 / _CHECKS)
+        while not self._ended.wait(check_s):
             followed = self._run.followed
             if followed is None:
                 return
-            now, most = followed
+            parallelism, most = followed
             if not most:
-                # While the job restarts: an executor that it lost has time to be replaced from then on.
+                # The job restarts: the time to replace a lost executor begins when it runs again.
                 self._autoscaler.reset()
                 continue
             try:
-                room = task_slots(self._spark)
+                slots = task_slots(self._spark)
             except Exception:
-                # The session is gone, or going: the job will tell.
+                # The session has been stopped: the job reports it.
                 self._autoscaler.reset()
                 continue
-            wanted = self._autoscaler.observe(room, int(self._clock.monotonic_ms()), now, most)
+            wanted = self._autoscaler.observe(slots, int(self._clock.monotonic_ms()), parallelism, most)
             if wanted is not None:
-                self._change(now, wanted)
+                self._change(parallelism, wanted)
 
-    def _change(self, now: int, wanted: int) -> None:
+    def _change(self, parallelism: int, wanted: int) -> None:
         try:
             if not self._run.follow(wanted):
                 return
             self._failed = 0
-            log.info("job '%s' follows its executors: parallelism %d, was %d", self._job, wanted, now)
+            log.info("job '%s' follows its executors: parallelism %d, was %d", self._job, wanted, parallelism)
         except Exception as error:
             if self._ended.is_set():
                 return
             log.warning("job '%s' could not follow its executors to parallelism %d: %s", self._job, wanted, error)
-            # Its epochs wait while it tries.
+            # A longer pause after each failure: epochs wait during an attempt to rescale.
             self._ended.wait(min(_LONGEST_PAUSE_S, self._follow.after_ms / 1000 * 2**self._failed))
             self._failed += 1
         self._autoscaler.reset()

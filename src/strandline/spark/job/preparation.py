@@ -81,10 +81,10 @@ class Preparation:
     fleet: Fleet | None = field(default=None, init=False)
     _place: SourcePlace | None = field(default=None, init=False)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
         if self.fleet is not None:
-            self.fleet.break_off()
+            self.fleet.abort()
 
     def open(self, *, reads_sources: bool = True) -> PreparedRun:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
@@ -135,7 +135,7 @@ class Preparation:
         self.cleanup.callback(fleet.close)
         # Before: those that have restored little wait for those that restore much.
         fleet.keep_alive()
-        with fleet.breakable():
+        with fleet.cancellable():
             opened = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
         return PreparedRun(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)

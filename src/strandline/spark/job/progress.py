@@ -1,4 +1,4 @@
-"""What a job's epochs have done: counted for people, and for the checkpoints that keep it."""
+"""Counters of a job's epochs, for its status and for checkpoints, which store the totals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILED_EVENTS = "failed_events"
 
 @dataclass
 class Work:
-    """What one partition has done in this attempt."""
+    """The work of one partition in this attempt."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -26,11 +26,11 @@ class Work:
 
 @dataclass
 class JobProgress:
-    """What has been done, for people to look at."""
+    """The progress of a job."""
 
     epoch: Epoch
     rows_in: int = 0
-    """In the job's whole life, as are late rows: a checkpoint has them, so that each counts once."""
+    """Like late rows and failed events, of the job's whole life: checkpoints store them, so that each counts once."""
     late_rows: int = 0
     last_epoch_ms: float = 0.0
     last_rows: int = 0
@@ -43,11 +43,11 @@ class JobProgress:
 
     @classmethod
     def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> JobProgress:
-        """Return what there is to go on from: a checkpoint's epoch and totals."""
+        """Return the progress after a checkpoint with this epoch and these totals."""
         counted = totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0)
         return cls(epoch, *counted, failed_events=totals.get(_FAILED_EVENTS, 0))
 
     def totals(self) -> dict[str, int]:
-        """Return what a checkpoint of the last epoch keeps."""
+        """Return the totals that a checkpoint of the last epoch stores."""
         failed = {_FAILED_EVENTS: self.failed_events} if self.failed_events else {}
         return {_ROWS_IN: self.rows_in, _LATE_ROWS: self.late_rows, **failed}

@@ -1,4 +1,4 @@
-"""How many rows a second there are, over the last moments."""
+"""Rate of rows, as a moving average over the last seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WINDOW_S = 10.0
 
 
 class Rate:
-    """Counts what epochs bring. Thread-safe."""
+    """Counts the rows of epochs. Thread-safe."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._began_s = clock_s()
         self._epochs: deque[tuple[float, float, int]] = deque()
-        """When they began and ended, and their rows."""
+        """The start, the end and the rows of each epoch."""
         self._lock = threading.Lock()
 
     def note(self, rows: int, took_ms: float) -> None:
@@ -34,7 +34,7 @@ class Rate:
             self._forget(now_s)
             if not self._epochs:
                 return 0.0
-            # An epoch that is longer than that counts with all of its time.
+            # A longer epoch counts with its full time.
             since_s = min(max(self._began_s, now_s - _WINDOW_S), self._epochs[0][0])
             return sum(rows for *_, rows in self._epochs) / max(now_s - since_s, 0.001)
 

@@ -97,7 +97,7 @@ class Requests:
                 # What is wrong with it is said before anything ends.
                 target_of(self._b, savepoint, format)
                 draining.held.set()
-            draining.asked.set()
+            draining.requested.set()
             try:
                 if savepoint is not None:
                     self._save_drained(deadline, savepoint, format, progress)
@@ -155,7 +155,7 @@ class Requests:
             return False
         try:
             override = supervisor.desired.parallelism
-            is_busy = not supervisor.is_at_work() or supervisor.stopping.is_set() or self._b.draining.asked.is_set()
+            is_busy = not supervisor.is_at_work() or supervisor.stopping.is_set() or self._b.draining.requested.is_set()
             if is_busy or not override.is_room:
                 return False
             what = f"the rescale to {room}, which its executors have room for,"

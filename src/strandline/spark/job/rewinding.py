@@ -1,4 +1,4 @@
-"""Where a job goes on in its sources: read from its origin, and checked before anything is touched."""
+"""Position in the sources from which a job continues, read from its origin and checked before any change."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """Where a job goes on in its sources."""
+    """The position in the sources from which a job continues."""
 
     manifest: Manifest | None
     start: Start | None
     names: list[str]
     """The sources' names in the order of Spark's numbers."""
     source: DataFrame
-    """What one query reads."""
+    """The union that the query reads."""
     files: Mapping[str, bytes]
-    """Spark's, for the directory that its query goes on from."""
+    """The files of Spark's checkpoint directory from which its query continues."""
     file_sources: list[FileSource]
     """The sources that read files."""
 
     @property
     def is_known(self) -> bool:
-        """Whether a checkpoint or a start says where the sources go on."""
+        """Whether a checkpoint or start record has the position."""
         return self.start is not None or (self.manifest is not None and self.manifest.source is not None)
 
     @property
@@ -58,10 +58,9 @@ class SourcePlace:
 
 
 def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace:
-    """Return where a job goes on in its sources.
+    """Return the position in the sources from which a job continues.
 
-    Raises ConfigurationError if Kafka's rows or files are gone that it would read from there, or if files would be
-    read a second time.
+    Raises ConfigurationError if Kafka has lost rows or files are missing after it, or if files would be read twice.
     """
     manifest = origin.manifest
     files = read_progress(origin.folder, manifest, start, own=origin.is_own)
@@ -78,14 +77,14 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
 
 
 def _later_logs(b: Blueprint, origin: Origin) -> Iterator[LaterLog]:
-    """Yield what was read after the snapshot that is restored, as far as checkpoints say."""
+    """Yield the source logs of checkpoints after the restored snapshot."""
     manifest = origin.manifest
     if manifest is None or (origin.is_own and not origin.is_new and not origin.choice.skipped):
         return
     yield from _logs_of(b.jobdir, manifest.checkpoint if origin.is_own else 0)
     if origin.is_own or manifest.source is None or not manifest.source.directory:
         return
-    # A checkpoint's folder may have been moved. What a savepoint has for its number says nothing of that job's.
+    # The folder of another job's checkpoint may have been moved. A savepoint's folder has no later checkpoints.
     if isinstance(origin.folder, JobDirectory):
         yield from _logs_of(origin.folder)
     if (url := manifest.source.directory) in (b.jobdir.url, origin.folder.url):
@@ -95,11 +94,11 @@ def _later_logs(b: Blueprint, origin: Origin) -> Iterator[LaterLog]:
         yield from _logs_of(JobDirectory(folder.store, manifest.job, folder=folder.path))
     except NotFoundError:
         log.warning(
-            "job '%s': %s is gone, where job '%s' was when the snapshot was taken: which files that job has read and "
-            "taken away since is not known", b.name, url, manifest.job,
+            "job '%s': %s does not exist, where job '%s' was when the snapshot was taken: it is not known which files "
+            "that job has read and deleted since", b.name, url, manifest.job,
         )  # fmt: skip
     except StrandlineError as error:
-        log.warning("job '%s': which files were read after the snapshot is not known: %s", b.name, error)
+        log.warning("job '%s': it is not known which files were read after the snapshot: %s", b.name, error)
 
 
 def _logs_of(jobdir: JobDirectory, since: int = 0) -> Iterator[LaterLog]:
@@ -108,4 +107,4 @@ def _logs_of(jobdir: JobDirectory, since: int = 0) -> Iterator[LaterLog]:
             try:
                 yield LaterLog(progress.names or [], read_source(jobdir, progress), progress.batch)
             except CorruptionError as error:
-                log.warning("which files checkpoint %d has read is not known: %s", checkpoint, error)
+                log.warning("it is not known which files checkpoint %d has read: %s", checkpoint, error)

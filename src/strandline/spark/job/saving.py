@@ -1,4 +1,4 @@
-"""A savepoint of a job that runs: of a checkpoint that is taken for it, while epochs go on."""
+"""Savepoints of a running job: each is made from a new checkpoint while epochs continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strandline.storage.place import Place
 
 
 def target_of(blueprint: Blueprint, url: str | Path, form: str) -> Place:
-    """Return where a savepoint is to go; refuse what cannot be one, before anything is done."""
+    """Return the place of a new savepoint; raise ConfigurationError for a wrong form or place."""
     if form not in FORMS:
         raise ConfigurationError(f"format is {form!r}, expected one of {', '.join(FORMS)}")
     ck = blueprint.checkpoints
@@ -37,7 +37,7 @@ def save(
     report: Report,
     is_ending: Callable[[], bool],
 ) -> Savepoint:
-    """Take a checkpoint, which stays until it is a savepoint as well, or until the job ends: then it is given up."""
+    """Take a checkpoint and make a savepoint from it; until then, the checkpoint is kept. Fails if the job ends."""
     b, started = blueprint, time.monotonic()
     with b.holds:
         stats = take_checkpoint()
@@ -48,7 +48,7 @@ def save(
             raise CorruptionError(f"{b.jobdir.url}/{path}: is checkpoint {manifest.checkpoint}")
         source = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
         try:
-            made = take_savepoint(
+            manifest = take_savepoint(
                 manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
                 local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
                 cancelled=is_ending,
@@ -56,32 +56,32 @@ def save(
         except (ConflictError, OutcomeUnknownError):
             raise
         except Exception as error:
-            # Whatever it was: the directories on this machine go with the job.
+            # Any error can be a consequence of the end, which deletes the job's local directories.
             if not is_ending():
                 raise
             raise CheckpointError(
-                f"job '{b.name}' ended before its savepoint {folder_at(target).url} was complete; nothing is left",
+                f"job '{b.name}' ended before its savepoint {folder_at(target).url} was complete; no file is left",
                 hint="stop with a savepoint, or take one when the job runs again",
             ) from error
-    return told(made, target, started)
+    return savepoint_of(manifest, target, started)
 
 
 def _check_delivered(b: Blueprint) -> None:
-    """Whoever goes on from the savepoint elsewhere would not deliver what is listed in it: that is this job's."""
+    """Raise CheckpointError if rows wait for delivery: a job that restores the savepoint would not deliver them."""
     for name, sink, _ in b.plan.sinks:
         waits = sink.status()
         if waits is not None and waits.waiting_rows:
             raise CheckpointError(
                 f"job '{b.name}': no savepoint is taken while {waits.waiting_rows:,} rows of sink '{name}' wait for "
-                f"what it writes to: {waits.failure}",
-                hint="take it when that is back; a checkpoint may be taken at any time",
+                f"its target: {waits.failure}",
+                hint="take it when the target is available again; a checkpoint may be taken at any time",
             )
 
 
-def told(made: Manifest, target: Place, started: float) -> Savepoint:
-    """Return what is said of a savepoint that was made."""
-    assert made.savepoint
+def savepoint_of(manifest: Manifest, target: Place, started: float) -> Savepoint:
+    """Return the description of a savepoint with this manifest."""
+    assert manifest.savepoint
     return Savepoint(
-        url=folder_at(target).url, form=made.savepoint, checkpoint=made.checkpoint, epoch=made.epoch,
-        total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
+        url=folder_at(target).url, form=manifest.savepoint, checkpoint=manifest.checkpoint, epoch=manifest.epoch,
+        total_bytes=manifest.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Where a stream goes on that reads the files which history was read from: with all others.
+"""Start of file sources after a bootstrap with `skip_files`: they skip the files of the history and read all others.
 
-Spark plans all files that are there now, and reads none; of its log of them, those that history was not read from go.
-So a file that came after the history was listed is read by the stream.
+Spark lists all present files and reads none. Then the files that are not in the history are removed from Spark's log of
+files. So the stream reads a file that was written after the history was listed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from strandline.spark.sources.checks import leaves_of, relations_of
 from strandline.spark.sources.log import UnreadableLogError, logged_times, only_files
 from strandline.spark.streams.frames import FrameSource
 
-_USUAL_AGE = "7d"
+_DEFAULT_AGE = "7d"
 """Spark's own default of maxFileAge."""
 
 
 def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[str, frozenset[str]]:
-    """Return the files that history was read from, by source; refuse what is not read from files."""
-    found = {}
+    """Return the files of the history, by source; raise ConfigurationError if a source or history has no files."""
+    files = {}
     for node in sources.nodes:
         what = f"source '{node.name}'" if node.name else "source"
         relations = relations_of(node.df)
@@ -49,53 +49,53 @@ def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[
                 f"skip_files: the history of the {what} is not read from files, or from none",
                 hint="leave skip_files out, and have the stream leave out what the history has",
             )
-        found[node.name] = paths
-    return found
+        files[node.name] = paths
+    return files
 
 
 def _files_read(df: DataFrame, what: str) -> frozenset[str]:
-    """Return the files that a DataFrame reads; `inputFiles` has those too that its filters leave out by their place."""
-    leaves = _each(df._jdf.queryExecution().sparkPlan().collectLeaves())
+    """Return the files that a DataFrame reads. `inputFiles` also has those of partitions that its filters exclude."""
+    leaves = _to_list(df._jdf.queryExecution().sparkPlan().collectLeaves())
     scans = [scan for scan in leaves if scan.getClass().getSimpleName() == "FileSourceScanExec"]
-    found = set(df.inputFiles()).difference(*(scan.relation().location().inputFiles() for scan in scans))
+    files = set(df.inputFiles()).difference(*(scan.relation().location().inputFiles() for scan in scans))
     jvm: Any = df.sparkSession._jvm
-    if any(scan.relation().partitionSchema().size() for scan in scans) and _asks_others(df):
+    if any(scan.relation().partitionSchema().size() for scan in scans) and _has_subquery(df):
         raise ConfigurationError(
             f"skip_files: which files the history of the {what} is read from depends on what another query or table "
             "holds",
-            hint="have the filter compare with a value, and join with what was filtered so",
+            hint="compare with a constant in the filter of partitions, and join with the result",
         )
     for scan in scans:
-        # Spark may add such to a join. What a join leaves out was read.
-        filters = _each(scan.partitionFilters())
+        # Spark may add dynamic pruning to a join; but rows that a join drops have been read.
+        filters = _to_list(scan.partitionFilters())
         filters = [each for each in filters if not each.getClass().getSimpleName().startswith("DynamicPruning")]
         parts = scan.relation().location().listFiles(jvm.PythonUtils.toSeq(filters), scan.dataFilters())
-        found.update(file.getPath().toUri().toString() for part in _each(parts) for file in _each(part.files()))
-    return frozenset(found)
+        files.update(file.getPath().toUri().toString() for part in _to_list(parts) for file in _to_list(part.files()))
+    return frozenset(files)
 
 
-def _asks_others(df: DataFrame) -> bool:
-    """Whether a DataFrame has a subquery; Spark makes joins of most, whose filters of partitions are not seen later."""
+def _has_subquery(df: DataFrame) -> bool:
+    """Whether a DataFrame has a subquery. Spark turns most into joins, which hides their filters of partitions."""
     jvm: Any = df.sparkSession._jvm
-    has_subquery = jvm.org.apache.spark.sql.catalyst.expressions.SubqueryExpression.hasSubquery
+    contains = jvm.org.apache.spark.sql.catalyst.expressions.SubqueryExpression.hasSubquery
     nodes = [df._jdf.queryExecution().analyzed()]
     while nodes:
         node = nodes.pop()
-        if any(map(has_subquery, _each(node.expressions()))):
+        if any(map(contains, _to_list(node.expressions()))):
             return True
-        nodes += _each(node.children())
+        nodes += _to_list(node.children())
     return False
 
 
-def _each(several: Any) -> list[Any]:
-    return [several.apply(at) for at in range(several.size())]
+def _to_list(sequence: Any) -> list[Any]:
+    return [sequence.apply(at) for at in range(sequence.size())]
 
 
 @suppress_error_logs()
-def place_behind(
+def place_after(
     sources: Sources, files: Mapping[str, frozenset[str]], jobdir: JobDirectory, scratch: Path
 ) -> SourceInfo:
-    """Return a place in the sources at which the files of history are read and no others; its own go into `jobdir`."""
+    """Return the position of sources that have read the files of the history and no others; store it in `jobdir`."""
     source = sources.query(sources.names)
     directory = Path(tempfile.mkdtemp(prefix="spark-", dir=scratch))
     try:
@@ -120,17 +120,17 @@ def place_behind(
             captured = only_files(captured, number, files[node.name])
     except UnreadableLogError as error:
         raise ConfigurationError(
-            f"skip_files: Spark's log of the files that it has read is not as it is known to be: {error}",
+            f"skip_files: Spark's log of files has an unknown format: {error}",
             hint="leave skip_files out, and have the stream leave out what the history has",
         ) from None
     info = upload_source(jobdir, captured, CheckpointId(0), batch, None, sources.names)
-    # The folder is of this bootstrap alone: no later checkpoint will be there.
+    # Only this bootstrap uses the folder: it will have no later checkpoints.
     return structs.replace(info, directory=UNSET)
 
 
 def _number_of(node: FrameSource, leaves: list[object]) -> int:
-    (own,) = leaves_of(node.df)
-    numbers = [number for number, leaf in enumerate(leaves) if own.equals(leaf)]
+    (plan,) = leaves_of(node.df)
+    numbers = [number for number, leaf in enumerate(leaves) if plan.equals(leaf)]
     if len(numbers) != 1:
         raise ConfigurationError(
             f"skip_files: the source '{node.name}' reads what another one reads",
@@ -139,8 +139,8 @@ def _number_of(node: FrameSource, leaves: list[object]) -> int:
     return numbers[0]
 
 
-def _check_known(node: FrameSource, wanted: frozenset[str], there: Mapping[str, int]) -> None:
-    if others := sorted(wanted - there.keys()):
+def _check_known(node: FrameSource, wanted: frozenset[str], known: Mapping[str, int]) -> None:
+    if others := sorted(wanted - known.keys()):
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         what = f"source '{node.name}'" if node.name else "source"
         raise ConfigurationError(
@@ -151,11 +151,11 @@ def _check_known(node: FrameSource, wanted: frozenset[str], there: Mapping[str, 
 
 
 def _check_age(node: FrameSource, wanted: frozenset[str], times: Mapping[str, int]) -> None:
-    """Refuse files that Spark would pass over without a word: much older than the newest of those that it has read."""
+    """Refuse files that Spark would silently ignore because they are much older than the newest file in its log."""
     if not wanted:
         return
     (relation,) = relations_of(node.df)
-    age = relation.options.get("maxfileage", _USUAL_AGE)
+    age = relation.options.get("maxfileage", _DEFAULT_AGE)
     jvm: Any = node.df.sparkSession._jvm
     oldest_ms = max(times[path] for path in wanted) - jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(age)
     if others := sorted(path for path, time_ms in times.items() if path not in wanted and time_ms < oldest_ms):

@@ -1,4 +1,4 @@
-"""What Spark's query does between epochs: whether it looks for rows, has some, rests, has ended, or was stopped."""
+"""State of Spark's query between epochs: whether it looks for rows, has some, rests, has ended, or was stopped."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from strandline.core.clock import Clock
 from strandline.core.errors import SparkError
 from strandline.spark.base.spark_errors import unwrap_error
 
-_PATIENCE_S = 1.0
-_NOTICE_S = 0.05
+_LOOK_TIMEOUT_S = 1.0
+_CHECK_INTERVAL_S = 0.05
 _STEP_US = 100_000
-"""By how much the clock must be set back to count: its two parts are not read in the same moment."""
+"""Smaller steps of the clock are ignored: the two clocks are not read at the same moment."""
 _LONGEST_WAIT_US = 60_000_000
-"""For how much longer Spark may wait for its next trigger before the job is restarted instead."""
+"""The most that a step of the clock may delay Spark's next trigger; after a larger one, the job restarts."""
 
 
 class SourceWatch:
-    """Looks at a query. One thread at a time."""
+    """Observes a query. Not thread-safe."""
 
     def __init__(
         self, query: StreamingQuery, between_ms: int, *, ends: bool = False, clock: Clock | None = None
     ) -> None:
-        """`between_ms` is how long Spark rests between two looks for rows; `ends` says that it ends after the last.
+        """`between_ms` is Spark's pause between two looks for rows; `ends` says that the query ends after the last.
 
-        `clock` is the one by which Spark rests; None if it rests by no clock that can be set.
+        `clock` is the clock of Spark's trigger; None if it has no trigger, so that the clock does not matter.
         """
         self.query = query
         self._ends = ends
         self._clock = clock
         self._ahead_us = 0 if clock is None else _ahead_us(clock)
         self._waits_until_us = 0
-        """Until then Spark may wait for its trigger, as the clock was set back, by the steady clock."""
+        """The steady time until which Spark may wait for its trigger because the clock was set back."""
         self._between_us = between_ms * 1000
-        self._asked = 0.0
+        self._checked_s = 0.0
         self._rested_us: int | None = None
-        """When Spark was last seen to rest, without having been seen at work since."""
+        """When Spark was last seen at rest, unless it has been seen at work since."""
 
     def silent_since(self, now_us: int) -> int | None:
-        """When Spark rests, having looked for rows and found none, return when it last did: who is silent was so then.
+        """Return a time up to which Spark has looked for rows and found none; None if it is not at rest.
 
-        That was after it was seen to rest the time before: where this machine has stood still in between, Spark looks
-        again only when it goes on.
+        It is computed from the call before, at which Spark was at rest, too: after a suspend of this machine, Spark
+        looks for rows only when it runs again.
         """
-        asked = time.monotonic()
-        if asked - self._asked < _NOTICE_S:
+        checked_s = time.monotonic()
+        if checked_s - self._checked_s < _CHECK_INTERVAL_S:
             return None
-        self._asked = asked
+        self._checked_s = checked_s
         if now_us < self._waits_until_us:
             self._rested_us = None
             return None
@@ -61,10 +61,10 @@ class SourceWatch:
         return None if rested_us is None else rested_us - self._between_us
 
     def check_clock(self) -> None:
-        """Note that the clock was set back. Raise SparkError where Spark would wait too long.
+        """Detect that the clock was set back. Raise SparkError if Spark would wait too long.
 
-        It waits for its next trigger until the clock shows a time that it has computed before, and reads nothing until
-        then: the sources are not silent.
+        Spark computes the time of its next trigger in advance, and reads nothing until the clock shows it: meanwhile,
+        the sources must not count as silent.
         """
         if self._clock is None:
             return
@@ -75,29 +75,29 @@ class SourceWatch:
         if back_us > _LONGEST_WAIT_US:
             raise SparkError(
                 f"the clock of the driver's machine was set back by {back_us // 1_000_000} s: Spark would read nothing "
-                "for so long",
-                hint="the job restarts from its last checkpoint, and goes on by the clock as it is now",
+                "until it has caught up",
+                hint="the job restarts from its last checkpoint, with the new time",
             )
         now_us = round(self._clock.monotonic_ms() * 1000)
         self._waits_until_us = max(self._waits_until_us, now_us) + back_us + self._between_us
 
     def has_looked(self) -> bool:
-        """Whether Spark has looked at the sources, so that it is written down where they begin."""
+        """Whether Spark has looked at the sources, and so has written down where they begin."""
         if not self.query.isActive:
-            # One that failed, or was stopped, may have done so before it had looked at all of them.
+            # A query that failed or was stopped may not have looked at all of them.
             return self.query.exception() is None and has_read_all(self.query)
         status = self._status()
         return not status.isTriggerActive() and not str(status.message()).startswith(("Initializing", "Terminated"))
 
     def is_batch_coming(self, idle_s: float) -> bool:
-        """Whether Spark looks for rows or prepares an epoch with some: an epoch of the timers' own would delay it.
+        """Whether Spark looks for rows or prepares an epoch with some: an epoch for timers alone would delay that.
 
-        Between two looks that found nothing it rests. To look may take long, so it is not waited for for ever.
+        False after a while, because Spark may look for rows for long.
         """
-        return idle_s < _PATIENCE_S and bool(self._status().isTriggerActive())
+        return idle_s < _LOOK_TIMEOUT_S and bool(self._status().isTriggerActive())
 
     def has_ended(self) -> bool:
-        """Whether the query has read all there is; raise what made it fail, and SparkError if it was stopped."""
+        """Whether the query has read all rows; raise its error if it failed, and SparkError if it was stopped."""
         if self.query.isActive:
             return False
         error = self.query.exception()
@@ -107,8 +107,8 @@ class SourceWatch:
             return True
         raise SparkError(
             "Spark's streaming query of the job was stopped, and not by the job",
-            hint="stop the job instead: run.stop() or `strandline stop`; where a program stops the queries in "
-            "spark.streams.active, leave out run.query",
+            hint="stop the job instead: run.stop() or `strandline stop`; if a program stops the queries in "
+            "spark.streams.active, let it leave out run.query",
         )
 
     def _status(self) -> Any:
@@ -122,6 +122,6 @@ def _ahead_us(clock: Clock) -> int:
 def has_read_all(query: StreamingQuery) -> bool:
     """Whether a query that has ended did so because its last look at the sources found nothing.
 
-    Spark says the same of one that somebody stopped: no exception, and the message "Stopped".
+    Spark's status of a query that was stopped is the same: no exception, and the message "Stopped".
     """
     return bool(query._jsq.streamingQuery().noNewData())

@@ -1,4 +1,4 @@
-"""What sinks have written and do not show yet: it becomes visible with the checkpoint that covers it."""
+"""Committables of sinks: written output that becomes visible with the checkpoint that covers it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Staged = list[tuple[str, str]]
 
 
 class Staging:
-    """The sinks of one run, by name, and what each has staged. Epochs add to it, checkpoints take from it."""
+    """The sinks of one run, by name, with their committables. Epochs add committables, checkpoints commit them."""
 
     def __init__(self, sinks: Sequence[tuple[str, Sink]], waiting: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`waiting` is, by sink, what the restored checkpoint lists and could not be shown yet."""
+        """`waiting` has, by sink, the committables of the restored checkpoint that could not be committed yet."""
         self._sinks, waiting = list(sinks), waiting or {}
-        # In order, and each once: the values mean nothing.
+        # The dicts are ordered sets.
         self._staged: dict[str, dict[str, None]] = {name: dict.fromkeys(waiting.get(name, ())) for name, _ in sinks}
         self._lock = threading.Lock()
 
     def write(self, built: EpochFrames, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
-        """Have the sinks write an epoch's rows; return what stands for those that they do not show yet."""
-        found: Staged = []
+        """Let the sinks write an epoch's rows; return the committables of the rows that are not visible yet."""
+        staged: Staged = []
         for name, sink, rows in built.outputs:
             failpoints.hit("epoch.sink.before")
             if is_over():
@@ -49,22 +49,22 @@ class Staging:
                 written = sink.write(rows, epoch)
             except Exception as error:
                 raise named(error, name, epoch) from error
-            found += [(name, text) for text in committables_of(name, written)]
-        return found
+            staged += [(name, text) for text in committables_of(name, written)]
+        return staged
 
     def keep(self, staged: Staged) -> None:
-        """All keepers have applied the epoch: what was written of it is to be shown."""
+        """Keep the committables of an epoch that all keepers have applied, for the next checkpoint."""
         with self._lock:
             for name, text in staged:
                 if text in self._staged[name]:
                     raise ConfigurationError(
                         f"sink '{name}': two committables that wait for a checkpoint are the same: {text:.300}",
-                        hint="let each name what was staged, by a name that is never used again",
+                        hint="let each committable contain a name that is never used again",
                     )
                 self._staged[name][text] = None
 
     def pending(self) -> list[SinkInfo]:
-        """Return what a checkpoint of now makes visible."""
+        """Return the sinks with the committables that a checkpoint taken now makes visible."""
         with self._lock:
             return [
                 SinkInfo(
@@ -78,13 +78,13 @@ class Staging:
             ]
 
     def commit(self, manifest: Manifest) -> bool:
-        """Show what a published checkpoint lists and waits; return True if some has to wait on, for what is away."""
-        listed = {sink.name: sink.pending for sink in manifest.sinks}
+        """Commit what a published checkpoint lists; return True if a sink's target is unavailable and rows wait."""
+        pending = {sink.name: sink.pending for sink in manifest.sinks}
         has_left = False
         for name, sink in self._sinks:
             with self._lock:
-                # A sink of this name that a restored checkpoint has may be another one, and was dealt with.
-                mine = [text for text in listed.get(name, []) if text in self._staged[name]]
+                # Only those of this run: a restored checkpoint may list another sink's under this name.
+                mine = [text for text in pending.get(name, []) if text in self._staged[name]]
             slow = threading.Timer(_SLOW_S, log.warning, (_SLOW, name, _SLOW_S))
             slow.daemon = True
             slow.start()

@@ -67,9 +67,9 @@ class Starting:
             )  # fmt: skip
             raise
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
-        self._preparation.break_off()
+        self._preparation.abort()
 
     def _start(self) -> Attempt:
         b, found = self._b, self._preparation.open()
@@ -120,7 +120,7 @@ class Starting:
             paused=b.paused,
         )  # fmt: skip
         # A drain that was asked for before reads nothing more.
-        driver.is_draining = b.draining.asked.is_set()
+        driver.is_draining = b.draining.requested.is_set()
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
@@ -129,7 +129,7 @@ class Starting:
         trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         between_ms = max(trigger_ms, polling_delay_ms(b.spark))
         query = self._query = writer.start()
-        b.draining.begun()
+        b.draining.note_begin()
         watch = SourceWatch(
             query, between_ms, ends="availableNow" in b.trigger, clock=b.clock if trigger_ms else None
         )  # fmt: skip

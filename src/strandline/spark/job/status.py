@@ -1,4 +1,4 @@
-"""What a job's status says of its sources, epochs and keepers."""
+"""The fields of a job's status about its checkpoints, sources, epochs and keepers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from strandline.spark.job.progress import Work
 _OF_ACK = [field.name for field in fields(KeeperStatus) if field.name in Ack.__struct_fields__]
 
 
-NOTHING: Mapping[str, Any] = {"checkpoints": {}, "restored_from": None, "last_checkpoint": None}
-"""What there is to say before there is an attempt."""
+INITIAL: Mapping[str, Any] = {"checkpoints": {}, "restored_from": None, "last_checkpoint": None}
+"""The fields before the first attempt."""
 
 
 def status_after(attempt: Attempt) -> dict[str, Any]:
-    """Return what is to be said of an attempt that has ended, until there is another: how far it was."""
+    """Return the fields after the end of an attempt, until the next one begins."""
     return status_of_attempt(attempt, sources=False) | {"keepers": [], "rows_per_s": 0.0}
 
 
 def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
-    """Return the fields of a Status that an attempt knows; of the sources, which take a while, only if wanted."""
+    """Return the fields of a Status that an attempt knows; with `sources`, also those that need slow queries."""
     coordinator, restored = attempt.coordinator, attempt.restored
     newest = next((c for c in reversed(coordinator.history) if c.status == "completed"), None)
     return {
@@ -76,14 +76,14 @@ def _of_keeper(ack: Ack, work: Work) -> KeeperStatus:
 
 
 def _state_bytes(metrics: Mapping[str, int]) -> int | None:
-    """Return what the backend holds: of RocksDB its files and what it will write to them."""
+    """Return the size of the backend's state: with RocksDB, that of its files and memtables."""
     if "live_sst_bytes" in metrics:
         return metrics["live_sst_bytes"] + metrics["live_blob_bytes"] + metrics["memtable_bytes"]
     return metrics.get("encoded_bytes")
 
 
 def _of_manifest(manifest: Manifest) -> CheckpointStats:
-    """Return a checkpoint that an earlier run or attempt has taken as if this one had."""
+    """Return the figures of a checkpoint that an earlier run or attempt took."""
     return CheckpointStats(
         manifest.checkpoint, manifest.mode, manifest.epoch, "completed", manifest.triggered_ms,
         sum(len(operator.partitions) for operator in manifest.operators), manifest.created_ms, manifest.duration_ms,

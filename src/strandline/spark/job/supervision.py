@@ -42,10 +42,10 @@ from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import FailureReporter
-from strandline.spark.job.following import Followed, Follower, first_told
+from strandline.spark.job.following import Follower, RescalableRun, initial_override
 from strandline.spark.job.preparation import Preparation, warn_of_sinks
 from strandline.spark.job.starting import Starting
-from strandline.spark.job.status import NOTHING, status_after
+from strandline.spark.job.status import INITIAL, status_after
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Supervisor:
         self.blueprint = blueprint
         self._restart = restart
         self._starting: Starting | None = None
-        self.known: Mapping[str, Any] = NOTHING
+        self.known: Mapping[str, Any] = INITIAL
         """What a status says while there is no attempt."""
         self.attempt: Attempt | None = None
         self.state: State = "starting"
@@ -115,7 +115,7 @@ class Supervisor:
         self._control: ControlServer
         self.thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
-    def start(self, control: ControlServer, follow: Followed) -> None:
+    def start(self, control: ControlServer, follow: RescalableRun) -> None:
         """Begin the first attempt, and the thread that looks after it. Raises what is wrong with the program."""
         b, self._control = self.blueprint, control
         self._held = b.places.lock_shared()
@@ -129,7 +129,7 @@ class Supervisor:
             # Commands that change what is desired wait until it is known.
             with self.changing:
                 control.start()
-                self.desired = Desired(first_told(b.settings, b.spark, wait=True))
+                self.desired = Desired(initial_override(b.settings, b.spark, wait=True))
             self._begin_first()
             self.thread.start()
             if b.settings.follows is not None:
@@ -165,7 +165,7 @@ class Supervisor:
                 )
             patience = _AGAIN_S
             if (at_work := self._starting or self.attempt) is not None:
-                at_work.break_off()
+                at_work.abort()
         self.thread.join(timeout)
         self._control.join()
 
@@ -283,7 +283,7 @@ class Supervisor:
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
         attempt = self.attempt
-        error = self._telling.complete(error if attempt is None else attempt.explained(error))
+        error = self._telling.complete(error if attempt is None else attempt.explain(error))
         said = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
         self.least_id = attempt.coordinator.next_id if attempt else self.least_id

@@ -1,1 +1,1 @@
-"""Between Spark and the keepers: placement, rows there and back, the fleet as the driver sees it."""
+"""The connection of Spark and the keepers: the shuffle, the Python workers, the driver's view of all keepers."""

@@ -1,9 +1,9 @@
-"""The process that forks Spark's Python workers, with what our tasks import in it: they begin some 0.4 s sooner.
+"""Daemon that forks Spark's Python workers and has already imported the modules of our tasks, which saves 0.4 s each.
 
     python -m strandline.spark.keepers.daemon pyspark.worker
 
-Spark starts it in place of its own, which imports so little because some libraries start threads that forks lack. Those
-that are imported here make theirs anew: OpenBLAS, and Arrow's allocator.
+Spark starts it in place of its own daemon, which imports little because some libraries start threads that forks lack.
+The libraries with threads that are imported here, OpenBLAS and Arrow's allocator, start them again after a fork.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strandline.spark.keepers.pyspark_path import without_zips
 
 def main() -> None:
     """Fork workers until Spark has enough."""
-    # Before anything of Spark's is imported.
+    # Before the first import of pyspark.
     sys.path[:] = without_zips(sys.path)
     import pyspark.daemon
     import pyspark.worker
@@ -35,7 +35,7 @@ def main() -> None:
 def _renew_in_worker(daemon: int) -> None:
     from strandline.keeper.lean import renew_randomness
 
-    # What a worker forks, a pool of the user's, is the user's affair.
+    # Not in processes that a worker forks, such as a pool of the user's function.
     if os.getppid() == daemon:
         renew_randomness()
 

@@ -1,4 +1,4 @@
-"""A keeper that has died, in one message: which, how, and what it said last."""
+"""Error for a keeper that has died: its operator and partition, the cause, and the last lines of its log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from strandline.core.ids import Partition
 from strandline.keeper.watchdog import process_start
 
 _LAST_LINES = 5
-_LINE = 300
+_LINE_CHARS = 300
 _SOON_S = 1.0
 _HEAD = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d+\S* (\d+) ")
-"""How a line of a keeper's log begins: when, and which process."""
+"""The start of a line in a keeper's log: the time and the process id."""
 
 
 def is_dead(pid: int, within_s: float = _SOON_S) -> bool:
-    """Whether a process of this machine has ended, or does so soon: its connections are closed before it is gone."""
+    """Whether a process of this machine has ended, or ends within `within_s`: its sockets are closed before its end."""
     deadline = time.monotonic() + within_s
     while process_start(pid):
         if time.monotonic() >= deadline:
@@ -30,19 +30,20 @@ def is_dead(pid: int, within_s: float = _SOON_S) -> bool:
     return True
 
 
-def death_of(uid: str, partition: Partition, pid: int, log: Path, ended: int | None = None) -> KeeperError:
-    """Return the error that says that a keeper of this machine has died.
+def death_of(uid: str, partition: Partition, pid: int, log: Path, exit_code: int | None = None) -> KeeperError:
+    """Return the error for a keeper of this machine that has died.
 
-    `ended` is its exit code, or the number of the signal that ended it, negative; None if nobody knows.
+    `exit_code` is negative for a signal, as in `subprocess`, and None if it is unknown.
     """
     host = socket.gethostname()
-    what = f"the keeper of operator '{uid}', partition {partition}, died: process {pid} on {host} {_how(ended)}"
+    end = _describe(exit_code)
+    summary = f"the keeper of operator '{uid}', partition {partition}, died: process {pid} on {host} {end}"
     lines = _last_lines(log, pid)
-    said = "".join(f"\n  {line}" for line in lines) or " says nothing of it"
+    tail = " ends:" + "".join(f"\n  {line}" for line in lines) if lines else " has no lines of this process"
     return KeeperError(
-        f"{what}; its log {log} ends:{said}" if lines else f"{what}; its log {log}{said}",
-        hint=_hint(ended, lines),
-        discreet=f"{what}; its log is {log}",
+        f"{summary}; its log {log}{tail}",
+        hint=_hint(exit_code, lines),
+        discreet=f"{summary}; its log is {log}",
         operator=uid,
         partition=partition,
         pid=pid,
@@ -50,44 +51,44 @@ def death_of(uid: str, partition: Partition, pid: int, log: Path, ended: int | N
     )
 
 
-def _how(ended: int | None) -> str:
-    if ended is None:
-        return "is gone, and how it ended is not known"
-    if ended >= 0:
-        return f"ended with exit code {ended}"
+def _describe(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "has ended, and its exit code is unknown"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
     try:
-        return f"was ended by signal {-ended} ({signal.Signals(-ended).name})"
+        return f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     except ValueError:
-        return f"was ended by signal {-ended}"
+        return f"was ended by signal {-exit_code}"
 
 
-def _hint(ended: int | None, lines: Iterable[str]) -> str:
-    if ended == -signal.SIGKILL or (ended is None and not any(" ERROR " in line for line in lines)):
+def _hint(exit_code: int | None, lines: Iterable[str]) -> str:
+    if exit_code == -signal.SIGKILL or (exit_code is None and not any(" ERROR " in line for line in lines)):
         return (
-            "if nobody killed it, the system did, for want of memory (dmesg or journalctl -k tell; in a container, its "
-            "limit): lower state_memory in Settings, or give it more"
+            "if no user killed it, the system did because memory ran out (see dmesg, journalctl -k or the limit of the "
+            "container): lower state_memory in Settings, or add memory"
         )
-    if ended in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
-        return "a library in native code has crashed: the log has the stack of Python's side"
-    if ended is not None and ended >= 0:
-        return "something in it ended the process: a function or a library that calls os._exit()"
+    if exit_code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
+        return "native code of a library has crashed: the log has the Python stack"
+    if exit_code is not None and exit_code >= 0:
+        return "a function or a library in it ended the process, for example with os._exit()"
     return ""
 
 
 def _last_lines(log: Path, pid: int) -> list[str]:
-    """Return what a process wrote last, or where it crashed: the log has those before it, too."""
+    """Return the last lines of a process, or those of its crash; the log also has lines of earlier processes."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 64_000))
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    own, found = False, []
+    is_of_process, lines = False, []
     for line in text.splitlines():
-        # What has no time goes with the line before it.
+        # A line without a time continues the line before it.
         if head := _HEAD.match(line):
-            own = int(head[1]) == pid
-        if own and line.strip():
-            found.append(line[:_LINE])
-    crash = next((at for at, line in enumerate(found) if line.startswith("Fatal Python error")), None)
-    return found[-_LAST_LINES:] if crash is None else found[crash : crash + _LAST_LINES]
+            is_of_process = int(head[1]) == pid
+        if is_of_process and line.strip():
+            lines.append(line[:_LINE_CHARS])
+    crash = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    return lines[-_LAST_LINES:] if crash is None else lines[crash : crash + _LAST_LINES]

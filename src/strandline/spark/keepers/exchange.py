@@ -1,11 +1,11 @@
-"""Sends each key group to its partition, and each partition to the executor that keeps its state.
+"""Shuffle that sends each key group to its partition, and each partition to the executor of its keeper.
 
-See the design page: a route value hashes to its partition, and a pinned anchor row on every partition makes tasks
-follow the executor that keeps it, and gives every keeper a part in every epoch.
+A row's route is a number that Spark hashes to the row's partition. The anchor, a pinned DataFrame with rows for every
+partition, makes tasks run where its rows are, and makes every keeper take part in every epoch.
 
-A second anchor row, the END, has a route that no row has. The outer join gives what found no partner after the last of
-the rows: whoever has seen a row without a key group has seen all rows of the partition. Nothing else says so: when the
-JVM fails in the middle of a task's rows, it closes the stream, and that looks like the end of it.
+Each partition has a second anchor row, the end row, with a route that no other row has. The outer join returns anchor
+rows without a match last: a task that has read this row, which has no key group, has read all rows of the partition.
+The end of the stream does not prove that: if the JVM fails in the middle of a task's rows, it closes the stream, too.
 """
 
 from __future__ import annotations
@@ -34,63 +34,62 @@ _ROUTE = "__strandline_route"
 _ANCHOR_ROUTE = "__strandline_anchor_route"
 
 SESSION_CONF = {
-    # "One partition, one task": adaptive execution would split or merge partitions.
+    # Adaptive execution would split or merge partitions; each needs one task.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
 }
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _MOVES = 3
-"""How often partitions are placed anew that do not lie evenly on the executors."""
+"""How often the partitions are placed again if they are not spread evenly over the executors."""
 _FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
-"""Where the key is a constant, it puts the route into the anchor's join, which then is none by key any more: the anchor
-is broadcast, and partitions without rows are not reached."""
+"""If the key is a constant, this rule replaces the route in the join condition, so that the join has no key any more:
+Spark then broadcasts the anchor and runs no tasks for partitions without rows."""
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """What is made of an operator's rows on their way, without text: Spark would parse that in each epoch anew."""
+    """The columns of an operator's rows, cached as Java objects: Spark would parse text again in each epoch."""
 
-    sent: Any
-    given: Any
+    before_shuffle: Any
+    output: Any
     order: list[Column]
 
 
 class Exchange:
-    """The routes and the anchor of a job's operators of one parallelism: their partitions lie together."""
+    """The routes and the anchor of a job's operators of one parallelism; these share the placement of partitions."""
 
     def __init__(
         self, spark: SparkSession, parallelism: int, job_group: str = "strandline", after: Exchange | None = None
     ) -> None:
         self._parallelism = parallelism
         self.job_group = job_group
-        """What of a run's own Spark jobs can be broken off by."""
-        # One alone Spark would cut into as many as it has by default, and the anchor with it.
+        """The Spark job group by which the run's own Spark jobs are cancelled."""
+        # For one partition, Spark would use its default number of partitions, for the anchor, too.
         self._tasks = max(2, parallelism)
-        found = find_routes(parallelism, self._tasks)
-        self._routes = [route for route, _ in found]
-        rows = ", ".join(f"({route}, {partition})" for partition, both in enumerate(found) for route in both)
-        with users_session_active(spark):
+        routes = find_routes(parallelism, self._tasks)
+        self._routes = [route for route, _ in routes]
+        rows = ", ".join(f"({route}, {partition})" for partition, both in enumerate(routes) for route in both)
+        with keep_active_session(spark):
             session = spark.newSession()
             prepare_session(session)
-            # Of a list of Python's, Spark would make rows in Python: in workers of another kind than ours, with a
-            # process of their own that forks them, a second's work.
+            # SQL and not a Python list: for a list, Spark would start a second Python daemon, which takes a second.
             values = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION})")
             self._unplaced = values.repartition(self._tasks, _ANCHOR_ROUTE)
             self._place()
-        # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
-        self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
+        # Each call into the JVM takes a part of a millisecond: constant columns are created once, not in every epoch.
+        self._join_condition = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
         self._route = to_java_columns(self._unplaced, F.col(_ROUTE))
-        self._made: dict[tuple[Any, ...], _Columns] = {}
-        """By what `route` is told: that is the same in every epoch."""
+        self._columns: dict[tuple[Any, ...], _Columns] = {}
+        """By the arguments of `route`, which are the same in every epoch."""
         self._after = after
-        # Computed while keepers restore: in a cold JVM, Spark's first job takes seconds, most of them one core's.
+        # Compute the anchor while keepers restore: in a cold JVM, Spark's first job takes seconds, mostly on one core.
         self._warming = threading.Thread(target=self._warm, name="strandline-anchor", daemon=True)
         self._warming.start()
 
     @property
     def partitions(self) -> DataFrame:
-        """One row a partition, on the executor that keeps the partition's state."""
+        """One row for each partition, on the executor of its keeper."""
         self._settle()
         return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
@@ -112,23 +111,24 @@ class Exchange:
     ) -> DataFrame:
         """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
-        On every partition they end with a row without a key group: it comes last, and only when all others have come.
-        Where the column `to` has a partition, the row goes there, whatever its key; and nowhere if there is none such:
-        it is for another operator that hears the same, and has more of them. `refusal` is which rows fail, and how.
+        On every partition, the last row is the end row, which has no key group.
+        A row with a partition in the column `to` goes there, whatever its key. If this exchange has no such partition,
+        the row is dropped: it is for an operator of a higher parallelism that gets the same broadcast.
+        `refusal` holds two SQL expressions: which rows fail, and one that raises the error.
         """
         self._settle()
-        way = tuple(keys), max_parallelism, tuple(order_by), tuple(hidden), to, refusal
-        made = self._made.get(way)
-        if made is None:
-            made = self._made[way] = self._columns(df, *way)
+        arguments = tuple(keys), max_parallelism, tuple(order_by), tuple(hidden), to, refusal
+        columns = self._columns.get(arguments)
+        if columns is None:
+            columns = self._columns[arguments] = self._create_columns(df, *arguments)
         if to is not None:
             df = df.where(f"{to} is null or {to} < {self._parallelism}")
-        sent: Any = select(df, made.sent)
-        there = DataFrame(sent._jdf.repartition(self._tasks, self._route), df.sparkSession)
-        joined = select(there.join(self._hinted, self._meet, "full_outer"), made.given)
-        return joined.sortWithinPartitions(*made.order) if made.order else joined
+        before: Any = select(df, columns.before_shuffle)
+        shuffled = DataFrame(before._jdf.repartition(self._tasks, self._route), df.sparkSession)
+        joined = select(shuffled.join(self._hinted, self._join_condition, "full_outer"), columns.output)
+        return joined.sortWithinPartitions(*columns.order) if columns.order else joined
 
-    def _columns(
+    def _create_columns(
         self,
         df: DataFrame,
         keys: Sequence[str],
@@ -142,92 +142,92 @@ class Exchange:
         if to is not None:
             partitions = map(Partition, range(self._parallelism))
             firsts = [range_of(partition, max_parallelism, self._parallelism)[0] for partition in partitions]
-            # Not with []: Spark takes what that gives for never null, though the index may be.
+            # Not with []: Spark assumes that its result is never null, although the index may be.
             group = F.coalesce(F.get(F.array(*map(F.lit, firsts)), F.col(to)), group)
         at = F.call_function("div", group * F.lit(self._parallelism), F.lit(max_parallelism))
         route = F.array(*map(F.lit, self._routes))[at.cast("int")]
         if all(refusal):
-            # Here, and not as a condition: Spark would compute it before what the columns are made of, and that twice.
+            # Part of the route and not a filter: Spark would evaluate a filter first, and the columns' sources twice.
             too_large, fails = (parse_expression(df.sparkSession, sql) for sql in refusal)
             route = F.when(too_large, fails.cast("int")).otherwise(route)
-        sent = [F.col("*"), group.alias(KEY_GROUP), route.alias(_ROUTE)]
+        before = [F.col("*"), group.alias(KEY_GROUP), route.alias(_ROUTE)]
         first = [PARTITION, KEY_GROUP, *hidden]
-        # Whatever there is: operators whose rows are sent in one way need not have the same columns.
+        # By exclusion: operators with the same arguments of `route` may have different columns.
         others = f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})"
-        given = [*map(F.col, first), parse_expression(df.sparkSession, others)]
+        output = [*map(F.col, first), parse_expression(df.sparkSession, others)]
         order = [F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by)] if order_by else []
-        return _Columns(to_java_columns(df, *sent), to_java_columns(df, *given), order)
+        return _Columns(to_java_columns(df, *before), to_java_columns(df, *output), order)
 
     def _settle(self) -> None:
-        """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
+        """Wait until the anchor is computed: Spark jobs that compute it at the same time may place it differently."""
         self._warming.join()
 
     def _place(self) -> None:
-        """Have each partition placed with the first task that computes its row of the anchor."""
+        """Pin the anchor: the first task that computes a partition of it places the partition."""
         self._anchor = Pinned(self._unplaced)
         self._hinted = self._anchor.rows.hint("shuffle_hash")
 
     def _warm(self) -> None:
-        # Whatever is wrong, the first epoch will meet it too, and say so.
+        # The first epoch meets the same error and reports it.
         with suppress(Exception):
             sc: Any = self._unplaced.sparkSession.sparkContext
             sc.setJobGroup(self.job_group, "strandline: partitions", interruptOnCancel=True)
-            # Tasks of two at the same time would take each other's executors.
+            # One after the other: tasks of two exchanges at once would compete for executors.
             if self._after:
                 self._after._settle()
             self._anchor.rows.count()
             for _ in range(_MOVES):
                 if lie_evenly(self._anchor.rows, self._parallelism):
                     break
-                # An executor had not come yet, or had to load what the others had loaded; or another job's tasks run.
+                # An executor registered late or was still loading classes, or tasks of another job ran.
                 self._anchor.release(blocking=True)
                 self._place()
                 self._anchor.rows.count()
 
     def close(self) -> None:
-        """Let the anchor go."""
+        """Release the anchor."""
         self._warming.join()
         self._anchor.release()
 
 
 class Exchanges:
-    """The exchanges of a job: operators of one parallelism share one."""
+    """The exchanges of a job, one for all operators of the same parallelism."""
 
     def __init__(self, spark: SparkSession, parallelisms: Mapping[str, int], job_group: str) -> None:
         self.job_group = job_group
-        """What of a run's own Spark jobs can be broken off by."""
-        self._made: dict[int, Exchange] = {}
+        """The Spark job group by which the run's own Spark jobs are cancelled."""
+        self._exchanges: dict[int, Exchange] = {}
         last = None
         for number in sorted({*parallelisms.values()}, reverse=True):
-            last = self._made[number] = Exchange(spark, number, job_group, last)
+            last = self._exchanges[number] = Exchange(spark, number, job_group, last)
         self._parallelisms = dict(parallelisms)
 
     def of(self, uid: str) -> Exchange:
-        """Return an operator's."""
-        return self._made[self._parallelisms[uid]]
+        """Return an operator's exchange."""
+        return self._exchanges[self._parallelisms[uid]]
 
     @property
     def shared(self) -> list[tuple[Exchange, list[str]]]:
         """Each exchange, with the uids of its operators."""
         return [
-            (exchange, [uid for uid, its in self._parallelisms.items() if its == number])
-            for number, exchange in self._made.items()
+            (exchange, [uid for uid, parallelism in self._parallelisms.items() if parallelism == number])
+            for number, exchange in self._exchanges.items()
         ]
 
     @property
     def places(self) -> list[list[str]]:
         """The executor of each partition, by exchange."""
-        return [exchange.places for exchange in self._made.values()]
+        return [exchange.places for exchange in self._exchanges.values()]
 
     def close(self) -> None:
-        """Let the anchors go."""
-        for exchange in self._made.values():
+        """Release the anchors."""
+        for exchange in self._exchanges.values():
             exchange.close()
 
 
 @contextmanager
-def users_session_active(spark: SparkSession) -> Iterator[None]:
-    """Making a DataFrame makes its session the active one: afterwards the user's own is again."""
+def keep_active_session(spark: SparkSession) -> Iterator[None]:
+    """Restore the active session afterwards: the creation of a DataFrame makes its session the active one."""
     active = SparkSession.getActiveSession() or spark
     try:
         yield
@@ -237,23 +237,23 @@ def users_session_active(spark: SparkSession) -> Iterator[None]:
         jvm.SparkSession.setActiveSession(active._jsparkSession)
 
 
-def session_like(spark: Any) -> SparkSession:
-    """Return a session like those that Spark gives queries.
+def clone_session(spark: Any) -> SparkSession:
+    """Return a clone of the user's session, as Spark uses for queries.
 
-    It has the user's settings, views and functions, and what is set on it is not set on the user's.
+    It has the user's settings, views and functions; changes to it do not affect the user's session.
     """
-    with users_session_active(spark):
+    with keep_active_session(spark):
         return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
-def make_nothing(source: DataFrame, session: SparkSession) -> DataFrame:
-    """Return an empty DataFrame of a source's columns, in a session of ours."""
-    with users_session_active(source.sparkSession):
+def empty_frame(source: DataFrame, session: SparkSession) -> DataFrame:
+    """Return an empty DataFrame with a source's columns, in another session than the user's."""
+    with keep_active_session(source.sparkSession):
         return no_rows(session, source.schema)
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Set what the exchange needs on a session that is ours alone."""
+    """Set the configuration that the exchange needs on a session that no user has."""
     for name, value in SESSION_CONF.items():
         session.conf.set(name, value)
     excluded = session.conf.get(_EXCLUDED_RULES, None) or ""
@@ -262,10 +262,10 @@ def prepare_session(session: SparkSession) -> None:
 
 
 def find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
-    """For each partition, find two numbers that Spark's hash partitioning sends there: its rows' and its end's."""
+    """Find two numbers for each partition that Spark's hash partitioning sends there: for its rows and its end row."""
     routes: dict[int, list[int]] = {partition: [] for partition in range(parallelism)}
     number = 0
-    while any(len(found) < 2 for found in routes.values()):
+    while any(len(numbers) < 2 for numbers in routes.values()):
         routes.get(spark_hash([number], [IntegerType()]) % tasks, []).append(number)
         number += 1
-    return [(found[0], found[1]) for found in routes.values()]
+    return [(numbers[0], numbers[1]) for numbers in routes.values()]

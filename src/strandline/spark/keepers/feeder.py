@@ -1,4 +1,4 @@
-"""Carries a partition's rows of an epoch to its keeper, and proves that they are all."""
+"""Thread that sends a partition's rows of an epoch to its keeper, with a proof that none is missing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from strandline.runtime.rowlayout import split_end
 
 
 class Feeder(threading.Thread):
-    """Sends a partition's rows to its keeper while the output comes back, and END when all have come.
+    """Sends a partition's rows to its keeper while the output comes back, and END after the last row.
 
-    In a replay, the keeper has the rows: it is only told which have come. Without the row that only comes last (see
-    `exchange.py`) there is no END, and the keeper forgets what it got.
+    In a replay, the keeper already has the rows and gets only the proof. Without the end row (see `exchange.py`), no
+    END is sent, and the keeper discards the rows.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Feeder(threading.Thread):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Feed; what goes wrong breaks the connection, so that the keeper and the receiving side find out."""
+        """Send the rows; an error closes the connection, so that the keeper and the receiving thread fail, too."""
         try:
             counter = RowCounter()
             for rows in self._rows():
@@ -49,24 +49,24 @@ class Feeder(threading.Thread):
                     self._send(p.ROWS, rows.serialize())
             self._send(p.END, counter.proof)
         except _GoneError:
-            # The keeper has gone, or given up and said why: the receiving side finds out.
+            # The keeper is dead or has sent a FAILED frame: the receiving thread raises the error.
             pass
         except Exception as error:
             self._error = error
             self._connection.close()
 
     def raise_error(self) -> None:
-        """Raise what went wrong on this side, if anything did."""
+        """Raise the error that ended this thread, if there is one."""
         if self._error is not None:
             raise self._error
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """Give the rows as keepers get them; raise an error if the last row does not come, and as the last."""
+        """Yield the rows without the end row; raise an error if the end row is missing or not the last."""
         has_ended = False
         for batch in self._batches:
             rows, ends = split_end(batch)
             if rows.num_rows and (has_ended or (ends and rows.column(0).null_count)):
-                raise KeeperError(f"epoch {self._epoch}: rows came after the one that is the last")
+                raise KeeperError(f"epoch {self._epoch}: rows came after the row that marks their end")
             has_ended = has_ended or ends
             if rows.num_rows:
                 yield rows
@@ -85,4 +85,4 @@ class Feeder(threading.Thread):
 
 
 class _GoneError(Exception):
-    """The keeper does not listen any more."""
+    """The connection to the keeper is closed."""

@@ -1,4 +1,4 @@
-"""Whether partitions lie evenly on the executors: where one is placed at a job's start, its state stays."""
+"""Checks of the placement of partitions on executors: a partition's state stays where the job's start places it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def lie_evenly(pinned: DataFrame, partitions: int) -> bool:
     core = sc._jsc.sc()
     # One of them is the driver.
     executors = core.getExecutorMemoryStatus().size() - 1
-    # Of one that Spark has dropped already, it says nothing.
+    # Spark names no executor for a partition that it has dropped.
     return are_even(list(filter(None, places_of(pinned, partitions))), executors)
 
 
 def places_of(pinned: DataFrame, partitions: int) -> list[str]:
-    """Return the executor of each of the first partitions of pinned rows; "" for one that is gone with it."""
+    """Return the executor of each of the first partitions of pinned rows; "" if the executor is lost."""
     core: Any = pinned.sparkSession.sparkContext._jsc.sc()
     rows: Any = pinned._jdf.queryExecution().toRdd()
     return [core.getPreferredLocs(rows, partition).mkString() for partition in range(partitions)]
 
 
 def are_even(places: Sequence[str], executors: int) -> bool:
-    """Whether no place is named by more partitions than its share, rounded up or with a quarter more."""
+    """Whether each executor has at most its share of the partitions, rounded up, or a quarter more."""
     share = len(places) / max(1, executors)
     return max(Counter(places).values(), default=0) <= max(-(-len(places) // max(1, executors)), int(1.25 * share))

@@ -1,4 +1,4 @@
-"""Python workers of Spark that end without a word when Spark needs them no more."""
+"""Python workers that print no traceback when Spark closes their connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CLOSED = (BrokenPipeError, ConnectionResetError)
 
 
 def serve(worker: Any, sock: Any, authenticated: bool) -> Any:
-    """Serve tasks as Spark has it, but end without a traceback when it has closed the connection: it needs no more."""
+    """Run Spark's worker, but end without a traceback when Spark closes the connection: it needs no more rows."""
     sys.unraisablehook = _report
     try:
         return worker(sock, authenticated)
@@ -19,21 +19,21 @@ def serve(worker: Any, sock: Any, authenticated: bool) -> Any:
 
 
 def _report(error: sys.UnraisableHookArgs) -> None:
-    """Report an error of a destructor, unless a file is flushed into a connection that Spark has closed."""
+    """Report an error of a destructor, except the flush of a file to a connection that Spark has closed."""
     if not isinstance(error.exc_value, _CLOSED):
         sys.__unraisablehook__(error)
 
 
 def end_quietly() -> None:
-    """In a task: have this worker end so, also where it was forked by Spark's own daemon, as on a cluster."""
+    """In a task: make this worker end without a traceback where Spark's daemon forked it, as on a cluster."""
     daemon: Any = sys.modules.get("__main__")
     if getattr(getattr(daemon, "__spec__", None), "name", "") == "pyspark.daemon":
-        daemon.traceback = _Traces()
+        daemon.traceback = _QuietTraceback()
         sys.unraisablehook = _report
 
 
-class _Traces:
-    """What a worker of Spark's own daemon prints an error with that ends it."""
+class _QuietTraceback:
+    """Replaces the module `traceback` in Spark's daemon, which prints with it the error that ends a worker."""
 
     def print_exc(self) -> None:
         if not isinstance(sys.exception(), _CLOSED):

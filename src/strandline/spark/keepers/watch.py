@@ -1,4 +1,4 @@
-"""Watches of keepers and executors: those that die while nobody asks them anything, and what waits for them."""
+"""Detection of keepers and executors that die between requests, and of Spark jobs that wait for lost executors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from strandline.spark.base.session import has_free_slots
 Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
 
-_STALLED_LOOKS = 20
-"""And one for each second between heartbeats: until these come, Spark's driver may say that a running task is none."""
+_STALLED_CHECKS = 20
+"""Plus one for each second between heartbeats: before a heartbeat, Spark's driver may not know a running task."""
 
 
 @dataclass
 class _Watched:
-    """A keeper, by the answer that it was first seen in."""
+    """A keeper with the first ack that was received from it."""
 
     ack: Ack
     fd: int
-    """Of its process; -1 where the system knows no such thing, or no such process."""
+    """The pidfd of its process; -1 if the system has no pidfds or no such process."""
 
     def close(self, poll: select.poll) -> None:
         if self.fd >= 0:
@@ -39,19 +39,19 @@ class _Watched:
     def is_gone(self, ended: set[int], newest: Ack) -> bool:
         if self.fd >= 0:
             return self.fd in ended
-        # Who answers though he is not there is in a container, with processes of its own.
+        # A keeper that answers although its pid is unknown here is in a container with its own process ids.
         return newest is self.ack and not process_start(self.ack.pid)
 
 
 class KeeperWatch:
-    """Watches the processes of this machine that have answered. For one thread; a look costs a system call."""
+    """Watches the keepers of this machine that have sent acks. Not thread-safe; a check costs a system call."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._watched: dict[Slot, _Watched] = {}
 
     def has_lost_one(self, last: Mapping[Slot, Ack]) -> bool:
-        """Whether one of the keepers that have answered so is gone. Of those of other machines nothing is known."""
+        """Whether a keeper that has sent one of these acks is dead. Keepers of other machines are not checked."""
         for slot, ack in last.items():
             known = self._watched.get(slot)
             if known is None or known.ack.keeper != ack.keeper:
@@ -60,7 +60,7 @@ class KeeperWatch:
         return any(one.is_gone(ended, last[slot]) for slot, one in self._watched.items())
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching and close the descriptors."""
         while self._watched:
             _, one = self._watched.popitem()
             one.close(self._poll)
@@ -81,46 +81,46 @@ class KeeperWatch:
 
 
 class ExecutorWatch:
-    """Notices that executors have gone, and their keepers with them; asks Spark's driver, and no executor."""
+    """Detects lost executors, whose keepers end with them. It asks only Spark's driver."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._known = self._executors()
 
     def has_lost_one(self) -> bool:
-        """Whether one that was there at the last look is not there any more."""
-        there, self._known = self._known, self._executors()
-        return bool(there - self._known)
+        """Whether an executor has been lost since the last call."""
+        before, self._known = self._known, self._executors()
+        return bool(before - self._known)
 
     def _executors(self) -> set[str]:
         return set(self._context._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(","))
 
 
 class JobWatch:
-    """Notices that Spark's jobs stand still, since their tasks wait for an executor that has gone; asks Spark's driver.
+    """Detects Spark jobs that stall because their tasks wait for a lost executor. It asks only Spark's driver.
 
-    Spark runs such tasks elsewhere only after `spark.locality.wait.process`, as if the executor were busy, unless no
-    other executor that is there was to run tasks of the stage.
+    Spark treats the lost executor like a busy one: it runs the tasks elsewhere after `spark.locality.wait.process`,
+    or at once if no other executor was to run tasks of the stage.
     """
 
     def __init__(self, spark: SparkSession) -> None:
         sc: Any = spark.sparkContext
         self._spark = spark
         heartbeat_ms = int(sc._jsc.getConf().getTimeAsMs("spark.executor.heartbeatInterval", "10s"))
-        self._most = _STALLED_LOOKS + heartbeat_ms / 1000
-        self._idle_looks: dict[int, int] = {}
-        """Of each of Spark's jobs that runs no task, though each executor has room."""
+        self._limit = _STALLED_CHECKS + heartbeat_ms / 1000
+        self._idle_checks: dict[int, int] = {}
+        """By Spark job: the number of checks in a row in which it ran no task although each executor had room."""
 
     def are_stalled(self) -> bool:
-        """Whether a job has run no task in so many looks."""
+        """Whether a job has run no task in too many checks in a row."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
         tasks = {number: stage.numActiveTasks for number, stage in stages.items() if stage is not None}
         jobs = [(number, tracker.getJobInfo(number)) for number in tracker.getActiveJobsIds()]
         active = {number: tasks.keys() & set(job.stageIds) for number, job in jobs if job is not None}
         idle = [number for number, those in active.items() if those and not any(tasks[stage] for stage in those)]
-        # Tasks may wait for one that is busy: pings and lookups do while it has an epoch's.
+        # Tasks may wait for a busy executor, like pings and lookups while it runs an epoch's tasks.
         if idle and not has_free_slots(self._spark):
             idle = []
-        self._idle_looks = {number: self._idle_looks.get(number, 0) + 1 for number in idle}
-        return max(self._idle_looks.values(), default=0) >= self._most
+        self._idle_checks = {number: self._idle_checks.get(number, 0) + 1 for number in idle}
+        return max(self._idle_checks.values(), default=0) >= self._limit

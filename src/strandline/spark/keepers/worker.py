@@ -1,8 +1,8 @@
-"""The functions that run in Spark's Python workers: they carry rows between Spark and the keepers.
+"""Functions that run in Spark's Python workers and carry rows between Spark and the keepers.
 
-Passed to mapInArrow, so they are pickled for every epoch: they hold little, and the program is a broadcast that only
-the worker which starts a keeper reads. Spark keeps broadcasts in files, which stay where a driver is killed: there the
-program is encrypted, with the key of the worker's seal, which is in no file.
+Spark pickles them for every epoch, so they are small. The operator's program is a broadcast, which a worker reads only
+when it starts a keeper. Spark stores broadcasts in files, which remain if the driver is killed; so the program is
+encrypted with the key of the worker's seal, which is not in any file.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S = 60.0
 _PING_S = 2.0
 _LOOKUP_S = 15.0
-_PATIENCE_S = {p.PING: _PING_S, p.STOP: 15.0}
-"""How long an answer is waited for that comes whatever the keeper does, unless the machine does not let it run. A poll,
-which may have to restore state, has no limit."""
+_TIMEOUTS_S = {p.PING: _PING_S, p.STOP: 15.0}
+"""Time-outs of requests that a keeper answers even while it is busy. A poll, which may restore state, has none."""
 
 
 @dataclass(frozen=True)
 class Executor:
-    """Whose keepers are started: the JVM that they end with, and what its workers find in their environment."""
+    """The executor of keepers: its JVM, with which they end, and the environment of its workers."""
 
     pid: int
     environment: Mapping[str, str]
@@ -59,21 +58,21 @@ class Executor:
 
 @dataclass(frozen=True)
 class KeeperRef:
-    """Which keeper: everything needed to find it on this machine, or to start it there."""
+    """Reference to an operator's keepers: what is needed to connect to them on a machine, or to start them there."""
 
     places: Places
     uid: str
     generation: Generation
 
     def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
-        """Connect to the keeper if it is there; whatever it is then asked may take so long and no longer."""
+        """Connect to the keeper if it runs on this machine; the time-out also applies to each later request."""
         try:
             return _connect(self.places.socket(self.uid, partition, self.generation), timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
 
-    def explained(self, error: Exception, partition: Partition, connection: Connection) -> Exception:
-        """Return why a conversation broke off: the keeper has died, if it has."""
+    def explain(self, error: Exception, partition: Partition, connection: Connection) -> Exception:
+        """Return the cause of a failed request: the keeper's death if it has died, else the error itself."""
         broken = connection.is_broken or isinstance(error, OSError)
         if broken and is_dead(connection.peer_pid):
             return death_of(self.uid, partition, connection.peer_pid, self.places.log(self.uid, partition))
@@ -82,13 +81,13 @@ class KeeperRef:
     def renew_all(self) -> None:
         """Renew the leases of all keepers of this run on this machine."""
         for path in self.places.sockets(self.generation):
-            # One that does not answer must not cost the others their leases.
+            # A keeper that does not answer must not prevent the renewal of other leases.
             with contextlib.suppress(OSError, KeeperError), closing(_connect(path, _PING_S)) as connection:
                 connection.send(p.PING, Instructions(generation=self.generation, epoch=Epoch(0)))
                 connection.expect(p.ACK)
 
     def start(self, partition: Partition, executor: Executor | None = None) -> Connection:
-        """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it.
+        """Start the keeper as an independent process, and connect to it.
 
         Without `executor`, this process is a worker of the executor.
         """
@@ -98,9 +97,9 @@ class KeeperRef:
         listens_at = self.places.socket(self.uid, partition, self.generation)
         state = self.places.state(self.uid, partition)
         arguments = [str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
-        given = executor.environment if executor else {}
-        environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # A worker of Spark's starts few keepers, and is not there for long.
+        variables = executor.environment if executor else {}
+        environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # In a worker of Spark, which is short-lived and starts few keepers, the nursery does not pay.
         pid = NURSERY.start(arguments, log, environment) if executor else None
         if pid is None:
             pid = start_program("strandline.keeper.process", arguments, log, environment)
@@ -115,7 +114,7 @@ class KeeperRef:
         raise KeeperError(
             f"operator '{self.uid}', partition {partition}: its keeper did not start on {socket.gethostname()}: "
             f"{_tail(log)}",
-            hint=f"look at the log {log}; strandline must be installed on every executor",
+            hint=f"see the log {log}; strandline must be installed on every executor",
         )
 
 
@@ -133,8 +132,8 @@ def _connect(path: Path, timeout_s: float | None) -> Connection:
 
 
 @contextmanager
-def _renewing(keeper: KeeperRef, every_s: float) -> Iterator[None]:
-    """Renew the leases of this machine's keepers meanwhile: others wait for as long as one is at work."""
+def _lease_renewal(keeper: KeeperRef, every_s: float) -> Iterator[None]:
+    """Renew the leases of this machine's keepers meanwhile: the others wait while one works."""
     if not every_s:
         yield
         return
@@ -153,7 +152,7 @@ def _renewing(keeper: KeeperRef, every_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EpochWorker:
-    """Gives a partition's rows of one epoch to its keeper, and the keeper's output to Spark."""
+    """Sends a partition's rows of one epoch to its keeper, and yields the keeper's output to Spark."""
 
     keeper: KeeperRef
     instructions: Instructions
@@ -161,7 +160,7 @@ class EpochWorker:
     acks: Accumulator[list[bytes]]
     output_schema: str
     renew_s: float = 0.0
-    """How often to renew leases where the driver cannot; 0: it can."""
+    """The interval of lease renewals if the driver cannot renew the leases itself, else 0."""
     seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -171,13 +170,13 @@ class EpochWorker:
         if first is None:
             return
         partition = Partition(partition_of(first))
-        with _talking(self.seal):
+        with _keeper_errors(self.seal):
             connection = self.keeper.connect(partition) or self.keeper.start(partition)
-            with closing(connection), _renewing(self.keeper, self.renew_s):
+            with closing(connection), _lease_renewal(self.keeper, self.renew_s):
                 try:
                     yield from self._epoch(connection, first, batches)
                 except (KeeperError, OSError) as error:
-                    raise self.keeper.explained(error, partition, connection) from None
+                    raise self.keeper.explain(error, partition, connection) from None
 
     def _epoch(
         self, connection: Connection, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
@@ -206,7 +205,7 @@ class EpochWorker:
 
 @dataclass(frozen=True)
 class ControlWorker:
-    """Polls or stops a partition's keepers; gives their acks as rows. Starts them only if it has their programs."""
+    """Sends a control request to a partition's keepers and yields the acks. Starts keepers only if it has programs."""
 
     keepers: list[KeeperRef]
     instructions: Instructions
@@ -214,22 +213,22 @@ class ControlWorker:
     programs: Mapping[str, Broadcast[bytes] | bytes] | None = None
     executor: Executor | None = None
     renew_s: float = 0.0
-    """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
+    """The interval of lease renewals: keepers that are ready wait for those that restore."""
     seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                found = [ack for keeper in self.keepers for ack in self.ask(keeper, partition)]
-                yield pa.RecordBatch.from_pydict({"ack": pa.array(found, pa.binary())})
+                acks = [ack for keeper in self.keepers for ack in self.ask(keeper, partition)]
+                yield pa.RecordBatch.from_pydict({"ack": pa.array(acks, pa.binary())})
 
     def ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
-        """Hold one control conversation; return the ack, or nothing if there is no answer."""
+        """Send the request to one keeper; return its ack, or an empty list if there is no answer."""
         connection = None
-        with _talking(self.seal):
+        with _keeper_errors(self.seal):
             try:
-                connection = keeper.connect(partition, _PATIENCE_S.get(self.kind))
+                connection = keeper.connect(partition, _TIMEOUTS_S.get(self.kind))
                 if connection is None:
                     if self.programs is None:
                         return []
@@ -242,15 +241,15 @@ class ControlWorker:
                     program = self.programs[keeper.uid]
                     plain = program if isinstance(program, bytes) else self.seal.decrypt(program.value)
                     connection.send(p.PROGRAM, plain)
-                    with _renewing(keeper, self.renew_s):
+                    with _lease_renewal(keeper, self.renew_s):
                         _, payload = connection.expect(p.ACK)
                 return [payload.to_pybytes()]
             except (KeeperError, OSError) as error:
                 if self.programs is None and connection is not None and not connection.has_received:
-                    # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
+                    # It ended without an answer, like a keeper that did not run. A FAILED frame is an answer.
                     return []
                 if connection is not None:
-                    raise keeper.explained(error, partition, connection) from None
+                    raise keeper.explain(error, partition, connection) from None
                 raise
             finally:
                 if connection is not None:
@@ -259,36 +258,36 @@ class ControlWorker:
 
 @dataclass(frozen=True)
 class LookupWorker:
-    """Looks up keys with an operator's keepers; gives what those of its machine answer as rows, in an executor."""
+    """Sends look-ups to an operator's keepers; in an executor, yields the answers of those on its machine."""
 
     keeper: KeeperRef
-    asked: Mapping[Partition, LookupRequest]
+    requests: Mapping[Partition, LookupRequest]
     seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
         for batch in batches:
-            here = [partition for partition in batch.column(0).to_pylist() if partition in self.asked]
-            with _talking(self.seal):
-                answers = self.ask(here)
-            partitions, found = pa.array(answers.keys(), pa.int32()), pa.array(answers.values(), pa.binary())
-            yield pa.RecordBatch.from_pydict({"partition": partitions, "found": found})
+            partitions = [partition for partition in batch.column(0).to_pylist() if partition in self.requests]
+            with _keeper_errors(self.seal):
+                answers = self.ask(partitions)
+            numbers, payloads = pa.array(answers.keys(), pa.int32()), pa.array(answers.values(), pa.binary())
+            yield pa.RecordBatch.from_pydict({"partition": numbers, "answer": payloads})
 
     def ask(self, partitions: Iterable[Partition]) -> dict[Partition, bytes]:
-        """Return the answers of those keepers that are there."""
+        """Return the answers of the keepers that run on this machine."""
         answers: dict[Partition, bytes] = {}
         with ExitStack() as open_:
-            asked = []
-            # All are asked before the first is waited for.
+            connections = []
+            # Send all requests before the wait for the first answer.
             for partition in partitions:
                 with suppress(OSError):
                     connection = self.keeper.connect(partition, _LOOKUP_S)
                     if connection is not None:
                         open_.enter_context(closing(connection))
-                        lookup = Lookup(generation=self.keeper.generation, request=self.asked[partition])
+                        lookup = Lookup(generation=self.keeper.generation, request=self.requests[partition])
                         connection.send(p.LOOKUP, lookup)
-                        asked.append((partition, connection))
-            for partition, connection in asked:
+                        connections.append((partition, connection))
+            for partition, connection in connections:
                 try:
                     answers[partition] = connection.expect(p.LOOKUP_ANSWER)[1].to_pybytes()
                 except (KeeperError, OSError):
@@ -298,8 +297,8 @@ class LookupWorker:
 
 
 @contextmanager
-def _talking(seal: Seal) -> Iterator[None]:
-    """Raise what goes wrong between this process and a keeper so that the driver finds it again."""
+def _keeper_errors(seal: Seal) -> Iterator[None]:
+    """Raise errors of requests to keepers in the sealed form that the driver decodes."""
     with sealed_errors(seal):
         try:
             yield

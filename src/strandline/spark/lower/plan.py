@@ -27,7 +27,7 @@ from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.quiet import suppress_error_logs
-from strandline.spark.keepers.exchange import users_session_active
+from strandline.spark.keepers.exchange import keep_active_session
 from strandline.spark.lower.nodes import lower_node
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
@@ -91,7 +91,7 @@ class Plan:
                     with suppress_error_logs():
                         schema = probe_of(node).drop(*node.columns.hidden).schema
                         # The probe is a streaming DataFrame, which Spark cannot write as a batch.
-                        with users_session_active(self.sources.session):
+                        with keep_active_session(self.sources.session):
                             empty = no_rows(self.sources.session, schema)
                         sink.try_out(empty)
                 except Exception as error:
