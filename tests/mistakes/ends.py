@@ -162,10 +162,14 @@ MISTAKES = [
     postgres("delete without a key", "delete='gone' needs key=", "say which columns", delete="gone"),
     postgres("delete for all rows", "delete is True, expected the name of a column", key="account", delete=True),
     postgres(
-        "the key's column deletes", "is in key=, and is that of delete=", "a boolean besides", key="a", delete="a"
+        "the key's column deletes",
+        "is in key=, and is that of delete=",
+        "another column, a boolean",
+        key="a",
+        delete="a",
     ),
     postgres("no writers", "writers is 0, expected a number from 1", "leave it out", writers=0),
-    postgres("writers without a key", "writers=4 needs key=", "writers=1 has one", writers=4),
+    postgres("writers without a key", "writers=4 needs key=", "with writers=1, one connection", writers=4),
     postgres("a time without unit", "timeout is 'soon', expected a duration", "'10s'", timeout="soon"),
     postgres("hardly any time", "timeout is '10ms', expected at least a second", timeout="10ms"),
     postgres("create as text", "create is 'yes', expected True or False", create="yes"),
@@ -180,7 +184,7 @@ MISTAKES = [
         "an option of Spark's JDBC",
         lambda: sl.sinks.postgres(DSN, "balances", mode="append"),  # type: ignore[call-arg]
         "sinks.postgres() got an unexpected keyword argument 'mode'",
-        "there are name, staging",
+        "further options are name, staging",
         error=TypeError,
     ),
     tried(
@@ -220,7 +224,7 @@ MISTAKES = [
         "a directory that is not there",
         lambda s: sl.sinks.sqlite(s.directory / "no" / "bank.db", "balances"),
         "there is no such directory",
-        "make it:",
+        "create it:",
     ),
     tried(
         "a database that is not there",

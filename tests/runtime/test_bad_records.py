@@ -393,7 +393,9 @@ def test_more_failures_than_may_be_end_the_job(make: Make) -> None:
     bench = make(Doing(), input_schema=EVENTS, output_schema=ANSWERS, sides=SIDES, timed=True, on_error=bearing)
     bad = ("x", "v", "raise", 0)
     bench.apply([rows_of([bad])])
-    with pytest.raises(UserCodeError, match=r"3 events failed within 10\.0s, and at most 2 may; the last one") as caught:
+    with pytest.raises(
+        UserCodeError, match=r"3 events failed within 10\.0s, and at most 2 may; the last one"
+    ) as caught:
         bench.apply([rows_of([bad, bad])])
     assert "outage" in caught.value.hint
     assert caught.value.fields["traceback"]
