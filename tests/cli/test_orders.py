@@ -10,8 +10,8 @@ import pytest
 
 from strandline.cli.orders import drops, restores, split
 from strandline.core.errors import ConfigurationError
-from strandline.spark.job.attempt import Wanted
-from strandline.spark.job.program_jobs import Orders, about_to_start, made, watching
+from strandline.spark.job.attempt import StartOptions
+from strandline.spark.job.program_jobs import StartOverrides, intercept_job, intercept_jobs, intercept_start
 from tests.cli.conftest import Command
 
 
@@ -55,28 +55,28 @@ def test_an_order_to_restore_nothing_is_refused() -> None:
 
 
 def test_an_order_goes_before_what_the_program_says() -> None:
-    own = Wanted("own", True, ("own.state",))
-    orders = Orders({"": "url"}, {"": ["gone"]})
-    with watching(orders):
-        made(job("only"))
-        assert about_to_start(job("only"), own) == Wanted("url", False, ("own.state", "gone"))
-        assert about_to_start(job("only"), Wanted()) == Wanted("url", False, ("gone",)), "started again"
-    assert orders.unmet == []
-    assert about_to_start(job("only"), own) == own, "nobody watches any more"
+    own = StartOptions("own", True, ("own.state",))
+    orders = StartOverrides({"": "url"}, {"": ["gone"]})
+    with intercept_jobs(orders):
+        intercept_job(job("only"))
+        assert intercept_start(job("only"), own) == StartOptions("url", False, ("own.state", "gone"))
+        assert intercept_start(job("only"), StartOptions()) == StartOptions("url", False, ("gone",)), "started again"
+    assert orders.unused == []
+    assert intercept_start(job("only"), own) == own, "nobody watches any more"
 
 
 def test_several_jobs_need_names() -> None:
-    with watching(Orders({"": "url"}, {})):
-        made(job("a"))
-        made(job("b"))
+    with intercept_jobs(StartOverrides({"": "url"}, {})):
+        intercept_job(job("a"))
+        intercept_job(job("b"))
         with pytest.raises(ConfigurationError, match="has 2 jobs: a, b") as caught:
-            about_to_start(job("a"), Wanted())
+            intercept_start(job("a"), StartOptions())
         assert "--restore JOB=URL" in caught.value.hint
-    orders = Orders({"a": "url", "c": "other"}, {"b": ["x"]}, claim=True, again="x")
-    with watching(orders):
-        assert about_to_start(job("a"), Wanted()) == Wanted("url", True, again="x")
-        assert about_to_start(job("b"), Wanted()) == Wanted(drop=("x",))
-    assert orders.unmet == ["c"]
+    orders = StartOverrides({"a": "url", "c": "other"}, {"b": ["x"]}, claim=True, again="x")
+    with intercept_jobs(orders):
+        assert intercept_start(job("a"), StartOptions()) == StartOptions("url", True, again="x")
+        assert intercept_start(job("b"), StartOptions()) == StartOptions(drop=("x",))
+    assert orders.unused == ["c"]
 
 
 def test_a_program_that_starts_no_job(process: Command, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.cli.upgrades import as_data, check_all, run_until_job
 from strandline.control.announcements import listening
 from strandline.format.manifest import OlderSchema
-from strandline.spark.job.checking import Check, Looker
+from strandline.spark.job.checking import Check, JobCollector
 from tests.snapshot.helpers import tree
 from tests.spark import pipeline, small
 from tests.spark.functions import Count, CountMore
@@ -132,10 +132,10 @@ def test_a_program_is_checked_before_anything_starts(spark: Any, case: Case, tmp
     def check(process: str, uid: str, restore: dict[str, str], drop: Any = ()) -> Check:
         program = tmp_path / "app.py"
         program.write_text(PROGRAM.format(process=process, root=str(case.root), uid=uid))
-        looker = Looker()
-        assert run_until_job(program, looker) == 0
+        collector = JobCollector()
+        assert run_until_job(program, collector) == 0
         program.unlink()
-        (found,) = check_all(program, looker, restore, {"small": drop})
+        (found,) = check_all(program, collector, restore, {"small": drop})
         return found
 
     found = check("CountMore", 'sl.uid("more", was="count")', {"small": newest})
@@ -209,9 +209,9 @@ def test_aggregates_are_added_and_taken_away(spark: Any, case: Case, tmp_path: P
     def check(which: str) -> Check:
         program = tmp_path / "app.py"
         program.write_text(AGGREGATES.format(root=str(case.root), which=repr(which)))
-        looker = Looker()
-        assert run_until_job(program, looker) == 0
-        (found,) = check_all(program, looker, {"": newest}, {})
+        collector = JobCollector()
+        assert run_until_job(program, collector) == 0
+        (found,) = check_all(program, collector, {"": newest}, {})
         return found
 
     refused = check("mute")

@@ -116,12 +116,12 @@ def _ordered_outcome(
     """Run the program with the options for its jobs. If a job that an option names never starts, it is an error."""
     if not (restore or drop or reopen):
         return outcome(program)
-    from strandline.spark.job.program_jobs import Orders, watching
+    from strandline.spark.job.program_jobs import StartOverrides, intercept_jobs
 
-    orders = Orders(restore, drop, claim=claim, again=again, reopen=reopen)
-    with watching(orders):
+    overrides = StartOverrides(restore, drop, claim=claim, again=again, reopen=reopen)
+    with intercept_jobs(overrides):
         code = outcome(program)
-    for job in orders.unmet if not code else ():
+    for job in overrides.unused if not code else ():
         say(f"error: the program has not started {f'job {job!r}' if job else 'a job'}: nothing was restored")
         say("  next step: give the name of a job that it starts, or leave --restore and --drop out")
         code = 1

@@ -18,7 +18,7 @@ from strandline.cli.stores import AsJson
 from strandline.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from strandline.spark.job.checking import Check, Looker
+    from strandline.spark.job.checking import Check, JobCollector
 
 _STYLES = {"refused": "red", "dropped": "yellow", "migrated": "cyan", "renamed": "cyan", "new": "green"}
 
@@ -49,15 +49,15 @@ def check_upgrade(
         raise typer.BadParameter("say with --restore which snapshot")
     to_restore, to_drop = restores(restore), drops(drop)
     prepare(program, args or [])
-    from strandline.spark.job.checking import Looker
+    from strandline.spark.job.checking import JobCollector
 
-    looker = Looker()
+    collector = JobCollector()
     # Standard output is for the result, so that the program's output goes to standard error.
     with contextlib.redirect_stdout(sys.stderr):
-        code = run_until_job(program, looker)
+        code = run_until_job(program, collector)
     if code:
         raise typer.Exit(code)
-    checks = check_all(program, looker, to_restore, to_drop, reopen=reopen)
+    checks = check_all(program, collector, to_restore, to_drop, reopen=reopen)
     for check in checks:
         if json:
             print_json(as_data(check))
@@ -67,31 +67,31 @@ def check_upgrade(
         raise typer.Exit(1)
 
 
-def run_until_job(program: Path, looker: Looker) -> int:
+def run_until_job(program: Path, collector: JobCollector) -> int:
     """Run a program until it uses the run of a job; return its exit code if it ended before."""
-    from strandline.spark.job.program_jobs import watching
+    from strandline.spark.job.program_jobs import intercept_jobs
 
-    with watching(looker):
+    with intercept_jobs(collector):
         try:
             return outcome(program)
-        except looker.Enough:
+        except collector.RunUsedError:
             return 0
 
 
 def check_all(
     program: Path,
-    looker: Looker,
+    collector: JobCollector,
     restore: Mapping[str, str],
     drop: Mapping[str, Sequence[str]],
     *,
     reopen: bool = False,
 ) -> list[Check]:
     """Return the check of each job that has a snapshot to restore."""
-    from strandline.spark.job.attempt import Wanted
+    from strandline.spark.job.attempt import StartOptions
     from strandline.spark.job.checking import check_upgrade as check_job
     from strandline.spark.job.program_jobs import ONLY, check_named
 
-    names = sorted(looker.jobs)
+    names = sorted(collector.jobs)
     check_named({*restore, *drop}, set(names))
     unknown = sorted({*restore, *drop} - {ONLY, *names})
     if unknown or not names:
@@ -102,9 +102,9 @@ def check_all(
     checks = []
     for name in names:
         if url := restore.get(name) or restore.get(ONLY):
-            orders = looker.wanted.get(name, Wanted())
-            dropped = {*orders.drop, *drop.get(name, ()), *drop.get(ONLY, ())}
-            checks.append(check_job(looker.jobs[name], url, dropped, reopen=reopen or orders.reopen))
+            options = collector.options.get(name, StartOptions())
+            dropped = {*options.drop, *drop.get(name, ()), *drop.get(ONLY, ())}
+            checks.append(check_job(collector.jobs[name], url, dropped, reopen=reopen or options.reopen))
     return checks
 
 

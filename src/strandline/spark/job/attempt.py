@@ -56,17 +56,17 @@ Check = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a run is to begin with instead of the job's newest checkpoint, and what may be lost on the way."""
+class StartOptions:
+    """Options of a start: the snapshot to restore in place of the newest checkpoint, and what may be dropped."""
 
     url: str = field(default="", repr=False)
-    """Of the snapshot to restore, which may have a password; "" if none is named."""
+    """The URL of the snapshot to restore, which may contain a password; "" for the job's newest checkpoint."""
     claim: bool = False
     drop: tuple[str, ...] = ()
     again: str = ""
-    """The name under which a snapshot is restored that was restored before."""
+    """The name under which to restore a snapshot that was restored before."""
     reopen: bool = False
-    """Whether a job that was drained may go on, with an event time that begins anew."""
+    """Whether a drained job may continue, with a restart of event time."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Blueprint:
     places: Places
     trigger: dict[str, Any]
     clock: Clock
-    wanted: Wanted = Wanted()
+    options: StartOptions = StartOptions()
     holds: Holds = field(default_factory=Holds)
     """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
     draining: Draining = field(default_factory=Draining)

@@ -1,4 +1,4 @@
-"""Whether a job could go on from a snapshot, without starting it and without touching anything."""
+"""Check whether a job can continue from a snapshot, without a start and without any change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline.core.errors import ConfigurationError, IncompatibleStateError, N
 from strandline.core.ids import CheckpointId
 from strandline.plan.upgrade import Upgrade
 from strandline.snapshot.opening.snapshot import open_folder
-from strandline.spark.job.attempt import Wanted
+from strandline.spark.job.attempt import StartOptions
 from strandline.spark.job.compat import differences, to_regroup, watermark_changes
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.job import Job
@@ -24,35 +24,35 @@ from strandline.storage.remote import open_store
 
 @dataclass(frozen=True)
 class Check:
-    """What would become of a snapshot in a job."""
+    """The result of the check of a job with a snapshot."""
 
     job: str
     url: str
-    """Of the snapshot."""
+    """The URL of the snapshot."""
     upgrade: Upgrade
     notes: tuple[str, ...]
-    """What else is to be known: of watermarks, and of what a start would do with the snapshot."""
+    """Further facts about watermarks and about the start."""
     refusals: tuple[str, ...]
-    """Everything that stands against it; empty if the job can go on."""
+    """The reasons why the job cannot continue; empty if it can."""
     regroup: str
-    """What to do first where the program wants another max_parallelism than the snapshot has; else ""."""
+    """The step to take first if the program has another max_parallelism than the snapshot; else ""."""
 
 
 def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: bool = False) -> Check:
-    """Say what would become of each operator and state of a snapshot if the job were started with it.
+    """Return what a start of the job with a snapshot would do with each stored operator and state.
 
-    What a start looks at before it touches anything is looked at, all of it. Raises what `open_snapshot` does for a
-    snapshot that cannot be restored at all, and ConfigurationError for one that the job has gone back behind.
+    Runs all checks that a start makes before any change. Raises the errors of `open_snapshot` if the snapshot cannot be
+    restored at all, and ConfigurationError for a checkpoint that a rollback has made void.
     """
     spark = job._plan.sources.session
-    blueprint = job._blueprint(spark, Wanted(url, drop=tuple(drop), reopen=reopen), store=_store_of(job))
+    blueprint = job._blueprint(spark, StartOptions(url, drop=tuple(drop), reopen=reopen), store=_store_of(job))
     preparation = Preparation(blueprint, frozenset(), CheckpointId(0), None)
     origin, notes = preparation.decide(), []
     if not origin.is_new:
         notes.append(
             "the job has restored this snapshot before: to restore it once more, a start needs again=, --again"
         )
-        blueprint = replace(blueprint, wanted=replace(blueprint.wanted, again="check-upgrade"))
+        blueprint = replace(blueprint, options=replace(blueprint.options, again="check-upgrade"))
         preparation = Preparation(blueprint, frozenset(), CheckpointId(0), None)
         origin = preparation.decide()
     manifest, pipeline = origin.manifest, job._plan.pipeline
@@ -75,49 +75,49 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: boo
 
 
 def _store_of(job: Job) -> ObjectStore:
-    """Open where a job's checkpoints are; where there is no directory yet, none is made."""
+    """Open the store of a job's checkpoints, without creating its directory."""
     try:
         return open_folder(str(job.checkpoints.directory), job.checkpoints.storage_options, fsync=False).store
     except NotFoundError:
         return open_store("memory://")
 
 
-class Looker:
-    """Collects jobs that a program makes, and starts none: the program ends where it asks anything of a run."""
+class JobCollector:
+    """Collects the jobs of a program and starts none: the program ends when it uses a run."""
 
-    class Enough(BaseException):
-        """Ends the program: there is no run that it could use."""
+    class RunUsedError(BaseException):
+        """Ends the program when it uses a run, which does not exist."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
-        self.wanted: dict[str, Wanted] = {}
-        """What the program itself wants those to begin with that it would start."""
+        self.options: dict[str, StartOptions] = {}
+        """The program's own options, for each job that it would start."""
 
-    def made(self, job: Named) -> None:
-        """Keep a job; of two with one name, the later one."""
+    def add(self, job: Named) -> None:
+        """Keep a job; of two with the same name, the later one."""
         assert isinstance(job, Job)
         self.jobs[job.name] = job
 
-    def start(self, job: Named, wanted: Wanted) -> Run:
-        """Keep what would be started, and let the program go on to its next job."""
-        self.made(job)
-        self.wanted[job.name] = wanted
+    def start(self, job: Named, options: StartOptions) -> Run:
+        """Keep the job and its options, and let the program continue to its next job."""
+        self.add(job)
+        self.options[job.name] = options
         no_run: Run = _NoRun()  # type: ignore[assignment]
         return no_run
 
     def bootstrap(self, job: Named) -> Savepoint:
-        """Make nothing, and let the program go on."""
-        self.made(job)
-        nothing: Savepoint = _NoRun()  # type: ignore[assignment]
-        return nothing
+        """Keep the job, and let the program continue."""
+        self.add(job)
+        no_savepoint: Savepoint = _NoRun()  # type: ignore[assignment]
+        return no_savepoint
 
 
 class _NoRun:
     def __getattr__(self, name: str) -> NoReturn:
-        raise Looker.Enough
+        raise JobCollector.RunUsedError
 
     def __enter__(self) -> NoReturn:
-        raise Looker.Enough
+        raise JobCollector.RunUsedError
 
     def __exit__(self, *error: object) -> None:
         pass

@@ -24,13 +24,13 @@ from strandline.snapshot.opening.snapshot import check_checkpoints_place, open_s
 from strandline.snapshot.savepoints.take import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
-from strandline.spark.job import program_jobs as watched
-from strandline.spark.job.attempt import Blueprint, Check, Wanted
+from strandline.spark.job.attempt import Blueprint, Check, StartOptions
 from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.history import Given, Order, history_of
+from strandline.spark.job.program_jobs import intercept_bootstrap, intercept_job, intercept_start
 from strandline.spark.job.run import Run
 from strandline.spark.job.skipping import files_of_history
 from strandline.spark.lower.plan import Plan
@@ -83,7 +83,7 @@ class Job:
         self._plan = Plan(sinks)
         mark_used(sinks)
         self._run: Run | None = None
-        watched.made(self)
+        intercept_job(self)
 
     def start(
         self,
@@ -113,9 +113,9 @@ class Job:
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
-        wanted = watched.about_to_start(self, Wanted(str(restore or ""), claim, tuple(drop), again, reopen))
-        if not isinstance(wanted, Wanted):
-            return wanted
+        options = intercept_start(self, StartOptions(str(restore or ""), claim, tuple(drop), again, reopen))
+        if not isinstance(options, StartOptions):
+            return options
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
@@ -126,7 +126,7 @@ class Job:
         for warning in [*session_warnings(spark), *source_warnings(read), *find_unused(sources)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
-        blueprint = self._blueprint(spark, wanted)
+        blueprint = self._blueprint(spark, options)
         blueprint.places.make()
         run = self._run = Run(blueprint, self.restart)
         try:
@@ -174,7 +174,7 @@ class Job:
         >>> job.bootstrap(spark, savepoint="sp/begin", history=spark.read.parquet("history/"), progress=print)
         >>> run = job.start(spark, restore="sp/begin")
         """
-        if (instead := watched.about_to_bootstrap(self)) is not None:
+        if (instead := intercept_bootstrap(self)) is not None:
             return instead
         spark = spark or self._plan.sources.session
         check_session(spark)
@@ -206,7 +206,9 @@ class Job:
         skipped = files_of_history(plan.sources, found.given) if skip_files else None
         failpoints.arm_from_environment()
         settings = self.settings if parallelism is None else replace(self.settings, parallelism=parallelism)
-        blueprint = self._blueprint(spark, Wanted(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap")
+        blueprint = self._blueprint(
+            spark, StartOptions(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap"
+        )
         blueprint.places.make()
         blueprint = replace(blueprint, plan=plan, settings=settings)
         to = None if scratch is None else absolute(scratch)
@@ -232,7 +234,7 @@ class Job:
     def _blueprint(
         self,
         spark: SparkSession,
-        wanted: Wanted,
+        options: StartOptions,
         checkpoints: Checkpoints | None = None,
         name_here: str = "",
         store: ObjectStore | None = None,
@@ -259,7 +261,7 @@ class Job:
             places=places,
             trigger=self._trigger,
             clock=SystemClock(),
-            wanted=wanted,
+            options=options,
             draining=Draining(at_end=self._drain),
         )
 

@@ -155,8 +155,8 @@ class Preparation:
         """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""
         b = self.blueprint
         return decide(
-            b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim,
-            again=b.wanted.again, owned=owned, exclude=self.exclude, fsync=b.settings.fsync,
+            b.jobdir, b.options.url or None, b.checkpoints.storage_options, claimed=b.options.claim,
+            again=b.options.again, owned=owned, exclude=self.exclude, fsync=b.settings.fsync,
         )  # fmt: skip
 
     def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
@@ -167,7 +167,7 @@ class Preparation:
         if manifest is None:
             return operators, None
         upgrade = check_compatible(
-            manifest, operators, self.sinks, self.blueprint.plan.sources.names, self.blueprint.wanted.drop,
+            manifest, operators, self.sinks, self.blueprint.plan.sources.names, self.blueprint.options.drop,
             url=origin.url, fork=origin.is_fork,
         )  # fmt: skip
         return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
@@ -179,7 +179,7 @@ class Preparation:
     def _check_drained(self, origin: Origin) -> None:
         # A drained checkpoint of its own is refused later: sinks may have to show first what the drain has given.
         if origin.is_new or not origin.is_own:
-            self.blueprint.draining.refuse(self.blueprint.name, origin.manifest, reopen=self.blueprint.wanted.reopen)
+            self.blueprint.draining.refuse(self.blueprint.name, origin.manifest, reopen=self.blueprint.options.reopen)
 
     def _check_fit(self, origin: Origin, *, reads_sources: bool) -> None:
         """Check that the program fits what is stored, and that its sources have what comes next."""

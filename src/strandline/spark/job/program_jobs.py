@@ -1,4 +1,4 @@
-"""A program's jobs, heard of by whoever runs it: what they are to restore is said from outside, or only looked at."""
+"""Hooks for the jobs of a program: the command line sets what they restore, or inspects them without a start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError
-from strandline.spark.job.attempt import Wanted
+from strandline.spark.job.attempt import StartOptions
 
 if TYPE_CHECKING:
     from strandline.spark.job.run import Run
@@ -19,58 +19,58 @@ ONLY = ""
 
 
 class Named(Protocol):
-    """A job."""
+    """A job, of which only the name is needed."""
 
     name: str
 
 
-class Watcher(Protocol):
-    """Hears of each job that is made in this process, and of each that is to start."""
+class Interceptor(Protocol):
+    """Receives each job of this process when it is created, started or bootstrapped."""
 
-    def made(self, job: Named) -> None:
-        """Hear of a job."""
+    def add(self, job: Named) -> None:
+        """Receive a new job."""
 
-    def start(self, job: Named, wanted: Wanted) -> Wanted | Run:
-        """Return what a job is to begin with; or what its program gets instead of a run."""
+    def start(self, job: Named, options: StartOptions) -> StartOptions | Run:
+        """Return the options with which to start a job, or what the program receives in place of a run."""
         ...
 
     def bootstrap(self, job: Named) -> Savepoint | None:
-        """Return what a job's program gets instead of a savepoint made of history; None: it is to be made."""
+        """Return what the program receives in place of a savepoint; None to run the bootstrap."""
         ...
 
 
-_watcher: Watcher | None = None
+_interceptor: Interceptor | None = None
 
 
 @contextlib.contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
-    """Have a watcher hear of this process's jobs."""
-    global _watcher
-    before, _watcher = _watcher, watcher
+def intercept_jobs(interceptor: Interceptor) -> Iterator[None]:
+    """Pass the jobs of this process to an interceptor meanwhile."""
+    global _interceptor
+    before, _interceptor = _interceptor, interceptor
     try:
         yield
     finally:
-        _watcher = before
+        _interceptor = before
 
 
-def made(job: Named) -> None:
-    """Tell whoever watches that there is a job."""
-    if _watcher is not None:
-        _watcher.made(job)
+def intercept_job(job: Named) -> None:
+    """Pass a new job to the interceptor, if there is one."""
+    if _interceptor is not None:
+        _interceptor.add(job)
 
 
-def about_to_start(job: Named, wanted: Wanted) -> Wanted | Run:
-    """Return what a job is to begin with, as whoever watches wants it; or what its program gets instead of a run."""
-    return wanted if _watcher is None else _watcher.start(job, wanted)
+def intercept_start(job: Named, options: StartOptions) -> StartOptions | Run:
+    """Return the options with which to start a job, or what the program receives in place of a run."""
+    return options if _interceptor is None else _interceptor.start(job, options)
 
 
-def about_to_bootstrap(job: Named) -> Savepoint | None:
-    """Return what a job's program gets instead of a savepoint made of history; None: it is to be made."""
-    return None if _watcher is None else _watcher.bootstrap(job)
+def intercept_bootstrap(job: Named) -> Savepoint | None:
+    """Return what the program receives in place of a savepoint; None to run the bootstrap."""
+    return None if _interceptor is None else _interceptor.bootstrap(job)
 
 
-class Orders:
-    """Has jobs begin with what the command line says, by their names: it goes before what the program says."""
+class StartOverrides:
+    """Replaces the program's options for the start of jobs with those of the command line, by job."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Orders:
         again: str = "",
         reopen: bool = False,
     ) -> None:
-        """`restore` and `drop` are by job, or of ONLY; `claim` and `again` of all snapshots that are restored.
+        """`restore` and `drop` are by job name or ONLY; the other options are for all jobs that restore a snapshot.
 
-        `reopen` is of all jobs.
+        `reopen` is for all jobs.
         """
         self._restore = restore
         self._drop = drop
@@ -94,33 +94,33 @@ class Orders:
         self._started: set[str] = set()
 
     @property
-    def unmet(self) -> list[str]:
-        """The jobs that orders are for and that were never started."""
-        named = {*self._restore, *self._drop}
-        return sorted(name for name in named if name not in self._started and not (name == ONLY and self._started))
+    def unused(self) -> list[str]:
+        """The names that have options and whose jobs were never started."""
+        names = {*self._restore, *self._drop}
+        return sorted(name for name in names if name not in self._started and not (name == ONLY and self._started))
 
-    def made(self, job: Named) -> None:
-        """Hear of a job."""
+    def add(self, job: Named) -> None:
+        """Receive a new job."""
         self._names.add(job.name)
 
-    def start(self, job: Named, wanted: Wanted) -> Wanted:
-        """Return what a job is to begin with. Raises ConfigurationError if orders do not say which job they are for."""
+    def start(self, job: Named, options: StartOptions) -> StartOptions:
+        """Return the options with which to start a job. Raises ConfigurationError if they name none of several jobs."""
         self._names.add(job.name)
         check_named({*self._restore, *self._drop}, self._names)
         self._started.add(job.name)
         url = self._restore.get(job.name) or self._restore.get(ONLY)
-        drop = [*wanted.drop, *self._drop.get(job.name, ()), *self._drop.get(ONLY, ())]
-        wanted = replace(wanted, drop=tuple(dict.fromkeys(drop)), reopen=wanted.reopen or self._reopen)
-        return wanted if url is None else replace(wanted, url=url, claim=self._claim, again=self._again)
+        drop = [*options.drop, *self._drop.get(job.name, ()), *self._drop.get(ONLY, ())]
+        options = replace(options, drop=tuple(dict.fromkeys(drop)), reopen=options.reopen or self._reopen)
+        return options if url is None else replace(options, url=url, claim=self._claim, again=self._again)
 
     def bootstrap(self, job: Named) -> None:
-        """Let a job make its state of history."""
+        """Let the job run its bootstrap."""
 
 
-def check_named(named: set[str], jobs: set[str]) -> None:
-    """Raise ConfigurationError if something is said of a program's only job, and it has several."""
-    if ONLY in named and len(jobs) > 1:
+def check_named(names: set[str], jobs: set[str]) -> None:
+    """Raise ConfigurationError if an option names no job and the program has several."""
+    if ONLY in names and len(jobs) > 1:
         raise ConfigurationError(
-            f"the program has {len(jobs)} jobs: {', '.join(sorted(jobs))}; which one is to be restored is not said",
+            f"the program has {len(jobs)} jobs: {', '.join(sorted(jobs))}; the options do not say which one to restore",
             hint="write --restore JOB=URL, and --drop JOB=uid.state",
         )

@@ -86,7 +86,7 @@ class Starting:
         waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # Not before: a driver that was killed may have left it to this one to show what a drain has given.
-        b.draining.refuse(b.name, manifest, reopen=b.wanted.reopen)
+        b.draining.refuse(b.name, manifest, reopen=b.options.reopen)
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
@@ -152,7 +152,7 @@ class Starting:
 
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
         b = self._b
-        stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
+        stored = b.draining.watermarks(manifest, reopen=b.options.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
     def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
@@ -174,7 +174,7 @@ class Starting:
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():
-            gone = None if name in b.wanted.drop else sink_for_pending(name, texts, self._preparation.sinks.values())
+            gone = None if name in b.options.drop else sink_for_pending(name, texts, self._preparation.sinks.values())
             if gone is not None:
                 owned.check()
                 gone.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))
