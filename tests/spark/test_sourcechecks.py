@@ -144,7 +144,7 @@ def test_a_source_of_kafka_that_reads_what_is_not_committed_is_warned_of() -> No
         )
 
     (warning,) = warned(subscribe="payments")
-    assert "source of Kafka 'payments' has no kafka.isolation.level" in warning
+    assert "the Kafka source 'payments' has no kafka.isolation.level" in warning
     assert "option('kafka.isolation.level', 'read_committed')" in warning
     for level in ("read_committed", "read_uncommitted"):
         assert not warned(subscribe="payments", **{"kafka.isolation.level": level})
