@@ -28,6 +28,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/keeper",
     "src/strandline/plan",
     "src/strandline/runtime",
+    "src/strandline/spark/sinks",
     "src/strandline/storage",
     "src/strandline/testing",
     "src/strandline/types",
