@@ -34,6 +34,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/spark/building",
     "src/strandline/spark/keepers",
     "src/strandline/spark/lower",
+    "src/strandline/spark/sinks",
     "src/strandline/spark/sources",
     "src/strandline/spark/streams",
     "src/strandline/spark/tables",

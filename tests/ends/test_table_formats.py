@@ -316,7 +316,7 @@ def test_what_waits_is_told(delta: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again and again how it wants them: a catalog that is away need not end the job."""
-    monkeypatch.setattr("strandline.spark.sinks.tables.sink._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("strandline.spark.sinks.tables.sink._RELOAD_S", 0.0)
     sink = place.start()
     left = stage(sink, 1, [(1, "a")])
     with away(monkeypatch):
@@ -348,7 +348,7 @@ def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: 
     for _ in range(2):
         assert sink.commit([second[0], *third]) == []
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
-    (void,) = [file for each in sink._listed(fourth)[0] for file in each.files]
+    (void,) = [file for each in sink._decode(fourth)[0] for file in each.files]
     assert not list(place.path.rglob(Path(void.path).name))
     place.start(third, 3, key=key)
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
@@ -976,7 +976,7 @@ def test_rows_against_a_constraint_end_the_commit_without_their_values(delta: Pl
     sink.commit(stage(sink, 1, [(1, "a")]))
     changed(delta, "constraint")
     sink.commit(stage(sink, 2, [(2, "b")]))
-    with pytest.raises(SinkError, match="1 rows are against what the table demands: k < 3") as caught:
+    with pytest.raises(SinkError, match="1 rows violate constraints of the table: k < 3") as caught:
         sink.commit(stage(sink, 3, [(5, "secret"), (1, "c")]))
     assert "secret" not in str(caught.value)
     assert delta.pairs() == [(1, "a"), (2, "b")]
