@@ -17,7 +17,7 @@ from strandline.core.ids import Generation
 from strandline.format.manifest import StateInfo
 from strandline.plan.checks import check_process
 from strandline.runtime.program import Program, pickle_process, state_infos
-from strandline.spark.tables.options import Options
+from strandline.spark.tables.source import Options
 from strandline.storage.place import Place
 
 

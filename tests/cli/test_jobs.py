@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -278,7 +279,13 @@ def test_on_a_terminal_progress_is_shown(serve: Serve, local_dir: Path, monkeypa
     monkeypatch.setattr(server, "_HEARTBEAT_S", 0.05)
     run = FakeRun()
     serve(run)
-    threading.Timer(2.0, run.finish.set).start()
+
+    def finish() -> None:
+        assert run.began.wait(60)
+        time.sleep(2)
+        run.finish.set()
+
+    threading.Thread(target=finish).start()
     code, printed, seen = on_terminal("checkpoint", "alerts", "--local-dir", local_dir, "--json")
     assert (code, printed.startswith('{"checkpoint": 7, ')) == (0, True)
     assert b"checkpoint 7" in seen

@@ -103,7 +103,7 @@ class FakeRun:
     def lookup(self, table: str, key: Any) -> LookupResult:
         looked = self.lookup_table(table)
         keys = key if isinstance(key, list) else [key]
-        looked.ask(keys, 0)
+        looked.requests(keys, 0)
         found = [STORED.get(each) for each in keys]
         return LookupResult(looked.name, Epoch(12), found if isinstance(key, list) else found[0])
 

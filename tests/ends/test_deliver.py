@@ -134,7 +134,7 @@ def test_a_row_with_text_that_is_no_utf8_is_a_dead_letter_with_its_bytes(tmp_pat
     writer = Writer("s", 1, "out", "job", Place(url=str(tmp_path / "s")))
     refusals = RejectedRows("dead-letter", Place(url=str(tmp_path)))
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
-    assert refusals.takes(target, error)
+    assert refusals.accepts(target, error)
     refusals.put(writer, Rows([batch.slice(0, 1)], lambda: ["id"]), error)
     letter = json.loads((tmp_path / "id.json").read_text())
     assert json.loads(letter["event"]) == {"v": "//4=", "at": 1 << 60}

@@ -69,7 +69,9 @@ def test_rows_that_readers_have_taken_count_for_the_job_itself(tmp_path: Path) -
     shown_by(tmp_path, context("one"), 1, 2)
     for path in shown_files(tmp_path):
         path.unlink()
-    assert "the record of rows up to epoch 2, since taken away, of an earlier life" in refusal(tmp_path, context(""))
+    assert "the record of rows up to epoch 2, which were moved away, of an earlier life" in refusal(
+        tmp_path, context("")
+    )
     sink_at(tmp_path).check(context("", job="new"))
     # Nobody's rows, that nobody has shown.
     begun(tmp_path / "empty", context("one")).close()
@@ -166,7 +168,7 @@ def test_what_a_snapshot_covers_does_not_come_again(tmp_path: Path) -> None:
     for path in shown_files(tmp_path)[2:]:
         path.unlink()
     same = replace(behind, job="job", life="")
-    assert "rows up to epoch 2, since taken away" in refusal(tmp_path, same)
+    assert "rows up to epoch 2, which were moved away" in refusal(tmp_path, same)
 
 
 @pytest.mark.parametrize("covered", [1, 2])

@@ -12,7 +12,7 @@ import pytest
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks.files import FileSink, left_by
+from strandline.spark.sinks.files import FileSink, sink_for_pending
 from tests.ends.filesinks import (
     commit_crashing,
     context,
@@ -172,10 +172,10 @@ def test_what_a_sink_has_left_that_is_no_more_is_shown(tmp_path: Path) -> None:
     listed = staged(old, 3)
     staged(old, 4)
     for generation, texts, epoch in ((2, listed, 3), (3, listed, 3), (4, pending, 2)):
-        left = left_by("old", texts)
+        left = sink_for_pending("old", texts)
         assert left is not None
         left.open(replace(context(generation), sink="old", beside=frozenset()))
         left.recover(texts, Epoch(epoch), fresh=False)
         assert visible(tmp_path) == rows(*range(1, epoch + 1))
-    assert left_by("old", []) is None
-    assert left_by("old", ["another's"]) is None
+    assert sink_for_pending("old", []) is None
+    assert sink_for_pending("old", ["another's"]) is None

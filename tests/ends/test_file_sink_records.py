@@ -14,7 +14,7 @@ import pytest
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from strandline.spark.sinks.visibility_log import SHOWN, Committable, Owner, VisibilityLog, VisibilityRecord
+from strandline.spark.sinks.visibility_log import RECORD_FORMAT, Committable, Owner, VisibilityLog, VisibilityRecord
 from tests.ends.filesinks import (
     Rows,
     commit_crashing,
@@ -50,7 +50,7 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
         started(tmp_path, 2, pending, 2)
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
-    (record,) = (SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path))
+    (record,) = (RECORD_FORMAT.decode(path.read_bytes(), "") for path in records(tmp_path))
     assert record == VisibilityRecord(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=record.by)
 
 
@@ -106,7 +106,7 @@ def test_of_two_drivers_that_show_the_same_one_does_not_take_the_others_record_f
 
     owner = Owner("job", "life", "out")
     one, other = (VisibilityLog(Object(tmp_path), "root", "home", owner) for _ in range(2))
-    other.check_alone = lambda: None  # type: ignore[method-assign]
+    other.check_sole_writer = lambda: None  # type: ignore[method-assign]
     one.write(RECORD)
     with pytest.raises(UnavailableError, match="another driver"):
         other.write(RECORD)
@@ -157,10 +157,10 @@ def test_with_its_epoch_rows_are_visible_at_once_and_need_no_record(tmp_path: Pa
 
 def test_a_golden_record() -> None:
     data = (GOLDEN / "shown").read_bytes()
-    assert SHOWN.decode(data, "golden") == RECORD
-    assert SHOWN.encode(RECORD) == data
+    assert RECORD_FORMAT.decode(data, "golden") == RECORD
+    assert RECORD_FORMAT.encode(RECORD) == data
     nameless = (GOLDEN / "shown-nameless").read_bytes()
-    assert SHOWN.decode(nameless, "golden") == msgspec.structs.replace(RECORD, owner=msgspec.UNSET)
+    assert RECORD_FORMAT.decode(nameless, "golden") == msgspec.structs.replace(RECORD, owner=msgspec.UNSET)
 
 
 @pytest.mark.parametrize(
@@ -168,4 +168,4 @@ def test_a_golden_record() -> None:
 )
 def test_a_damaged_record_is_recognised(damage: Any) -> None:
     with pytest.raises(CorruptionError, match="golden"):
-        SHOWN.decode(damage(SHOWN.encode(RECORD)), "golden")
+        RECORD_FORMAT.decode(damage(RECORD_FORMAT.encode(RECORD)), "golden")

@@ -50,7 +50,7 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation
-from strandline.ends.tables.datafiles import fitted, refuse_unreadable, statistics_of
+from strandline.ends.tables.datafiles import cast_rows, refuse_unreadable, statistics_of
 from strandline.spark.sinks.base import SinkContext
 from strandline.testing.sinks.conformance import (
     Promise,
@@ -316,7 +316,7 @@ def test_what_waits_is_told(delta: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again and again how it wants them: a catalog that is away need not end the job."""
-    monkeypatch.setattr("strandline.spark.sinks.tables.sink._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("strandline.spark.sinks.tables.sink._RELOAD_S", 0.0)
     sink = place.start()
     left = stage(sink, 1, [(1, "a")])
     with away(monkeypatch):
@@ -348,7 +348,7 @@ def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: 
     for _ in range(2):
         assert sink.commit([second[0], *third]) == []
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
-    (void,) = [file for each in sink._listed(fourth)[0] for file in each.files]
+    (void,) = [file for each in sink._decode(fourth)[0] for file in each.files]
     assert not list(place.path.rglob(Path(void.path).name))
     place.start(third, 3, key=key)
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
@@ -779,7 +779,7 @@ def test_a_key_without_value_is_refused(place: Place) -> None:
         stage(sink, 1, [(None, "a")])
     rows = pa.RecordBatch.from_pydict({"k": pa.array([1, None])})
     with pytest.raises(ConfigurationError, match="column 'k' of the table takes no nulls, and 1 rows have none"):
-        fitted(rows, pa.schema([pa.field("k", pa.int64(), nullable=False)]))
+        cast_rows(rows, pa.schema([pa.field("k", pa.int64(), nullable=False)]))
 
 
 def test_values_that_tables_cannot_tell_of_are_refused() -> None:
@@ -976,7 +976,7 @@ def test_rows_against_a_constraint_end_the_commit_without_their_values(delta: Pl
     sink.commit(stage(sink, 1, [(1, "a")]))
     changed(delta, "constraint")
     sink.commit(stage(sink, 2, [(2, "b")]))
-    with pytest.raises(SinkError, match="1 rows are against what the table demands: k < 3") as caught:
+    with pytest.raises(SinkError, match="1 rows violate constraints of the table: k < 3") as caught:
         sink.commit(stage(sink, 3, [(5, "secret"), (1, "c")]))
     assert "secret" not in str(caught.value)
     assert delta.pairs() == [(1, "a"), (2, "b")]

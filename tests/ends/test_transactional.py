@@ -514,7 +514,7 @@ def test_staged_rows_in_the_place_of_others_are_not_written(ledger: Any) -> None
     data = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(data)
-    with pytest.raises(CorruptionError, match="staged rows are others than the checkpoint lists"):
+    with pytest.raises(CorruptionError, match="staged rows are not those that the checkpoint lists"):
         sink.commit(pending)
     assert not set(ledger.rows) & set(numbers_of(1)[:4])
 

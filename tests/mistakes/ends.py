@@ -153,17 +153,23 @@ MISTAKES = [
     # -- into databases
     postgres("a dsn that cannot be read", "the dsn cannot be read", "postgresql://user@host:5432", dsn="bank at one"),
     postgres("JDBC's url", "the dsn cannot be read", "not JDBC's", dsn="jdbc:postgresql://one/bank?password=secret"),
-    postgres("no dsn", "the dsn is given as NoneType, expected a text", "a function that returns it", dsn=None),
-    postgres("a function that gives no dsn", "the dsn is made as NoneType, expected a text", dsn=lambda: None),
+    postgres("no dsn", "the dsn is NoneType, expected a text", "a function that returns it", dsn=None),
+    postgres(
+        "a function that gives no dsn", "the function of the dsn returned NoneType, expected a text", dsn=lambda: None
+    ),
     postgres("no table", "table is '', expected its name", "table='bank.table'", table=""),
     postgres("a key that is a number", "key is 5, expected names of columns, each once", "key=['shop', 'day']", key=5),
     postgres("delete without a key", "delete='gone' needs key=", "say which columns", delete="gone"),
     postgres("delete for all rows", "delete is True, expected the name of a column", key="account", delete=True),
     postgres(
-        "the key's column deletes", "is in key=, and is that of delete=", "a boolean besides", key="a", delete="a"
+        "the key's column deletes",
+        "is in key=, and is that of delete=",
+        "another column, a boolean",
+        key="a",
+        delete="a",
     ),
     postgres("no writers", "writers is 0, expected a number from 1", "leave it out", writers=0),
-    postgres("writers without a key", "writers=4 needs key=", "writers=1 has one", writers=4),
+    postgres("writers without a key", "writers=4 needs key=", "with writers=1, one connection", writers=4),
     postgres("a time without unit", "timeout is 'soon', expected a duration", "'10s'", timeout="soon"),
     postgres("hardly any time", "timeout is '10ms', expected at least a second", timeout="10ms"),
     postgres("create as text", "create is 'yes', expected True or False", create="yes"),
@@ -178,7 +184,7 @@ MISTAKES = [
         "an option of Spark's JDBC",
         lambda: sl.sinks.postgres(DSN, "balances", mode="append"),  # type: ignore[call-arg]
         "sinks.postgres() got an unexpected keyword argument 'mode'",
-        "there are name, staging",
+        "further options are name, staging",
         error=TypeError,
     ),
     tried(
@@ -218,7 +224,7 @@ MISTAKES = [
         "a directory that is not there",
         lambda s: sl.sinks.sqlite(s.directory / "no" / "bank.db", "balances"),
         "there is no such directory",
-        "make it:",
+        "create it:",
     ),
     tried(
         "a database that is not there",
@@ -230,7 +236,7 @@ MISTAKES = [
         "a directory as a database",
         lambda s: sl.sinks.sqlite(s.directory, "balances"),
         "cannot be used: unable to open database file",
-        "give the path of a database",
+        "set the path of a database",
     ),
     # -- into tables of files
     delta("no url", "url is None, expected a directory or url", url=None),
@@ -269,7 +275,7 @@ MISTAKES = [
     deliver("the name of an error", "passing is ['OSError'], expected types of exceptions", passing=["OSError"]),
     deliver("dead letters, and rows that end the job", "on_error is 'fail', and dead_letters is 'x'", dead_letters="x"),
     transactional("no target", "target is None, expected a sinks.Target", "derive a class", target=None),
-    transactional("a class for a target", "expected a sinks.Target", "make one: Results(…)", target=Results),
+    transactional("a class for a target", "expected a sinks.Target", "create one: Results(…)", target=Results),
     transactional("a lock", "the target Locked cannot be sent to other processes", target=Locked()),
     transactional("whose fault it is", "does not say which of its errors", "refusing = (TheError, …)", on_error="skip"),
     made(

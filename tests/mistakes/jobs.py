@@ -205,7 +205,7 @@ MISTAKES = [
         "partitions of a file sink",
         lambda: sl.sinks.files("out", partitionBy="day"),
         "'partitionBy' is no option of a file format, and would be ignored",
-        "leave it out; for a directory a value",
+        "leave it out; for one directory per value",
     ),
     made("a mode of a file sink", lambda: sl.sinks.files("out", mode="append"), "'mode' is no option of a file format"),
     # -- harnesses

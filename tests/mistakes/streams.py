@@ -177,7 +177,7 @@ MISTAKES = [
         "a side output of no operator",
         lambda: TIMED.side("late"),
         "no side output 'late'",
-        "call side() on what process",
+        "call side() on the result of process",
     ),
     # -- windows
     written(

@@ -58,7 +58,7 @@ def test_event_time() -> None:
     refused(lambda: twice.watermark("ts"), "the column ts, TS is there more than once")
     refused(lambda: twice.key_by("ts"), "'ts' cannot be a key: the column ts, TS is there more than once")
     refused(lambda: PLAIN.watermark("ts", delay="soon"), "delay is 'soon', expected a duration")
-    refused(lambda: TIMED.side("late"), "no side output 'late'", "call side() on what process")
+    refused(lambda: TIMED.side("late"), "no side output 'late'", "call side() on the result of process")
     refused(
         lambda: KEYED.process(Recent(), "n bigint", uid="count"),
         "operator 'count': state 'seen' of Recent expires by event",

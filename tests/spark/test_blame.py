@@ -17,7 +17,7 @@ from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import SEAL
-from strandline.spark.sinks.blame import ForEach, named
+from strandline.spark.sinks.sink_errors import ForEach, name_error
 
 
 def lines_of(code: str, filename: str) -> str:
@@ -27,7 +27,7 @@ def lines_of(code: str, filename: str) -> str:
     with pytest.raises(ValueError) as caught:
         function["fail"]()
     # As if called by Strandline: this file is left out.
-    return str(named(caught.value.with_traceback(caught.tb.tb_next), "out"))
+    return str(name_error(caught.value.with_traceback(caught.tb.tb_next), "out"))
 
 
 FAIL = "def fail():\n    raise ValueError('no')\n"

@@ -156,7 +156,7 @@ def test_several_sources_go_each_by_its_own_steps(tmp_path: Path) -> None:
     # The first source stands in the plan twice: the lines of the others are behind both.
     twice = progress(sources[2], sources[2], sources[0])
     assert reached_steps(twice, 7, [0, 1], [0, 0, 1]) == {0: 1, 1: 0}
-    with pytest.raises(UnreadableLogError, match="of 3 sources, expected 2"):
+    with pytest.raises(UnreadableLogError, match="has 3 sources, expected 2"):
         reached_steps(twice, 7, [0, 1], [0, 1])
     assert reached_steps(progress(sources[0], None, nothing), 7, [0, 1, 2]) == {0: 0, 1: -1, 2: -1}
 
@@ -179,7 +179,7 @@ def test_archived_files_keep_their_paths_and_overwrite_nothing(
     assert (archive / "day=1" / "b c.json").read_text() == "somebody else's"
     assert (archive / "day=1" / "ü%20.json").read_text() == "ü%20.json"
     (said,) = [record.message for record in caplog.records]
-    assert "b c.json stays: the archive has another file of its name" in said
+    assert "b c.json is not removed: the archive has another file of its name" in said
 
 
 def test_a_file_that_was_changed_after_it_was_read_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +196,7 @@ def test_a_file_that_was_changed_after_it_was_read_stays(tmp_path: Path, caplog:
         cleaner.close()
     assert source.left() == ["b.json"]
     (said,) = [record.message for record in caplog.records]
-    assert "b.json was changed after it was read: it stays" in said
+    assert "b.json is not removed: it was changed after it was read" in said
 
 
 def test_a_driver_that_was_replaced_takes_nothing_away(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_storage_that_refuses_is_asked_again_after_the_next_checkpoint(
         cleaner.completed(CheckpointId(1), silent)
         eventually(lambda: asked and cleaner._due, "whose job it is was not known")
         cleaner.completed(CheckpointId(1), owner)
-        eventually(lambda: "stays until after the next checkpoint" in caplog.text, "it was said")
+        eventually(lambda: "is not removed before the next checkpoint" in caplog.text, "it was said")
     (tmp_path / "old").unlink()
 
     def gone() -> bool:
@@ -317,7 +317,7 @@ class Storage(LocalSourceFiles):
     def modified_ms(self, path: str) -> int | None:
         return 1_700_000_000_250 if path in self.there else None
 
-    def take_away(self, path: str) -> bool:
+    def remove(self, path: str) -> bool:
         if self.refusals:
             self.refusals -= 1
             raise UnavailableError("storage does not answer")
@@ -383,5 +383,5 @@ def test_a_log_of_some_files_only_is_as_whole_as_before(tmp_path: Path) -> None:
     assert {name for name in whole if some[name] != whole[name]} == {"sources/0/1.compact"}
     assert some["sources/0/1.compact"].startswith(b"v1\n{")
     assert only_files(whole, 0, ())["sources/0/2"] == b"v1"
-    with pytest.raises(UnreadableLogError, match="sources/0/2 is of version b'v2', expected v1"):
+    with pytest.raises(UnreadableLogError, match="sources/0/2 has version b'v2', expected v1"):
         only_files({**whole, "sources/0/2": b"v2"}, 0, kept)

@@ -221,15 +221,15 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         (step(lambda d: d.offset(3)), "has offset"),
         (step(lambda d: d.join(d, "user")), "has a join of two streams", "b.key_by("),
         (step(lambda d: d.join(clock, d.v == clock.value)), "has a join of two streams"),
-        (step(lambda d: d.select("v").union(clock.select("value"))), "brings in another stream"),
-        (step(lambda d: clock), "brings in another stream"),
+        (step(lambda d: d.select("v").union(clock.select("value"))), "uses another stream"),
+        (step(lambda d: clock), "uses another stream"),
         (step(lambda d: d.join(known, "user", "right")), "keeps rows of a table", again, "'left'"),
         (step(lambda d: known.join(d, "user", "left_anti")), "keeps rows of a table", again),
         (step(lambda d: known.join(d, "user", "full")), "keeps rows of a table", again),
         (step(lambda d: d.select("user").union(known.select("user"))), "has a union with a table", again),
         (step(lambda d: d.select("user").exceptAll(known.select("user"))), "has exceptAll"),
         (step(lambda d: d.select("user").intersect(known.select("user"))), "has intersect"),
-        (step(lambda d: known), "gives rows of a table", again),
+        (step(lambda d: known), "returns rows of a table", again),
         (lambda s: s.with_column("id", F.monotonically_increasing_id()), "start its numbers again", "uuid()"),
         (
             lambda s: s.select(*(F.lit(i).alias(f"c{i}") for i in range(30)), F.monotonically_increasing_id()),
@@ -248,7 +248,7 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         ),
         (step(lambda d: d.limit(d.count())), "transform() in test_errors.py:", "reads rows", "foreach_batch"),
         (step(lambda d: d.cache()), "reads rows"),
-        (step(lambda d: None), "gave None, expected a DataFrame"),
+        (step(lambda d: None), "returned None, expected a DataFrame"),
         (lambda s: s.where(df.v > 0), "where() in", "F.col('v')"),
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
@@ -299,7 +299,7 @@ def test_a_step_of_all_columns_does_not_take_in_those_that_rows_carry_unseen(spa
         ),
     ):
         for each in (timed, behind):
-            with pytest.raises(sl.errors.ConfigurationError, match="of __strandline_time, which rows carry") as caught:
+            with pytest.raises(sl.errors.ConfigurationError, match="the hidden column __strandline_time") as caught:
                 use(each)
             assert "F.struct(*stream.columns)" in str(caught.value)
     assert stream.select(F.to_json(F.struct("*")).alias("value")).columns == ["value"]

@@ -51,14 +51,14 @@ def test_files_that_spark_had_planned_are_looked_for(source: Source, compacted: 
     (source.root / "a.json").unlink()
     check(files)
     (source.root / NAMES[2]).unlink()
-    with pytest.raises(ConfigurationError, match=r"the source: 1 file is gone .*: .*/in/day=1/ü%20.json\n"):
+    with pytest.raises(ConfigurationError, match=r"the source: 1 file is missing .*: .*/in/day=1/ü%20.json\n"):
         check(files)
 
 
 def test_a_source_that_read_no_files_before_is_refused(source: Source) -> None:
     source.read("a.json")
     files = {**progress(source), f"offsets/{BATCH}": b"v1\n{}\n17"}
-    with pytest.raises(ConfigurationError, match="reads json files, and what the job has read there was something"):
+    with pytest.raises(ConfigurationError, match="reads json files, but was another kind of source"):
         check(files)
 
 
@@ -73,12 +73,12 @@ def test_files_that_a_later_checkpoint_has_read_are_looked_for(
     check(files, later, name="s")
     (source.root / "0.json").unlink()
     check(files, LaterLog(["other"], progress(source)), name="s")
-    with pytest.raises(ConfigurationError, match=r"source 's': 1 file is gone .*/in/0.json\n") as caught:
+    with pytest.raises(ConfigurationError, match=r"source 's': 1 file is missing .*/in/0.json\n") as caught:
         check(files, later, name="s", archive="/old")
-    assert "has moved files that it had read into /old" in caught.value.hint
+    assert "has moved files that it had read to /old" in caught.value.hint
     with caplog.at_level(logging.WARNING):
         check(files, later, name="s", ignoremissingfiles="true")
-    assert "goes on without them" in caplog.text
+    assert "continues without them" in caplog.text
 
 
 def test_a_log_of_files_that_were_moved(source: Source) -> None:
@@ -114,7 +114,7 @@ def test_of_files_that_were_moved_those_that_the_snapshot_covers_may_be_gone(
     check(files, later, now, **options)
     (moved / "b.json").unlink()
     for each in (later, now):
-        with pytest.raises(ConfigurationError, match=r"1 file is gone .*/moved/b.json\n"):
+        with pytest.raises(ConfigurationError, match=r"1 file is missing .*/moved/b.json\n"):
             check(files, each, **options)
 
 

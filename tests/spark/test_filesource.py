@@ -154,7 +154,7 @@ def test_a_snapshot_is_restored_with_all_files_that_were_read_since_or_not_at_al
         run.checkpoint(60)
         eventually(lambda: source.left() == [], "a checkpoint covers them")
     for again in (job("out"), job("fork", "forked")):
-        with pytest.raises(sl.errors.ConfigurationError, match=r"2 files are gone .*/in/day=0/2 %20.json") as caught:
+        with pytest.raises(sl.errors.ConfigurationError, match=r"2 files are missing .*/in/day=0/2 %20.json") as caught:
             again.start(spark, restore=savepoint)
         assert str(old) in caught.value.hint
         assert sorted((case.root / "ck" / "small" / "generations").glob("[0-9]")) == [
@@ -221,7 +221,7 @@ def test_each_of_several_sources_is_cleaned_as_it_was_told(spark: Any, case: Cas
         ({"clean": "archive", "archive_dir": "link/old"}, "would be read again"),
         ({"clean": "archive", "archive_dir": "/dev/shm/old"}, "on another file system"),
         ({"clean": "archive", "archive_dir": "hdfs://host/old"}, "on another file system"),
-        ({"clean": "delete", "path": "in/*"}, "of a pattern"),
+        ({"clean": "delete", "path": "in/*"}, "the pattern"),
         ({"clean": "delete", "cleanSource": "delete"}, "cleanSource=delete"),
         ({"max_files_per_epoch": 0}, "max_files_per_epoch is 0"),
         ({"path": "nowhere"}, "files_source() cannot read"),
@@ -273,20 +273,20 @@ def test_files_here_and_in_hadoop(opened: Callable[..., SourceFiles], tmp_path: 
     assert deleting.root == str(tmp_path / "in")
     assert deleting.modified_ms(name) is None
     assert deleting.names("nowhere") == set()
-    deleting.take_away(name)
+    deleting.remove(name)
     path.parent.mkdir(exist_ok=True)
-    for take_away in (deleting.take_away, moving.take_away):
+    for remove in (deleting.remove, moving.remove):
         path.write_text("x")
         os.utime(path, (1_700_000_000, 1_700_000_000.125))
         assert deleting.modified_ms(name) == 1_700_000_000_125
         assert path.name in deleting.names(Path(name).parent.as_posix())
-        assert take_away(name)
+        assert remove(name)
         assert not path.exists()
     assert (archive / name).read_text() == "x"
     path.write_text("y")
-    assert not moving.take_away(name)
+    assert not moving.remove(name)
     assert ((archive / name).read_text(), path.read_text()) == ("x", "y")
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match=Path(name).name):
-        opened(tmp_path / "file" / "old").take_away(name)
+        opened(tmp_path / "file" / "old").remove(name)
     assert path.exists()

@@ -137,8 +137,8 @@ def test_from_kafka_to_kafka(
     with pytest.raises(sl.errors.ConfigurationError) as error:
         start()
     assert (
-        f"source 'events': rows are gone that Kafka at {kafka.servers} had: topic '{source}', partition 2: the job goes "
-        f"on at offset {before}, and the oldest that is kept is {before + 2}\n" in str(error.value)
+        f"source 'events': Kafka at {kafka.servers} has lost rows: topic '{source}', partition 2: the job "
+        f"continues at offset {before}, but the oldest row has offset {before + 2}\n" in str(error.value)
     )
     # What comes while it is away, it reads when it is back.
     put(kafka, source, "abd")
@@ -146,7 +146,7 @@ def test_from_kafka_to_kafka(
         settle(run)
         once = counts(users + "dada" + "d" + "abd")
         assert shown(kafka, target) == once
-    assert f"oldest that is kept is {before + 2}. The job goes on without them" in caplog.text
+    assert f"oldest row has offset {before + 2}. The job continues without them" in caplog.text
     # What came after the savepoint and is there still is read again, and nothing else; Kafka keeps what it was given.
     with start(saved, failOnDataLoss="false") as run:
         settle(run)
@@ -193,7 +193,7 @@ def test_what_is_committed_of_a_topic_that_is_the_one_it_was(with_kafka: Any, ka
         with pytest.raises(sl.errors.StrandlineError):
             settle(run)
     # Whether Spark or the next checkpoint was first to find it.
-    with pytest.raises(sl.errors.ConfigurationError, match="deleted and created anew"):
+    with pytest.raises(sl.errors.ConfigurationError, match="deleted and recreated"):
         start()
     with start(failOnDataLoss="false") as run:
         settle(run)
@@ -206,7 +206,7 @@ def test_what_is_committed_of_a_topic_that_is_the_one_it_was(with_kafka: Any, ka
         # What it would read again is gone: it stays where it is.
         delete_before(kafka, source, 0, 21)
         with pytest.raises(
-            sl.errors.ConfigurationError, match="goes on at offset 20, and the oldest that is kept is 21"
+            sl.errors.ConfigurationError, match="continues at offset 20, but the oldest row has offset 21"
         ):
             run.rollback(before.checkpoint)
         put(kafka, source, "d")

@@ -66,7 +66,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.setattr(kafka, "_client", found.client)
-    monkeypatch.setattr(kafka, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(kafka, "_RETRY_S", 0.01)
     return found
 
 
@@ -147,8 +147,8 @@ def test_a_topic_that_was_created_anew_is_not_read_from_the_offset_of_the_old_on
     job.cluster.topics["a"] = _Topic("id-c", 2)
     with pytest.raises(sl.errors.ConfigurationError) as error:
         again(job)
-    assert "source 'paid': a topic of Kafka at one:9092 was deleted and created anew" in str(error.value)
-    assert "topic 'a' (it was id-a, and is id-c)" in str(error.value)
+    assert "source 'paid': a topic of Kafka at one:9092 was deleted and recreated" in str(error.value)
+    assert "topic 'a' (its id was id-a, and is id-c)" in str(error.value)
     assert "option('failOnDataLoss', 'false')" in error.value.hint
     assert "option('strandline.same.offsets', 'true')" in error.value.hint
     assert job.offsets() == {"a": {"0": 10, "1": 11}, "b": {"0": 12}}
@@ -164,7 +164,7 @@ def test_a_topic_that_was_created_anew_is_read_from_its_first_row_where_rows_may
         started = again(job, failondataloss="false")
     assert job.offsets() == {"a": {"0": 3}, "b": {"0": 12}}
     assert (job.directory / "sources/1/0").read_bytes() == b'\0v1\n{"b": {"0": 6}, "a": {"0": 3}}'
-    assert "reads the new one from its first row" in caplog.text
+    assert "reads the new topic from its first row" in caplog.text
     assert started.checked()
     assert again(job).checked(), "a checkpoint of it names the new topic"
 
@@ -202,7 +202,7 @@ def test_a_topic_that_comes_while_the_job_runs_is_known_before_its_rows_are_read
     made.topics.begin(BATCH)
     # As its first rows are read, it is created anew.
     cluster.topics["b"] = _Topic("id-c", 1)
-    with pytest.raises(sl.errors.ConfigurationError, match="it was id-b, and is id-c"):
+    with pytest.raises(sl.errors.ConfigurationError, match="its id was id-b, and is id-c"):
         made.checked()
 
 
@@ -259,10 +259,10 @@ def test_a_topic_that_is_not_there_is_named(tmp_path: Path, cluster: Cluster) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"subscribe": "a"}, "topic 'b', partition 0, and the source leaves it out"),
-        ({"subscribe": "", "subscribepattern": "a"}, "topic 'b', partition 0, and the source leaves it out"),
-        ({"subscribe": "", "assign": '{"a":[0],"b":[0]}'}, "topic 'a', partition 1, and the source leaves it out"),
-        ({"subscribe": "c"}, "topic 'a', partition 0, and 2 other partitions, and the source leaves it out"),
+        ({"subscribe": "a"}, "topic 'b', partition 0, but its options omit it"),
+        ({"subscribe": "", "subscribepattern": "a"}, "topic 'b', partition 0, but its options omit it"),
+        ({"subscribe": "", "assign": '{"a":[0],"b":[0]}'}, "topic 'a', partition 1, but its options omit it"),
+        ({"subscribe": "c"}, "topic 'a', partition 0, and 2 other partitions, but its options omit it"),
     ],
 )
 def test_a_topic_that_was_read_is_not_left_out_without_a_word(
@@ -286,7 +286,7 @@ def test_a_topic_that_is_named_again_is_said_to_come_again(job: Job, caplog: pyt
         again(job, subscribe="a,c")
         assert not caplog.records
         again(job)
-    assert "topic 'b' was left out for a while, and is read again from its first row" in caplog.text
+    assert "topic 'b' was not read for a while, and is read again from its first row" in caplog.text
 
 
 def test_what_is_named_for_the_first_time_is_read_from_its_oldest_row(job: Job) -> None:
@@ -297,7 +297,7 @@ def test_what_is_named_for_the_first_time_is_read_from_its_oldest_row(job: Job) 
     assert job.offsets() == {"a": {"0": 10, "1": 11}, "b": {"0": 12}, "c": {"0": 4}}
     assert started.checked()
     job.cluster.topics["c"] = _Topic("id-d", 2)
-    with pytest.raises(sl.errors.ConfigurationError, match="it was id-c, and is id-d"):
+    with pytest.raises(sl.errors.ConfigurationError, match="its id was id-c, and is id-d"):
         again(job, subscribe="a,b,c")
     job.log(BATCH, a={"0": 10})
     again(job, subscribe="", assign='{"a":[0,1]}')
@@ -317,19 +317,20 @@ def test_what_a_later_checkpoint_has_read_is_not_named_for_the_first_time(
     spark: Any = None
     with pytest.raises(
         sl.errors.ConfigurationError,
-        match="topic 'c', partition 0: the job goes on at offset 0, and the oldest that is kept is 4",
+        match="topic 'c', partition 0: the job continues at offset 0, but the oldest row has offset 4",
     ):
         check_topics(spark, [source], files, BATCH, {("c", 0)})
     with caplog.at_level(logging.INFO):
         check_topics(spark, [source], files, BATCH)
-    assert "named for the first time, and read from the oldest row on: c/0 at offset 4" in caplog.text
+    assert "new partitions are read from their oldest row on: c/0 at offset 4" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"subscribe": "a"}, {"subscribe": "", "subscribepattern": ".*"}])
 def test_rows_of_what_came_while_the_job_was_away_may_be_gone(job: Job, options: dict[str, str]) -> None:
     job.log(BATCH, a={"0": 10})
     with pytest.raises(
-        sl.errors.ConfigurationError, match="partition 1: the job goes on at offset 0, and the oldest that is kept is 4"
+        sl.errors.ConfigurationError,
+        match="partition 1: the job continues at offset 0, but the oldest row has offset 4",
     ):
         again(job, **options)
     again(job, **options, failondataloss="false")
@@ -367,7 +368,7 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
         made.log(batch + 1, a={"0": 11, "1": 11}, b={"0": 6})
         made.topics.begin(batch + 1)
     cluster.topics["b"] = _Topic("id-d", 1)
-    with pytest.raises(sl.errors.StrandlineError, match="it was id-c, and is id-d"):
+    with pytest.raises(sl.errors.StrandlineError, match="its id was id-c, and is id-d"):
         made.checked(BATCH + 4)
 
 
@@ -385,7 +386,7 @@ def test_a_checkpoint_of_before_a_topic_came_again_does_not_take_its_id_for_what
     made.log(BATCH, a={"0": 10}, b={"0": 12})
     made.log(BATCH + 2, a={"0": 11}, b={"0": 0})
     made.topics.begin(BATCH + 2)
-    with pytest.raises(sl.errors.ConflictError, match="it was id-b, and is id-c"):
+    with pytest.raises(sl.errors.ConflictError, match="its id was id-b, and is id-c"):
         made.checked()
     assert made.checked(BATCH + 2)
 
@@ -395,9 +396,7 @@ def test_what_was_read_was_no_kafka(line: bytes) -> None:
     """A source of the same name, or the only one, that was another kind of source before."""
     source = KafkaSource("paid", 1, (1,), Relation("kafka", ""))
     files = {"offsets/3": b"\n".join([b"v1", b"{}", b"-", line])}
-    with pytest.raises(
-        sl.errors.ConfigurationError, match="source 'paid' reads Kafka, and what the job has read there was"
-    ):
+    with pytest.raises(sl.errors.ConfigurationError, match="source 'paid' reads Kafka, but was another kind of source"):
         source.reached(files, 3)
     files["offsets/3"] = b'v1\n{}\n-\n{"t":{"0":7,"1":-1}}'
     assert source.reached(files, 3) == {("t", 0): 7}

@@ -147,9 +147,9 @@ def test_a_source_with_offsets_is_as_far_behind_as_it_says(monkeypatch: pytest.M
 
 
 def test_a_slow_or_broken_source_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lag, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(lag, "_LEAST_PAUSE_S", 0.0)
-    monkeypatch.setattr(lag, "_PAUSES", 0)
+    monkeypatch.setattr(lag, "_WAIT_S", 0.05)
+    monkeypatch.setattr(lag, "_MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(lag, "_PAUSE_FACTOR", 0)
     query: Any = Query()
     sources = looking(monkeypatch)
     query.may.clear()

@@ -23,7 +23,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.files import left_by
+from strandline.spark.sinks.files import sink_for_pending
 from strandline.spark.sinks.objects import ObjectFormat
 from strandline.storage.place import Place
 from strandline.storage.retrying import RetryingStore
@@ -189,7 +189,7 @@ def test_lines_of_csv_are_those_of_spark(spark: Any, tmp_path: Path, options: di
     ):
         df.coalesce(1).write.format("csv").options(**options).mode("overwrite").save(f"file:{tmp_path}/sparks")
         (theirs,) = (tmp_path / "sparks").glob("part-*")
-        assert form.header(df) + "".join(f"{row.value}\n" for row in form.shaped(df).collect()) == theirs.read_text()
+        assert form.header(df) + "".join(f"{row.value}\n" for row in form.shape(df).collect()) == theirs.read_text()
 
 
 @pytest.mark.spark
@@ -222,7 +222,7 @@ def test_what_a_sink_has_left_under_another_name_is_shown_and_taken_back_with_th
     first, second = trial.stage(before, 1), trial.stage(before, 2)
     before.commit(first)
     named = trial.make()
-    gone = left_by("out", second, [sl.sinks.noop(), named])
+    gone = sink_for_pending("out", second, [sl.sinks.noop(), named])
     assert gone is not None
     trial.open(gone).recover(second, Epoch(2), fresh=False)
     trial.expect(1, 2)

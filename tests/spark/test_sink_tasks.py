@@ -90,7 +90,7 @@ def test_what_is_no_committable_is_refused(given: Any) -> None:
         sl.sinks.write_tasks(rows, lambda batches, attempt: given)
     found = unwrap_error(caught.value)
     assert isinstance(found, sl.errors.ConfigurationError)
-    assert found.message == f"write_tasks: write gave {given!r}, expected a string or None"
+    assert found.message == f"write_tasks: write returned {given!r}, expected a string or None"
 
 
 class FailingLate(tasks.TaskWriter):

@@ -90,7 +90,7 @@ def test_sources_as_they_stand_in_plans(spark: Any, tmp_path: Path) -> None:
     assert found[0].options["maxfilespertrigger"] == "1"
     assert [warning.split("'")[1] for warning in source_warnings(found)] == ["numbers"]
     sl.stream(both)
-    with pytest.raises(sl.errors.ConfigurationError, match="'numbers' is no format of files"):
+    with pytest.raises(sl.errors.ConfigurationError, match="'numbers' is not a file format"):
         sl.files_source(tmp_path / "in", schema="n bigint", format="numbers", spark=spark)
 
 
@@ -144,7 +144,7 @@ def test_a_source_of_kafka_that_reads_what_is_not_committed_is_warned_of() -> No
         )
 
     (warning,) = warned(subscribe="payments")
-    assert "source of Kafka 'payments' has no kafka.isolation.level" in warning
+    assert "the Kafka source 'payments' has no kafka.isolation.level" in warning
     assert "option('kafka.isolation.level', 'read_committed')" in warning
     for level in ("read_committed", "read_uncommitted"):
         assert not warned(subscribe="payments", **{"kafka.isolation.level": level})

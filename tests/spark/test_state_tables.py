@@ -11,8 +11,7 @@ import pytest
 import strandline as sl
 from strandline.snapshot.opening.snapshot import open_snapshot
 from strandline.snapshot.tables.reader import read_rows
-from strandline.spark.tables.options import Options
-from strandline.spark.tables.source import TableReader
+from strandline.spark.tables.source import Options, TableReader
 from tests.snapshot.stateful import checkpoint_of, savepoint_of
 from tests.spark import small
 

@@ -216,7 +216,7 @@ def test_steps_of_sparks_are_refused() -> None:
         lambda: stream.where("n > 1"), lambda: stream.select("user"), lambda: stream.select_expr("n + 1 as m"),
         lambda: stream.transform(lambda df: df),
     ):  # fmt: skip
-        with pytest.raises(ConfigurationError, match=r"is Spark's to run.*no Spark") as caught:
+        with pytest.raises(ConfigurationError, match=r"Spark must run.*no Spark") as caught:
             step()
         assert "map()" in str(caught.value)
     with pytest.raises(

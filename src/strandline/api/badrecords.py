@@ -45,7 +45,7 @@ class OnError:
 
     def __post_init__(self) -> None:
         if isinstance(self.per, dt.timedelta):
-            object.__setattr__(self, "per", self.per / dt.timedelta(seconds=1))
+            object.__setattr__(self, "per", f"{self.per / dt.timedelta(seconds=1)}s")
         if self.then not in get_args(Then):
             raise ConfigurationError(
                 f"on_error is {self.then!r}, expected 'fail', 'skip' or 'dead-letter'",

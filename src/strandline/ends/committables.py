@@ -1,4 +1,4 @@
-"""Committables: what tasks have staged of an epoch, listed in the checkpoint as JSON."""
+"""Committables: the staged output of one task in one epoch, listed in the checkpoint as JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TaskAttempt:
     """One attempt of a task to write its partition's rows of an epoch."""
 
     partition: int
-    """The partition's index: those that make the same one write the same rows, perhaps at the same time."""
+    """The partition's index. Attempts of the same partition write the same rows, perhaps at the same time."""
     name: str
-    """What this attempt stages must bear it: no other attempt, of this or any other run, has the same."""
+    """Unique among all attempts of all runs: the names of staged files contain it."""
 
 
 class JsonCommittable(msgspec.Struct, frozen=True, array_like=True):
@@ -28,16 +28,16 @@ class JsonCommittable(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def text(self) -> str:
-        """As the checkpoint lists it."""
+        """The committable as JSON, for the checkpoint."""
         return msgspec.json.encode(self).decode()
 
 
 def decode_committables(pending: Sequence[str], kinds: msgspec.json.Decoder[T], sink: str) -> list[T]:
-    """Read committables, each once: a list that has one twice would have its rows come twice."""
-    found = []
+    """Decode committables, without duplicates, which would duplicate rows."""
+    committables = []
     for text in dict.fromkeys(pending):
         try:
-            found.append(kinds.decode(text))
+            committables.append(kinds.decode(text))
         except msgspec.MsgspecError as error:
-            raise CorruptionError(f"{sink}: the checkpoint lists what it has not staged: {text:.200}") from error
-    return found
+            raise CorruptionError(f"{sink}: the checkpoint lists what the sink has not staged: {text:.200}") from error
+    return committables

@@ -1,4 +1,4 @@
-"""From staged rows to a target, in a task or on the driver: what is on record there is not written again."""
+"""Delivery of staged rows into a target, in a task or on the driver, from the mark that the target has on record."""
 
 from __future__ import annotations
 
@@ -12,132 +12,132 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, SinkError, StrandlineError
 from strandline.core.failure import shortened
 from strandline.ends.rejected import RejectedRows
-from strandline.ends.staged import StagedFile, TransactionRows, first_mark, rests
+from strandline.ends.staged import StagedFile, TransactionRows, first_mark, split_waiting
 from strandline.ends.target import Connection, Target, Writer
 from strandline.storage.place import Place
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 1.0
 _PARTS = 16
-"""Into how many transactions goes at least what is otherwise one, where rows wait already."""
+"""The least number of transactions that replace one if rows are late."""
 _FEWEST_ROWS = 10
-"""How many are in the first of them then, whatever they are to the target; in each that follows, twice as many."""
+"""The size of the first transaction if rows are late; each of the next ones has twice as many rows."""
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """What became of a lane's pieces."""
+class LaneResult:
+    """The result of the delivery of a lane."""
 
     rows: int
     refused: int
     mark: str = ""
-    """The lane's, in the target, as far as is known."""
+    """The lane's last known mark in the target."""
     failure: str = ""
-    """Why those that are left have to wait, if any are."""
+    """Why the rest of the rows has to wait; empty if none is left."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Writes what is staged into a target, a lane at a time. It goes to the executors."""
+    """Writes the staged rows of a lane into a target. Executors get a copy."""
 
     target: Target
     writer: Writer
     place: Place
     refusals: RejectedRows
     patience_s: float
-    """For how long a target that does not answer is tried again, before its rows wait for another time."""
-    reached: Mapping[int, str]
-    """What lanes had on record before: they cannot have less."""
+    """Time without progress after which an unavailable target's rows wait for the next delivery."""
+    marks: Mapping[int, str]
+    """The lanes' last known marks: the target must not have smaller ones."""
     is_late: bool = False
-    """Whether rows may wait because transactions were too large: a slow target ends those that take long."""
+    """Whether rows are late, perhaps since a slow target aborts large transactions: begin with small ones."""
 
-    def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> Delivered:
-        """Write what the lane's record in the target does not have yet."""
-        folder, rows, refused, mark = folder_at(self.place), 0, 0, self.reached.get(lane, "")
+    def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> LaneResult:
+        """Write the rows after the lane's mark in the target."""
+        folder, rows, refused, mark = folder_at(self.place), 0, 0, self.marks.get(lane, "")
         delay_s, until = FIRST_DELAY_S, time.monotonic() + self.patience_s
         while True:
-            one = _Lane(self, lane, folder)
+            attempt = _Attempt(self, lane, folder)
             try:
-                for written, is_refused, reached in one.write(waiting):
-                    rows, refused, mark = rows + written, refused + is_refused, reached
+                for row_count, refused_count, new_mark in attempt.write(waiting):
+                    rows, refused, mark = rows + row_count, refused + refused_count, new_mark
                     until = time.monotonic() + self.patience_s
-                return Delivered(rows, refused, mark)
+                return LaneResult(rows, refused, mark)
             except Exception as error:
                 if not isinstance(error, ConflictError) and not self.target.may_pass(error):
-                    raise self._named(error) from error
+                    raise self._final(error) from error
                 if time.monotonic() + delay_s > until:
-                    return Delivered(rows, refused, mark, reason_of(error))
+                    return LaneResult(rows, refused, mark, reason_of(error))
             finally:
-                one.close()
-            # Another connection asks how far it came: an answer may have been lost.
+                attempt.close()
+            # The next connection reads the mark again: the answer to a commit may have been lost.
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
-    def _named(self, error: Exception) -> Exception:
+    def _final(self, error: Exception) -> Exception:
         if isinstance(error, StrandlineError):
             if isinstance(error, ConfigurationError):
-                # The start has looked: the target was changed since, as by a migration, which may not be over.
+                # The start has checked the target: a migration may have changed it since, and may still be running.
                 error.fields["is_targets"] = True
             return error
         return SinkError(
             f"{self.writer.label}: the target refused: {shortened(f'{type(error).__name__}: {error}')}",
-            hint="the rows stay staged, and are tried again with the next start; on_error='dead-letter' goes on "
-            "without those that are refused",
+            hint="the rows stay staged, and the next start tries them again; on_error='dead-letter' goes on "
+            "without the refused rows",
             discreet=f"{self.writer.label}: the target refused: {type(error).__name__}",
         )
 
 
-class _Lane:
-    """One way through what waits for a lane."""
+class _Attempt:
+    """One attempt to write a lane's waiting rows, over one connection at a time."""
 
     def __init__(self, delivery: Delivery, lane: int, folder: Folder) -> None:
         self._d, self._target, self._lane, self._folder = delivery, delivery.target, lane, folder
         self._connection: Connection | None = None
 
     def close(self) -> None:
-        # What closes badly has failed before, or has nothing more to say.
+        # An error here follows an earlier error, or changes nothing: transactions are committed before.
         with suppress(Exception):
             if self._connection is not None:
                 self._connection.close()
         self._connection = None
 
     def write(self, waiting: Sequence[StagedFile]) -> Iterator[tuple[int, int, str]]:
-        """Write what lies behind the lane's mark; give each transaction's rows, how many it set aside, its mark."""
+        """Write the rows after the lane's mark; yield for each transaction: rows, refused rows, mark."""
         connection = self._connect()
         since = connection.reached()
         self._check(since or "", begins=not waiting)
         max_rows = self._target.max_rows
-        many = min(_FEWEST_ROWS, max_rows) if self._d.is_late else max_rows
-        for rest in rests(waiting, since, max_rows, self._target.max_bytes):
+        size = min(_FEWEST_ROWS, max_rows) if self._d.is_late else max_rows
+        for rest in split_waiting(waiting, since, max_rows, self._target.max_bytes):
             try:
                 part = TransactionRows.read(rest, self._folder, self._d.writer.label)
             except CorruptionError:
-                # Unless another run or task was faster, and took the files away: a transaction finds that.
+                # Another writer may have delivered and deleted the files: a transaction finds that.
                 connection.write([], since, since or "")
                 raise
             most = max(part.rows // _PARTS, _FEWEST_ROWS) if self._d.is_late else max_rows
             left = [(0, part.rows)]
             while left:
                 start, stop = left.pop()
-                if stop - start > (size := min(many, most)):
-                    left.append((start + size, stop))
-                    stop = start + size
+                if stop - start > (limit := min(size, most)):
+                    left.append((start + limit, stop))
+                    stop = start + limit
                 mark = part.mark(stop)
                 try:
                     failpoints.hit("sink.deliver.before")
                     connection.write_rows(part.cut(self._d.writer.sink, start, stop), since, mark)
                     failpoints.hit("sink.deliver.after")
-                    many = min(2 * many, max_rows)
+                    size = min(2 * size, max_rows)
                     yield stop - start, 0, mark
                 except Exception as error:
-                    if not self._d.refusals.takes(self._target, error):
+                    if not self._d.refusals.accepts(self._target, error):
                         raise
                     self.close()
                     connection = self._connect()
                     if connection.reached() != since:
                         raise self._overtaken() from None
                     if stop - start > 1:
-                        # It does not say which of them.
+                        # Bisect: the error does not tell which row is refused.
                         middle = (start + stop) // 2
                         left += [(middle, stop), (start, middle)]
                         continue
@@ -152,17 +152,17 @@ class _Lane:
                 f"{self._d.writer.label}: the target has rows of generation {int(since.partition('.')[0])} of the job, "
                 f"and generation {self._d.writer.generation} begins: another driver has replaced it, or the checkpoint "
                 "directory was set back to what it was before",
-                hint="keep one driver; after setting the directory back, start again until the generation is newer",
+                hint="run one driver only; after setting the directory back, start again until the generation is newer",
             )
-        if since >= (before := self._d.reached.get(self._lane, "")):
+        if since >= (before := self._d.marks.get(self._lane, "")):
             return
         raise CorruptionError(
             f"{self._d.writer.label}: the target has less on record than it had: it was put back, or is another one, "
-            f"or the record is another one, as prefix= of sinks.kafka or record= of a database sink says which it is "
+            f"or prefix= of sinks.kafka or record= of a database sink now names another record "
             f"(lane {self._lane} is at {since or 'nothing'}, and was at {before})",
             hint="if prefix=, record= or the target was changed between two starts, give the sink the former one; or "
-            "restore the job from a checkpoint or savepoint of before; or give the sink another name: it begins "
-            "anew, and goes on behind the rows that were delivered",
+            "restore the job from an older checkpoint or savepoint; or give the sink another name: it begins with "
+            "a new record, after the rows that were delivered",
         )
 
     def _connect(self) -> Connection:
@@ -174,5 +174,5 @@ class _Lane:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why rows wait, for logs and the status: further lines of an error may quote rows."""
+    """Return why rows wait, for logs and the status: only the first line, since the others may quote rows."""
     return shortened(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".strip())

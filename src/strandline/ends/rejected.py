@@ -1,4 +1,4 @@
-"""Rows that a target refuses: they end the job, are left out, or are kept as dead letters in a place of their own."""
+"""The handling of rows that a target refuses: they end the job, are skipped, or become dead letters."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from strandline.types.jsonforms import to_json
 
 @dataclass(frozen=True)
 class RejectedRows:
-    """What becomes of rows that a target refuses."""
+    """The policy for rows that a target refuses."""
 
     then: Then
     place: Place | None = None
-    """Where dead letters go: JSON files, a row in each, with the columns of all dead letters."""
+    """The folder of dead letters: JSON files with one row each, in the columns that all dead letters have."""
 
-    def takes(self, target: Target, error: Exception) -> bool:
-        """Whether the job goes on without the row that this error is for."""
-        # Of ours, those that a target names: others tell of drivers, tasks and storage.
+    def accepts(self, target: Target, error: Exception) -> bool:
+        """Whether the job goes on without the row that caused this error."""
+        # A StrandlineError counts only if its very class is named: others are about drivers, tasks and storage.
         is_refused = isinstance(error, (UnicodeDecodeError, *target.refusing))
         if isinstance(error, StrandlineError):
             is_refused = type(error) in target.refusing
         return self.then != "fail" and is_refused and not target.may_pass(error)
 
     def put(self, writer: Writer, rows: Rows, error: Exception) -> None:
-        """Keep a row, before the target's record says that it is done: under one name, however often it comes."""
+        """Write the row as a dead letter, under the same name at each attempt, before the lane's mark passes it."""
         if self.place is None:
             return
         (row,), (name,) = (row for batch in rows.batches for row in readable_rows(batch)), rows.ids

@@ -1,4 +1,4 @@
-"""A table of SQLite as a target: a file on the driver's machine, for programs without a server."""
+"""A table of SQLite as a target: a file on the driver's machine, for programs without a database server."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class SqliteTarget(DatabaseTarget):
         for field in self.shape.written(columns):
             _affinities(field)
         if not self.path.parent.is_dir():
-            raise ConfigurationError(f"{self.path}: there is no such directory", hint=f"make it: {self.path.parent}")
+            raise ConfigurationError(f"{self.path}: there is no such directory", hint=f"create it: {self.path.parent}")
         if not self.path.exists():
             if not self._create:
                 raise ConfigurationError(
-                    f"{self.path} does not exist", hint="make it, or have the sink make it, with its table: create=True"
+                    f"{self.path} does not exist", hint="create it, or let the sink do so, with create=True"
                 )
         else:
             try:
@@ -71,21 +71,21 @@ class SqliteTarget(DatabaseTarget):
             except sqlite3.Error as error:
                 raise ConfigurationError(
                     f"{self.path} cannot be used: {error}",
-                    hint="give the path of a database, or of a file that is not there yet, with create=True",
+                    hint="set the path of a database; or, with create=True, of a file that does not exist yet",
                 ) from None
         self._columns = columns
 
     def claim(self, writer: Writer) -> None:
         with closing(self.open("rwc" if self._create else "rw")) as db, _transaction(db):
             if self._create and self._columns is not None:
-                db.execute(_creating(self.shape, self.shape.written(self._columns)))
+                db.execute(_create_sql(self.shape, self.shape.written(self._columns)))
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
             if claimed is not None:
-                (found,) = db.execute(
+                (owner,) = db.execute(
                     f"select writer from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
                 ).fetchone()
-                writer.check_owner(found, repr(self))
+                writer.check_owner(owner, repr(self))
             if claimed is not None and claimed > writer.generation:
                 raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
             db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner])
@@ -95,7 +95,7 @@ class SqliteTarget(DatabaseTarget):
 
     def may_pass(self, error: Exception) -> bool:
         if isinstance(error, sqlite3.Error):
-            # The higher bits say more of it.
+            # The higher bits are an extended code.
             return getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING
         return super().may_pass(error)
 
@@ -105,7 +105,7 @@ class SqliteTarget(DatabaseTarget):
             f"file:{quote(str(self.path))}?mode={mode}", uri=True, timeout=self._timeout_ms / 1000, isolation_level=None
         )
         try:
-            # A commit must outlast a power failure, however the database was made.
+            # A commit must survive a power failure, whatever the database's default is.
             db.execute("pragma synchronous = full")
         except BaseException:
             db.close()
@@ -113,24 +113,24 @@ class SqliteTarget(DatabaseTarget):
         return db
 
     def claimed(self, db: sqlite3.Connection, writer: Writer) -> int | None:
-        """Return which generation of the sink has claimed the database."""
+        """Return the generation of the sink that has claimed the database."""
         row = db.execute(
             f"select generation from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
         ).fetchone()
         return None if row is None else int(row[0])
 
     def check(self, db: sqlite3.Connection, rows: pa.Schema) -> None:
-        """Raise ConfigurationError unless rows of these columns can be written, with what to do about it."""
+        """Raise ConfigurationError, with a statement that helps, unless rows of these columns can be written."""
         table, columns = self.shape.table, self.shape.written(rows)
-        found = {row[1]: row for row in db.execute(f"pragma table_xinfo({quoted(table)})")}
+        existing = {row[1]: row for row in db.execute(f"pragma table_xinfo({quoted(table)})")}
         kind = db.execute("select type from sqlite_master where name = ? collate nocase", [table]).fetchone()
-        if not found or kind != ("table",):
+        if not existing or kind != ("table",):
             raise ConfigurationError(
-                f"{self.path} has no table {table}" if not found else f"{table} is a {kind[0] if kind else 'view'}",
-                hint=f"make it, or have the sink make it with create=True:\n    {_creating(self.shape, columns)}",
+                f"{self.path} has no table {table}" if not existing else f"{table} is a {kind[0] if kind else 'view'}",
+                hint=f"create it, or let the sink do it with create=True:\n    {_create_sql(self.shape, columns)}",
             )
         for field in columns:
-            column = found.get(field.name)
+            column = existing.get(field.name)
             if column is None:
                 raise ConfigurationError(
                     f"table {table} has no column {field.name}",
@@ -144,10 +144,10 @@ class SqliteTarget(DatabaseTarget):
                     "SQLite would change the values",
                     hint=f"make the column {_type_for(field)}",
                 )
-        for name, column in found.items():
+        for name, column in existing.items():
             if column[3] and column[4] is None and not column[5] and name not in columns.names:
                 raise ConfigurationError(f"table {table}: column {name} is not null, and the rows do not have it")
-        if self.shape.key and sorted(self.shape.key) not in _unique(db, table, found):
+        if self.shape.key and sorted(self.shape.key) not in _unique(db, table, existing):
             key = ", ".join(map(quoted, self.shape.key))
             raise ConfigurationError(
                 f"table {table} has no unique index on ({', '.join(self.shape.key)}), which is the sink's key",
@@ -156,7 +156,7 @@ class SqliteTarget(DatabaseTarget):
 
 
 class SqliteLane(Connection):
-    """The way into a database."""
+    """The connection of a lane to a database."""
 
     def __init__(self, target: SqliteTarget, writer: Writer, lane: int) -> None:
         self._target, self._writer, self._lane = target, writer, lane
@@ -177,7 +177,7 @@ class SqliteLane(Connection):
                 if claimed is None or claimed < writer.generation:
                     raise CorruptionError(
                         f"{writer.label}: this run's claim is not in {self._target.record} any more",
-                        hint="the database was put back to an older state, or somebody has changed that table",
+                        hint="the database was put back to an older state, or that table was changed",
                     )
                 if claimed > writer.generation:
                     raise FencedError(f"{writer.label}: a newer driver writes to {self._target!r}")
@@ -194,7 +194,7 @@ class SqliteLane(Connection):
                 raise
             raise SinkError(
                 f"{writer.label}: {self._target!r} refuses rows: {error}",
-                hint="the rows stay staged, and are tried again with the next start: change the table, or have the job "
+                hint="the rows stay staged, and the next start tries them again: change the table, or let the job "
                 "go on without such rows, with on_error='dead-letter'",
                 discreet=f"{writer.label}: {self._target!r} refuses rows: {type(error).__name__}",
             ) from None
@@ -222,7 +222,7 @@ class SqliteLane(Connection):
         kept = [quoted(name) for name in columns.names if name not in shape.key]
         do = "update set " + ", ".join(f"{name} = excluded.{name}" for name in kept) if kept else "nothing"
         upsert = f"{insert} on conflict ({', '.join(map(quoted, shape.key))}) do {do}"
-        # One after the other: which keys are equal, only the column's collation knows.
+        # In order, without grouping by key: the column's collation decides which keys are equal.
         for batch in batches:
             rows = _values(batch, columns.names)
             if shape.delete is None:
@@ -230,8 +230,8 @@ class SqliteLane(Connection):
                 continue
             keys = _values(batch, shape.key)
             marked = zip(pc.fill_null(batch[shape.delete], False).to_pylist(), keys, rows, strict=True)
-            for is_gone, run in itertools.groupby(marked, itemgetter(0)):
-                if is_gone:
+            for is_delete, run in itertools.groupby(marked, itemgetter(0)):
+                if is_delete:
                     self._db.executemany(f"delete from {table} where {same}", [key for _, key, _ in run])
                 else:
                     self._db.executemany(upsert, [row for _, _, row in run])
@@ -249,7 +249,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _values(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Return these columns' rows as SQLite takes them."""
+    """Return these columns' rows in types that SQLite supports."""
     return zip(*(_cells(batch[name], name) for name in names), strict=True)
 
 
@@ -261,7 +261,7 @@ def _cells(array: pa.Array, name: str) -> list[Any]:
         if pc.any(pc.is_nan(array)).as_py():
             raise SinkError(
                 f"column {name}: a number is NaN, which SQLite cannot hold: it would become null",
-                hint=f"make it null, or leave it out, in a step before the sink: .where('not isnan({name})')",
+                hint=f"replace it by null, or drop the row, in a step before the sink: .where('not isnan({name})')",
             )
     elif pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
@@ -274,7 +274,7 @@ def _cells(array: pa.Array, name: str) -> list[Any]:
     return values_of(array, name)
 
 
-def _creating(shape: Shape, columns: pa.Schema) -> str:
+def _create_sql(shape: Shape, columns: pa.Schema) -> str:
     parts = [f"{quoted(field.name)} {_type_for(field)}" for field in columns]
     if shape.key:
         parts.append(f"primary key ({', '.join(map(quoted, shape.key))})")
@@ -286,7 +286,7 @@ def _type_for(field: pa.Field) -> str:
 
 
 def _affinities(field: pa.Field) -> tuple[str, ...]:
-    """Return which kinds of columns hold a type's values as they are; the first is made for them."""
+    """Return the affinities of columns that keep a type's values unchanged; the sink creates columns with the first."""
     kind = field.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_duration(kind):
         return ("integer", "numeric", "blob")
@@ -309,19 +309,19 @@ def _affinities(field: pa.Field) -> tuple[str, ...]:
 
 
 def _affinity(declared: str) -> str:
-    """Return what SQLite makes of a column's declared type, by its own rules."""
-    said = declared.upper()
-    for affinity, words in (("integer", ["INT"]), ("text", ["CHAR", "CLOB", "TEXT"]), ("blob", ["BLOB"])):
-        if any(word in said for word in words):
+    """Return the affinity that SQLite derives from a column's declared type."""
+    name = declared.upper()
+    for affinity, parts in (("integer", ["INT"]), ("text", ["CHAR", "CLOB", "TEXT"]), ("blob", ["BLOB"])):
+        if any(part in name for part in parts):
             return affinity
-    if not said:
+    if not name:
         return "blob"
-    return "real" if any(word in said for word in ("REAL", "FLOA", "DOUB")) else "numeric"
+    return "real" if any(part in name for part in ("REAL", "FLOA", "DOUB")) else "numeric"
 
 
-def _unique(db: sqlite3.Connection, table: str, found: Mapping[str, Any]) -> list[list[str]]:
-    """Return the sets of columns whose values are in one row only."""
-    sets = [sorted(name for name, column in found.items() if column[5])]
+def _unique(db: sqlite3.Connection, table: str, existing: Mapping[str, Any]) -> list[list[str]]:
+    """Return the sets of columns that have a unique index."""
+    sets = [sorted(name for name, column in existing.items() if column[5])]
     for _, name, is_unique, _, is_partial in db.execute(f"pragma index_list({quoted(table)})").fetchall():
         if is_unique and not is_partial:
             columns = [row[2] for row in db.execute(f"pragma index_info({quoted(name)})")]

@@ -1,4 +1,4 @@
-"""Rows that wait for their way into a target: staged by tasks in files, and cut into transactions."""
+"""Staged rows: tasks write them to files, and the delivery cuts them into transactions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from strandline.format.rows import decode_rows, encode_rows
 from strandline.storage.place import Place
 
 _PIECE_BYTES = 8 << 20
-"""How much of a task's rows is in one file: they are in memory whole."""
+"""The size of a file of staged rows, which is in memory as a whole."""
 _WHOLE = "99999999"
-"""Stands in the mark of a piece's end: greater than that of any of its rows."""
+"""In the mark of a piece's end: greater than the number of any of its rows."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -33,43 +33,43 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     name: str
     rows: int
     bytes: int
-    """As Arrow has them, uncompressed."""
+    """Their size in Arrow, uncompressed."""
     crc32: int
-    """Of the file: whole as it may be, another one in its place would be other rows."""
+    """Of the file: detects another intact file in its place."""
 
 
 class StagedTask(JsonCommittable, frozen=True, array_like=True, tag="rows"):
-    """What one task has staged of an epoch: a committable."""
+    """The rows that one task has staged in an epoch: a committable."""
 
     generation: Generation
     epoch: Epoch
     partition: int
     lane: int
-    """In which it is delivered, whatever lanes the target has in later runs: that lane's record says what is done."""
+    """The lane of its delivery, also in later runs with other lanes: that lane's record has the progress."""
     pieces: list[Piece]
     place: str = ""
-    """The url that the pieces are below. They are looked for where the sink stages now: a job's folder may be moved."""
+    """The url of the staging folder, for errors. Pieces are read from the present one: a job's folder may be moved."""
 
 
-class Reached(JsonCommittable, frozen=True, array_like=True, tag="reached"):
-    """How far lanes had come in the target at a checkpoint: it may not be less again."""
+class LaneMarks(JsonCommittable, frozen=True, array_like=True, tag="reached"):
+    """The marks of lanes in the target at a checkpoint: they must not become smaller."""
 
     sink: str
     lanes: dict[int, str]
 
 
-LISTED: msgspec.json.Decoder[StagedTask | Reached] = msgspec.json.Decoder(StagedTask | Reached)
+COMMITTABLES: msgspec.json.Decoder[StagedTask | LaneMarks] = msgspec.json.Decoder(StagedTask | LaneMarks)
 
 
-def generation_in(sink: str, path: str) -> int | None:
-    """Return which run of the sink has staged a file, if one has."""
-    found = re.match(rf"{sink}/g(\d+)/", path)
-    return int(found[1]) if found else None
+def generation_of(sink: str, path: str) -> int | None:
+    """Return the generation of the sink that has staged a file; None for other files."""
+    match = re.match(rf"{sink}/g(\d+)/", path)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """Stages a partition's rows of an epoch: what `write_tasks` calls."""
+    """The task that stages a partition's rows of an epoch, called by `write_tasks`."""
 
     place: Place
     sink: str
@@ -107,21 +107,21 @@ class StageRows:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A piece that may have to be written."""
+    """A piece, with its position in its lane."""
 
     number: str
-    """Where it stands in its lane: those that come later have greater ones, whatever run has staged them."""
+    """Its position in the lane: later pieces have greater numbers, also across runs."""
     path: str
     piece: Piece
     place: str
-    """The url of the folder that it was put into."""
+    """The url of the folder that it was written to."""
 
     def mark(self, rows: int) -> str:
-        """Return the mark of having written so many of its rows: marks grow, as strings."""
+        """Return the mark after so many of its rows. Marks sort as strings."""
         return f"{self.number}.{_WHOLE if rows >= self.piece.rows else f'{rows:08}'}"
 
     def done(self, mark: str | None) -> int:
-        """Return how many of its rows were written when this was the lane's mark."""
+        """Return the number of its rows up to the lane's mark."""
         if mark is None or mark < self.mark(0):
             return 0
         number, _, rows = mark.rpartition(".")
@@ -137,16 +137,16 @@ class StagedFile:
                 raise CorruptionError(
                     f"{sink}: rows of the last checkpoint were staged in {self.place}, and the sink now stages in "
                     f"{folder.url}, which does not have {self.path}: staging= or checkpoints= of the job was changed",
-                    hint=f"start the job with the former staging= until nothing waits for the sink (`strandline status`"
-                    f" says so), and change it then; or copy {self.path.partition('/')[0]}/ from there to {folder.url}",
+                    hint="start the job with the former staging= until no rows wait for the sink (see `strandline "
+                    f"status`), and change it then; or copy {self.path.partition('/')[0]}/ from there to {folder.url}",
                 ) from error
             raise CorruptionError(
                 f"{sink}: staged rows are gone that the target does not have on record: {where}",
-                hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; if "
-                "it was, restore the job from a savepoint of before",
+                hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; in "
+                "that case, restore the job from an older savepoint",
             ) from error
         hint = (
-            "bring the file back from a copy; or give the sink another name and start the job with drop=[…] of the "
+            "restore the file from a copy; or give the sink another name and start the job with drop=[…] of the "
             "present one, which gives up all rows that wait for it"
         )
         try:
@@ -154,17 +154,17 @@ class StagedFile:
         except CorruptionError as error:
             raise CorruptionError(f"{sink}: staged rows cannot be read: {error.message}", hint=hint) from None
         if zlib.crc32(data) != self.piece.crc32:
-            raise CorruptionError(f"{sink}: staged rows are others than the checkpoint lists: {where}", hint=hint)
+            raise CorruptionError(f"{sink}: staged rows are not those that the checkpoint lists: {where}", hint=hint)
         return rows
 
 
 def first_mark(generation: int) -> str:
-    """Return what no mark of a generation's is less than."""
+    """Return a lower bound of a generation's marks."""
     return f"{generation:08}"
 
 
-def waiting_in(sink: str, staged: StagedTask) -> Iterator[StagedFile]:
-    """Return a task's pieces in their order."""
+def files_of(sink: str, staged: StagedTask) -> Iterator[StagedFile]:
+    """Return a task's pieces in order."""
     for at, piece in enumerate(staged.pieces):
         number = f"{staged.generation:08}.{staged.epoch:012}.{staged.partition:05}.{at:05}"
         yield StagedFile(number, f"{sink}/g{staged.generation}/{piece.name}", piece, staged.place)
@@ -172,19 +172,21 @@ def waiting_in(sink: str, staged: StagedTask) -> Iterator[StagedFile]:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What is left of a piece."""
+    """The undelivered rest of a piece."""
 
     waiting: StagedFile
     done: int
 
     @property
     def rows(self) -> int:
-        """How many rows that are."""
+        """The number of rows."""
         return self.waiting.piece.rows - self.done
 
 
-def rests(waiting: Sequence[StagedFile], since: str | None, max_rows: int, max_bytes: int) -> Iterator[list[Remainder]]:
-    """Cut what lies behind a lane's mark into parts, each for about one transaction."""
+def split_waiting(
+    waiting: Sequence[StagedFile], since: str | None, max_rows: int, max_bytes: int
+) -> Iterator[list[Remainder]]:
+    """Split the rows after a lane's mark into parts, each for about one transaction."""
     part: list[Remainder] = []
     rows = size = 0
     for each in waiting:
@@ -202,20 +204,20 @@ def rests(waiting: Sequence[StagedFile], since: str | None, max_rows: int, max_b
 
 @dataclass(frozen=True)
 class TransactionRows:
-    """Rows on their way into a target, with where they stand."""
+    """The rows of a transaction, with their positions in the lane."""
 
     rests: Sequence[Remainder]
     _batches: Sequence[pa.RecordBatch]
 
     @classmethod
     def read(cls, rests: Sequence[Remainder], folder: Folder, sink: str) -> TransactionRows:
-        """Read what is left of these pieces."""
-        batches = [b for r in rests for b in _behind(r.waiting.read(folder, sink), r.done)]
+        """Read the rests of these pieces."""
+        batches = [b for r in rests for b in _skip(r.waiting.read(folder, sink), r.done)]
         return cls(rests, batches)
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Of each piece, how many of the rows end with it."""
+        """The number of rows up to the end of each piece."""
         ends, end = [], 0
         for rest in self.rests:
             end += rest.rows
@@ -224,24 +226,24 @@ class TransactionRows:
 
     @property
     def rows(self) -> int:
-        """How many they are."""
+        """The number of rows."""
         return self._ends[-1]
 
     def cut(self, sink: str, start: int, stop: int) -> Rows:
-        """Return those from `start` up to `stop`."""
+        """Return the rows from `start` up to `stop`."""
         return Rows(self._between(start, stop), lambda: self._ids(sink, start, stop))
 
     def _between(self, start: int, stop: int) -> list[pa.RecordBatch]:
-        found, at = [], 0
+        batches, at = [], 0
         for batch in self._batches:
             first, last = max(start - at, 0), min(stop - at, batch.num_rows)
             if first < last:
-                found.append(batch.slice(first, last - first))
+                batches.append(batch.slice(first, last - first))
             at += batch.num_rows
-        return found
+        return batches
 
     def mark(self, stop: int) -> str:
-        """Return the mark of having written all up to `stop`."""
+        """Return the mark after the rows up to `stop`."""
         rest, row = self._at(stop - 1)
         return rest.waiting.mark(row + 1)
 
@@ -254,8 +256,8 @@ class TransactionRows:
         return rest, rest.done + at - (self._ends[index] - rest.rows)
 
 
-def _behind(batches: Sequence[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Give batches without so many rows at their beginning."""
+def _skip(batches: Sequence[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches without their first rows."""
     for batch in batches:
         if rows < batch.num_rows:
             yield batch.slice(rows) if rows else batch

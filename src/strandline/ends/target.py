@@ -1,6 +1,6 @@
-"""What another system with transactions is to a sink: where its rows go, and where it says how far they have come.
+"""The interface to a system with transactions, which holds the rows of a sink and the record of its progress.
 
-Derive from `Target` to write for a system of your own; `Transactional` does the rest. docs/sinks.md has an example.
+Derive a class from `Target` for another system; `Transactional` does the rest. docs/sinks.md has an example.
 """
 
 from __future__ import annotations
@@ -17,110 +17,110 @@ from strandline.storage.place import Place
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: a sink of a job, in one run of it."""
+    """The writer: a sink of a job, in one run of the job."""
 
     sink: str
-    """Names the sink of this life of the job among all that write to the target."""
+    """The sink's identity in the target: unique for the job, its life and the sink."""
     generation: int
-    """The run's number: it grows."""
+    """The run's number, which grows with each run."""
     name: str
-    """The sink's own."""
+    """The sink's name in the job."""
     job: str
     storage: Place = field(repr=False)
-    """Where a target may keep records that it has no better place for: below `{sink}/`, at will."""
+    """Storage for a target that cannot hold its own records: it may write anything below `{sink}/`."""
     life: str = ""
-    """The life of the job."""
+    """The life of the job, as an id."""
 
     @property
     def label(self) -> str:
-        """For people: which sink, and of which job."""
+        """The sink and its job, for messages."""
         return f"sink '{self.name}' of job '{self.job}'"
 
     @property
     def owner(self) -> str:
-        """For records: the label, and the life of the job."""
+        """The label and the life of the job, for records."""
         return f"{self.label}, life {self.life}"
 
-    def check_owner(self, found: str, where: str) -> None:
+    def check_owner(self, owner: str, where: str) -> None:
         """Raise ConfigurationError if a record under this sink's identity names another owner."""
-        if found != self.owner:
+        if owner != self.owner:
             raise ConfigurationError(
-                f"{self.label}: {where} has a record of {found} under the same identity {self.sink}; expected one of "
+                f"{self.label}: {where} has a record of {owner} under the same identity {self.sink}; expected one of "
                 f"{self.owner}",
-                hint="give the sink another name: it begins anew in that target",
+                hint="give the sink another name: it begins with a new record in that target",
             )
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows on their way into a target."""
+    """The rows of a transaction."""
 
     batches: Sequence[pa.RecordBatch]
     _ids: Callable[[], list[str]]
 
     @property
     def ids(self) -> list[str]:
-        """A name for each row, the same however often it comes: of the job's life, the sink and the row."""
+        """An id for each row, the same at each attempt: made from the job's life, the sink and the row's position."""
         return self._ids()
 
 
 class Connection(ABC):
-    """A lane's way into the target. What is written in a lane comes in one order, and by one writer at a time."""
+    """The connection of a lane to the target. A lane's rows are written in order, by one writer at a time."""
 
     @abstractmethod
     def reached(self) -> str | None:
-        """Return the mark of the lane's last transaction, as the target has it on record; None before the first."""
+        """Return the mark of the lane's last transaction, from the target's record; None before the first."""
 
     @abstractmethod
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
-        """In one transaction: write the rows, if there are any, and put `mark` on the lane's record.
+        """In one transaction: write the rows, if there are any, and set the lane's record to `mark`.
 
-        And find, in the same transaction, that no newer generation of the sink has claimed the target, else raise
-        FencedError; and that the record still is `since`, else ConflictError: another task writes this lane.
-        If its outcome is unknown, raise what says so: the connection is closed, and the next one asks `reached`.
+        Also check, in the same transaction, that no newer generation of the sink has claimed the target, else raise
+        FencedError; and that the record still is `since`, else raise ConflictError: another task writes this lane.
+        If the outcome is unknown, raise the error: the connection is closed, and the next one calls `reached`.
         """
 
     def write_rows(self, rows: Rows, since: str | None, mark: str) -> None:
-        """Do what `write` does, which this calls, where a target wants the rows' names."""
+        """Call `write`. A target that needs the rows' ids overrides this method in place of `write`."""
         self.write(rows.batches, since, mark)
 
     def close(self) -> None:  # noqa: B027
-        """Let go of it, whatever state it is in: what was not committed shall not show."""
+        """Close the connection in any state. Uncommitted rows must not become visible."""
 
 
 class Target(ABC):
-    """A system with transactions. It is sent to the executors: it must pickle, and connects where it is asked to."""
+    """A system with transactions. Executors get a copy: it must pickle, without open connections."""
 
     parallel: bool = True
     """Whether lanes write at the same time, one for each partition; else there is one lane, 0."""
     on_driver: bool = False
-    """Whether only the driver can reach it, as a file on its machine: no task writes to it."""
+    """Whether only the driver can reach it, such as a file on its machine: then no task writes to it."""
     passing: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)
-    """Errors that may pass, as when the target is down: writing is tried again, for as long as it takes."""
+    """Temporary errors, such as while the target is down: the write is tried again, for as long as it takes."""
     refusing: tuple[type[Exception], ...] = ()
-    """Errors that a row is to blame for: with `on_error`, the job goes on without those that cause them."""
+    """Errors that a row causes: with `on_error`, the job goes on without such rows."""
     destination: str = ""
-    """Where rows go, in words that are the same at each start: what a sink without a name is compared by."""
+    """The destination, in words that are the same at each start: they identify a sink without a name."""
     max_rows: int = 100_000
-    """At about how many rows a transaction ends."""
+    """The approximate limit of a transaction's rows."""
     max_bytes: int = 64 << 20
-    """At about how many bytes a transaction ends, as Arrow has them."""
+    """The approximate limit of a transaction's size in Arrow."""
 
     def try_out(self, columns: pa.Schema) -> None:  # noqa: B027
-        """Before the job starts: raise ConfigurationError for what would fail with each row. Leave nothing behind."""
+        """Before the job starts: raise ConfigurationError for a failure that each row would cause. Leave no traces."""
 
     @abstractmethod
     def claim(self, writer: Writer) -> None:
-        """Have it on record that this generation is the one that writes, as a run begins.
+        """Record, as a run begins, that this generation is the one that writes.
 
-        From then on no transaction of an older one may be committed. Raise FencedError if a newer one has claimed it,
-        ConflictError if an older one was faster: it is tried again.
+        Afterwards no transaction of an older one may be committed. Raise FencedError if a newer one has claimed the
+        target, ConflictError if an older one interferes: the claim is tried again.
         """
 
     @abstractmethod
     def connect(self, writer: Writer, lane: int) -> Connection:
-        """Connect for one lane."""
+        """Return a connection for one lane."""
 
     def may_pass(self, error: Exception) -> bool:
-        """Whether it is worth trying again after this error."""
+        """Whether another attempt may succeed after this error."""
         return isinstance(error, (UnavailableError, *self.passing))

@@ -73,7 +73,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     except CorruptionError as error:
         if restoring is None:
             raise
-        log.warning("the local copy is damaged, restoring from storage: %s", str(error))
+        log.warning("could not be opened, restoring from storage alone: %s", str(error))
     if opened is None:
         # The files in storage passed their checks, so that only the copy on this machine may be damaged. Frames of the
         # error may keep the database and its lock open: so try outside the `except` block, in another directory.

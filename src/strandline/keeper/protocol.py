@@ -189,7 +189,7 @@ class Connection:
         if kind == FAILED:
             raise from_failure(msgspec.msgpack.decode(payload, type=Failure))
         if kind not in kinds:
-            raise KeeperError(f"frame {kind} was received, expected one of {kinds}: the versions of both sides differ")
+            raise KeeperError(f"frame {kind} was received, expected one of {kinds}: an unexpected message")
         return kind, payload
 
     def close(self) -> None:

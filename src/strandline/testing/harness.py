@@ -16,7 +16,7 @@ from strandline.core.settings import BACKENDS, BackendName
 from strandline.core.times import as_datetime
 from strandline.plan.graph import Node
 from strandline.runtime.task.task import EpochTimes
-from strandline.spark.streams.stream import Stream, listed
+from strandline.spark.streams.stream import Stream, as_names
 from strandline.testing.events import Events, Right
 from strandline.testing.nodes import Rows
 from strandline.testing.run import Output, PipelineRun
@@ -171,7 +171,7 @@ class Harness:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
         before = self._end if side is None else self._end.side(side)
         check_function(process)
-        keyed = before.key_by(*listed(key))
+        keyed = before.key_by(*as_names(key))
         end = keyed.process(process, output, uid=uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error)
         self._run.extend(end._node)
         self._end = end

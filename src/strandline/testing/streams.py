@@ -10,7 +10,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
 from strandline.plan.checks import check_process
-from strandline.spark.streams.stream import Processed, Stream, listed
+from strandline.spark.streams.stream import Processed, Stream, as_names
 from strandline.testing.events import events
 from strandline.types.spark_schema import SparkType
 
@@ -39,7 +39,7 @@ def streams_of(
     process: Any, uid: str, left: StreamOptions, right: StreamOptions, order_by: Sequence[str] | str | None
 ) -> Processed[Any]:
     """Return the input of a function: its stream, or its two streams connected."""
-    order = () if order_by is None else listed(order_by)
+    order = () if order_by is None else as_names(order_by)
     check_process(process, uid)
     if not isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
         if right != StreamOptions():
@@ -47,7 +47,7 @@ def streams_of(
                 f"Harness: {type(process).__name__} is a function of one stream, and right… options are set",
                 hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave the right… options out",
             )
-        return _stream(left).key_by(*listed(left.key), order_by=order)
+        return _stream(left).key_by(*as_names(left.key), order_by=order)
     if not right.schema:
         raise ConfigurationError(
             f"Harness: {type(process).__name__} is a function of two streams, and there is no right one",
@@ -55,7 +55,7 @@ def streams_of(
         )
     is_broadcast = isinstance(process, KeyedBroadcastProcess)
     right = _with_defaults(right, left, is_broadcast)
-    keyed, other = _stream(left, "left").key_by(*listed(left.key)), _stream(right, "right")
+    keyed, other = _stream(left, "left").key_by(*as_names(left.key)), _stream(right, "right")
     if is_broadcast:
         return keyed.broadcast(other, order_by=order)
     if order:
@@ -63,7 +63,7 @@ def streams_of(
             "Harness: order_by is for the events of one stream, or the rules of a KeyedBroadcastProcess",
             hint="leave it out: events of connected streams come in the order in which they are pushed",
         )
-    return keyed.connect(other.key_by(*listed(right.key)))
+    return keyed.connect(other.key_by(*as_names(right.key)))
 
 
 def _stream(options: StreamOptions, name: str | None = None) -> Stream:

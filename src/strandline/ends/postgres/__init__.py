@@ -1,1 +1,1 @@
-"""PostgreSQL as a target: COPY and merge, with the record in a table beside the rows."""
+"""PostgreSQL as a target: COPY and merge, with the record in a table of the same database."""

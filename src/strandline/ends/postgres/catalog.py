@@ -1,4 +1,4 @@
-"""What a table of PostgreSQL is, by the server's catalog, and whether a sink's rows fit into it."""
+"""Tables in PostgreSQL's catalog, and the check that a sink's rows fit into one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.core.errors import AccessError, ConfigurationError
 from strandline.ends.postgres.shape import Shape, quoted
 from strandline.types.columns import from_arrow_type
 
-# Of a partitioned table, its partitions are what holds rows.
+# The rows of a partitioned table are in its partitions.
 _TABLE = """
 with recursive part (oid) as (select %s::oid union all select h.inhrelid from pg_inherits h join part on h.inhparent =
   part.oid join pg_class on pg_class.oid = h.inhrelid where relispartition)
@@ -23,7 +23,7 @@ select n.nspname, c.relname, c.relkind::text,
   has_table_privilege(c.oid, 'select'), has_database_privilege(current_database(), 'temporary'), current_user::text
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
 """
-# A domain is what it is based on; one of a domain stays one, and reads what it is given from text.
+# A domain counts as its base type; a domain over a domain stays a domain, and parses its values from text.
 _COLUMNS = """
 select a.attname, coalesce(b.typname, t.typname), format_type(a.atttypid, a.atttypmod),
   coalesce(b.typcategory, t.typcategory)::text,
@@ -48,9 +48,9 @@ class Column:
 
     name: str
     kind: str
-    """Its type's name in the catalog, or of what its domain is based on: int8, numeric, _text."""
-    said: str
-    """As people write it: bigint, numeric(10,2), text[]."""
+    """The name of its type in the catalog, or of its domain's base type: int8, numeric, _text."""
+    type: str
+    """The type as SQL writes it: bigint, numeric(10,2), text[]."""
     category: str
     modifier: int
     is_required: bool
@@ -58,23 +58,23 @@ class Column:
     identity: str
     generated: str
     is_exact: bool
-    """Whether values are equal only if they are the same: not so where a collation says otherwise."""
+    """Whether only identical values are equal: a nondeterministic collation may treat others as equal."""
 
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """A table, as it was when somebody looked."""
+    """A table, as the catalog had it when it was read."""
 
     schema: str
     name: str
     kind: str
     is_unlogged: bool
-    """Whether a crash of the server empties it, or a partition of it."""
+    """Whether a crash of the server empties the table or a partition."""
     is_foreign: bool
-    """Whether rows of it are elsewhere."""
+    """Whether the table or a partition is a foreign table."""
     hides_rows: bool
-    """Whether row-level security holds for the user."""
-    may: dict[str, bool]
+    """Whether row-level security applies to the user."""
+    privileges: dict[str, bool]
     user: str
     columns: dict[str, Column]
     unique: list[list[str]]
@@ -84,53 +84,53 @@ class CatalogTable:
         return f"{quoted(self.schema)}.{quoted(self.name)}"
 
 
-def table_at(db: Any, table: str) -> CatalogTable | None:
-    """Look a table up; None if there is none of that name."""
+def read_table(db: Any, table: str) -> CatalogTable | None:
+    """Return a table from the catalog; None if there is none of that name."""
     (oid,) = db.execute("select to_regclass(%s)::oid", [table]).fetchone()
     if oid is None:
         return None
-    schema, name, kind, is_unlogged, is_foreign, hides_rows, *may, user = db.execute(_TABLE, [oid, oid]).fetchone()
+    schema, name, kind, is_unlogged, is_foreign, hides_rows, *allowed, user = db.execute(_TABLE, [oid, oid]).fetchone()
     columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
     unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
-    allowed = dict(zip(("insert", "update", "delete", "select", "temporary"), may, strict=True))
-    return CatalogTable(schema, name, kind, is_unlogged, is_foreign, hides_rows, allowed, user, columns, unique)
+    privileges = dict(zip(("insert", "update", "delete", "select", "temporary"), allowed, strict=True))
+    return CatalogTable(schema, name, kind, is_unlogged, is_foreign, hides_rows, privileges, user, columns, unique)
 
 
 def identifier(db: Any, name: str) -> str:
-    """Return a name that a program writes as SQL has it, `bank."Accounts"`, as no more than that in a statement."""
+    """Return a name such as `bank."Accounts"` with all parts quoted, so that it is only a name in a statement."""
     (parts,) = db.execute("select parse_ident(%s)", [name]).fetchone()
     return ".".join(map(quoted, parts))
 
 
-def check_table(found: CatalogTable | None, shape: Shape, rows: pa.Schema) -> None:
-    """Raise ConfigurationError unless rows of these columns can be written, with what to do about it."""
+def check_table(table: CatalogTable | None, shape: Shape, rows: pa.Schema) -> None:
+    """Raise ConfigurationError, with a statement that helps, unless rows of these columns can be written."""
     what, columns = f"table {shape.table}", shape.written(rows)
-    if found is None:
+    if table is None:
         raise ConfigurationError(
             f"{what} does not exist",
-            hint=f"make it, or have the sink make it with create=True:\n    {creating(shape.table, shape, columns)}",
+            hint=f"create it, or let the sink do it with create=True:\n    {create_sql(shape.table, shape, columns)}",
         )
-    if found.kind not in "rp" or found.is_foreign:
+    if table.kind not in "rp" or table.is_foreign:
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index",
                  "p": "a table with foreign partitions"}  # fmt: skip
-        raise ConfigurationError(f"{what} is {kinds.get(found.kind, 'no table')}, and rows go into tables only")
-    if found.is_unlogged:
-        part = " has unlogged partitions" if found.kind == "p" else " is unlogged"
+        raise ConfigurationError(f"{what} is {kinds.get(table.kind, 'no table')}, and rows go into tables only")
+    if table.is_unlogged:
+        part = " has unlogged partitions" if table.kind == "p" else " is unlogged"
         raise ConfigurationError(
             f"{what}{part}: a crash of the server empties it, and its rows would not come again",
-            hint=f"alter table {shape.table if found.kind == 'r' else '…'} set logged",
+            hint=f"alter table {shape.table if table.kind == 'r' else '…'} set logged",
         )
-    if found.hides_rows and (shape.delete or not shape.key):
+    if table.hides_rows and (shape.delete or not shape.key):
         raise ConfigurationError(
-            f"{what} has row-level security that holds for user {found.user}: rows that it hides would not be deleted, "
+            f"{what} has row-level security that holds for user {table.user}: rows that it hides would not be deleted, "
             "and none can be copied into it",
-            hint=f"alter role {quoted(found.user)} bypassrls; or have the table's owner write",
+            hint=f"alter role {quoted(table.user)} bypassrls; or have the table's owner write",
         )
-    _check_privileges(found, shape)
+    _check_privileges(table, shape)
     for field in columns:
-        column = found.columns.get(field.name)
+        column = table.columns.get(field.name)
         if column is None:
-            near = [name for name in found.columns if name.lower() == field.name.lower()]
+            near = [name for name in table.columns if name.lower() == field.name.lower()]
             raise ConfigurationError(
                 f"{what} has no column {field.name}" + (f"; it has {near[0]}, and case matters" if near else ""),
                 hint=f"alter table {shape.table} add column {quoted(field.name)} {type_for(field.type)}; or leave "
@@ -138,17 +138,17 @@ def check_table(found: CatalogTable | None, shape: Shape, rows: pa.Schema) -> No
             )
         if reason := _misfit(field.type, column):
             raise ConfigurationError(
-                f"{what}: column {field.name} is {column.said}, and the rows have {_spark_name(field.type)}: {reason}"
+                f"{what}: column {field.name} is {column.type}, and the rows have {_spark_name(field.type)}: {reason}"
             )
-    for column in found.columns.values():
+    for column in table.columns.values():
         if column.is_required and not column.has_default and column.name not in columns.names:
             raise ConfigurationError(
                 f"{what}: column {column.name} is not null and has no default, and the rows do not have it",
                 hint=f"give the rows such a column, or: alter table {shape.table} alter {quoted(column.name)} "
                 "drop not null",
             )
-    if shape.key and sorted(shape.key) not in found.unique:
-        has = "; it has " + ", ".join(f"({', '.join(names)})" for names in found.unique) if found.unique else ""
+    if shape.key and sorted(shape.key) not in table.unique:
+        has = "; it has " + ", ".join(f"({', '.join(names)})" for names in table.unique) if table.unique else ""
         key = ", ".join(map(quoted, shape.key))
         raise ConfigurationError(
             f"{what} has no unique constraint on ({', '.join(shape.key)}), which is the sink's key{has}",
@@ -156,37 +156,37 @@ def check_table(found: CatalogTable | None, shape: Shape, rows: pa.Schema) -> No
         )
 
 
-def _check_privileges(found: CatalogTable, shape: Shape) -> None:
+def _check_privileges(table: CatalogTable, shape: Shape) -> None:
     needed = ["insert"]
     if shape.key:
         needed += ["update", "select", "temporary"] + (["delete"] if shape.delete else [])
-    missing = [name for name in needed if not found.may[name]]
+    missing = [name for name in needed if not table.privileges[name]]
     if "temporary" in missing:
         raise AccessError(
-            f"user {found.user} may not make temporary tables, which a sink with a key needs",
-            hint=f"grant temporary on database … to {quoted(found.user)}",
+            f"user {table.user} may not create temporary tables, which a sink with a key needs",
+            hint=f"grant temporary on database … to {quoted(table.user)}",
         )
     if missing:
         raise AccessError(
-            f"user {found.user} may not {' and '.join(missing)} in table {shape.table}",
-            hint=f"grant {', '.join(missing)} on {found.quoted} to {quoted(found.user)}",
+            f"user {table.user} may not {' and '.join(missing)} in table {shape.table}",
+            hint=f"grant {', '.join(missing)} on {table.quoted} to {quoted(table.user)}",
         )
 
 
-def is_exact(found: CatalogTable, shape: Shape, rows: pa.Schema) -> bool:
-    """Whether values of the key that differ here also differ to the server: it may round them, or compare otherwise."""
+def is_exact(table: CatalogTable, shape: Shape, rows: pa.Schema) -> bool:
+    """Whether keys that differ in Arrow also differ in the table: the server may round values, or compare otherwise."""
     plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
     for name in shape.key:
-        column = found.columns[name]
-        # varchar(n) drops the spaces behind its n-th character.
+        column = table.columns[name]
+        # varchar(n) drops spaces after its n-th character.
         rounds = column.modifier != -1 and not pa.types.is_decimal(rows.field(name).type)
         if column.kind not in (*plain, "varchar") or not column.is_exact or rounds:
             return False
     return True
 
 
-def creating(table: str, shape: Shape, columns: pa.Schema) -> str:
-    """Return the statement that makes a table for rows of these columns."""
+def create_sql(table: str, shape: Shape, columns: pa.Schema) -> str:
+    """Return the statement that creates a table for rows of these columns."""
     parts = [
         f"{quoted(field.name)} {type_for(field.type)}" + (" not null" if field.name in shape.key else "")
         for field in columns
@@ -197,7 +197,7 @@ def creating(table: str, shape: Shape, columns: pa.Schema) -> str:
 
 
 def type_for(kind: pa.DataType) -> str:
-    """Return the type of PostgreSQL that values of one of Arrow's are for."""
+    """Return the PostgreSQL type for an Arrow type."""
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):
@@ -206,12 +206,12 @@ def type_for(kind: pa.DataType) -> str:
         return f"{type_for(kind.value_type)}[]"
     if pa.types.is_nested(kind):
         return "jsonb"
-    found = next((name for is_kind, name, _ in _KINDS if is_kind(kind)), None)
-    if found is None:
+    name = next((name for is_kind, name, _ in _KINDS if is_kind(kind)), None)
+    if name is None:
         raise ConfigurationError(
             f"PostgreSQL has no type for {_spark_name(kind)}", hint="cast it to another, as string"
         )
-    return found
+    return name
 
 
 _KINDS: Sequence[tuple[Any, str, tuple[str, ...]]] = (
@@ -229,12 +229,12 @@ _KINDS: Sequence[tuple[Any, str, tuple[str, ...]]] = (
     (pa.types.is_large_string, "text", ("text", "varchar", "bpchar", "name")),
     (pa.types.is_duration, "interval", ("interval",)),
 )
-"""Arrow's types, what is made for them, and what takes each of their values."""
+"""Arrow's types, the column type that the sink creates for each, and the types that hold all of its values."""
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
 def _misfit(kind: pa.DataType, column: Column) -> str | None:
-    """Return why values of a type do not go into a column, and what to do."""
+    """Return why a column cannot hold values of a type, and what to do."""
     if column.generated:
         return "the table computes it: leave it out of the rows"
     if column.identity == "a":
@@ -245,7 +245,7 @@ def _misfit(kind: pa.DataType, column: Column) -> str | None:
         if pa.types.is_nested(kind.value_type):
             return "lists in lists go into a column of jsonb"
         element = Column(
-            column.name, column.kind.removeprefix("_"), column.said, "", column.modifier, False, False, "", "", True
+            column.name, column.kind.removeprefix("_"), column.type, "", column.modifier, False, False, "", "", True
         )
         return _misfit(kind.value_type, element)
     return next(_misfits(kind, column), None)
@@ -270,7 +270,7 @@ def _misfits(kind: pa.DataType, column: Column) -> Iterator[str]:
         return
     takes = next((kinds for is_kind, _, kinds in _KINDS if is_kind(kind)), ())
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    # What is none of the ordinary types reads itself from text: uuid, enums, inet, ranges.
+    # Special types parse their values from text: uuid, enums, inet, ranges.
     if column.kind in takes or (is_text and column.category not in "NBDTSVA"):
         return
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -281,7 +281,7 @@ def _misfits(kind: pa.DataType, column: Column) -> Iterator[str]:
 
 
 def _spark_name(kind: pa.DataType) -> str:
-    """Return a type as Spark calls it."""
+    """Return Spark's name of a type."""
     try:
         return from_arrow_type(kind).ddl
     except ConfigurationError:

@@ -1,6 +1,6 @@
-"""Arrow batches as the CSV that PostgreSQL's COPY reads, so that each column's own type reads its values.
+"""CSV from Arrow batches, for PostgreSQL's COPY, which parses each value with the type of its column.
 
-Everything that is there is quoted, and what is null is not: so an empty text is not a null.
+All values are quoted and nulls are not, so that an empty text is not a null.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EPOCH = dt.date(1970, 1, 1)
 
 
 def as_csv(batch: pa.RecordBatch, json: frozenset[str] = frozenset()) -> pa.Buffer:
-    """Return a batch's rows as CSV; lists of the columns in `json` as JSON, else as arrays."""
+    """Return a batch's rows as CSV. Lists become arrays, or JSON in the columns of `json`."""
     columns = [_cells(batch[name], name, name in json) for name in batch.schema.names]
     sink = pa.BufferOutputStream()
     csv.write_csv(pa.RecordBatch.from_arrays(columns, batch.schema.names), sink, _OPTIONS)
@@ -32,7 +32,7 @@ def as_csv(batch: pa.RecordBatch, json: frozenset[str] = frozenset()) -> pa.Buff
 
 
 def _cells(array: pa.Array, name: str, as_json: bool) -> pa.Array:
-    """Return a column that the writer of CSV can write, as PostgreSQL reads it."""
+    """Return a column in types that Arrow's CSV writer supports, with values that PostgreSQL parses."""
     kind = array.type
     if pa.types.is_list(kind) and not as_json:
         return _arrays(array, name)
@@ -48,24 +48,24 @@ def _cells(array: pa.Array, name: str, as_json: bool) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else "\\x" + value.hex() for value in array.to_pylist()], pa.string())
     if pa.types.is_date(kind):
-        check_range(array.cast(pa.int32()), 1, name)
+        _check_range(array.cast(pa.int32()), 1, name)
         return array
     if pa.types.is_timestamp(kind):
-        check_range(array.cast(pa.int64()), _DAY_US, name)
+        _check_range(array.cast(pa.int64()), _DAY_US, name)
         return array.cast(pa.timestamp("us", "UTC" if kind.tz else None))
     if pa.types.is_duration(kind):
         return pc.binary_join_element_wise(array.cast(pa.int64()).cast(pa.string()), "microseconds", " ")
     return array
 
 
-def check_range(numbers: pa.Array, of_a_day: int, name: str) -> None:
+def _check_range(numbers: pa.Array, units_per_day: int, name: str) -> None:
     bounds = pc.min_max(numbers).as_py()
-    first = (_EARLIEST - _EPOCH).days * of_a_day
-    after = ((_LATEST - _EPOCH).days + 1) * of_a_day
+    first = (_EARLIEST - _EPOCH).days * units_per_day
+    after = ((_LATEST - _EPOCH).days + 1) * units_per_day
     if bounds["min"] is not None and (bounds["min"] < first or bounds["max"] >= after):
         raise SinkError(
             f"column {name}: a time lies before the year 1 or after 9999, which is not written",
-            hint="mend it in a step before the sink; it is most often a number that was taken for another unit",
+            hint="fix it in a step before the sink; often the number has another unit",
         )
 
 
@@ -77,15 +77,15 @@ def _arrays(array: pa.ListArray, name: str) -> pa.Array:
         texts = [None if text is None else _quoted(text) for text in texts]
     elements = ["NULL" if text is None else text for text in texts]
     lengths = pc.list_value_length(array).to_pylist()
-    found: list[str | None] = []
+    arrays: list[str | None] = []
     at = 0
     for length in lengths:
         if length is None:
-            found.append(None)
+            arrays.append(None)
             continue
-        found.append("{" + ",".join(elements[at : at + length]) + "}")
+        arrays.append("{" + ",".join(elements[at : at + length]) + "}")
         at += length
-    return pa.array(found, pa.string())
+    return pa.array(arrays, pa.string())
 
 
 def _quoted(text: str) -> str:
@@ -93,16 +93,16 @@ def _quoted(text: str) -> str:
 
 
 def values_of(array: pa.Array, name: str) -> list[Any]:
-    """Return a column as Python values; raise SinkError for one that Python has no value for."""
+    """Return a column as Python values; raise SinkError for a value that Python cannot represent."""
     try:
-        found: list[Any] = array.to_pylist()
+        values: list[Any] = array.to_pylist()
     except (UnicodeDecodeError, ValueError, OverflowError) as error:
         raise SinkError(
             f"column {name}: a text is no UTF-8, or a time lies before the year 1 or after 9999: {error}",
-            hint=f"mend it in a step before the sink, texts with .with_column('{name}', \"make_valid_utf8({name})\")",
+            hint=f"fix it in a step before the sink, texts with .with_column('{name}', \"make_valid_utf8({name})\")",
             discreet=f"column {name}: a text is no UTF-8, or a time lies before the year 1 or after 9999",
         ) from None
-    return found
+    return values
 
 
 def documents(array: pa.Array, name: str) -> pa.Array:
@@ -115,11 +115,11 @@ def documents(array: pa.Array, name: str) -> pa.Array:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a nested value of Arrow's with its maps as such: they are lists of pairs."""
+    """Return a nested value with dicts for maps, which Arrow returns as lists of pairs."""
     if value is None:
         return None
     if pa.types.is_map(kind):
-        return {_name(key): _plain(of, kind.item_type) for key, of in value}
+        return {_name(key): _plain(item, kind.item_type) for key, item in value}
     if pa.types.is_struct(kind):
         return {field.name: _plain(value[field.name], field.type) for field in kind}
     if pa.types.is_list(kind):
@@ -128,7 +128,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _name(key: Any) -> str:
-    """Return a map's key as JSON's objects have them: texts."""
+    """Return a map's key as the text that a JSON object needs."""
     if isinstance(key, str):
         return key
     if isinstance(key, Mapping | list):

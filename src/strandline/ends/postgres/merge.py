@@ -1,4 +1,4 @@
-"""Rows into a table of PostgreSQL, within a transaction: copied, or merged by their keys."""
+"""Writes rows into a table of PostgreSQL, within a transaction: with COPY, or with a merge by key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.ends.postgres.shape import Changes, Shape, quoted
 
 @dataclass(frozen=True)
 class RowWriter:
-    """The way of rows into a table."""
+    """Writes rows into one table."""
 
     _db: Any
     _table: CatalogTable
@@ -23,31 +23,31 @@ class RowWriter:
     _columns: pa.Schema
 
     def put(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Write rows, in their order."""
+        """Write rows, in order."""
         if not self._shape.key:
             self._copy(self._table.quoted, batches)
         elif is_exact(self._table, self._shape, self._columns):
             self._merge(self._shape.fold(batches))
         else:
-            self._merge_there(batches)
+            self._merge_on_server(batches)
 
     def _merge(self, changes: Changes) -> None:
         key, names = self._names(self._shape.key), self._names(self._columns.names)
-        if len(changes.gone):
-            self._db.execute(self._making("strandline_gone", key))
-            self._copy("strandline_gone", changes.gone.to_batches())
+        if len(changes.deletes):
+            self._create_temporary("strandline_gone", key)
+            self._copy("strandline_gone", changes.deletes.to_batches())
             self._db.execute(f"delete from {self._table.quoted} t using strandline_gone r where {self._same}")
-        if len(changes.rows):
-            self._db.execute(self._making("strandline_rows", names))
-            self._copy("strandline_rows", changes.rows.to_batches())
+        if len(changes.upserts):
+            self._create_temporary("strandline_rows", names)
+            self._copy("strandline_rows", changes.upserts.to_batches())
             self._db.execute(self._insert(f"select {names} from strandline_rows"))
 
-    def _merge_there(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Have the server find rows of one key, in the table's own types: it rounds some, and compares otherwise."""
+    def _merge_on_server(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Let the server group rows by key, in the table's types: it may round values, or compare them otherwise."""
         shape = self._shape
         shape.check_keys(batches)
         key, names = self._names(shape.key), self._names(self._columns.names)
-        self._db.execute(self._making("strandline_rows", names))
+        self._create_temporary("strandline_rows", names)
         self._db.execute(
             "alter table strandline_rows add column strandline_row bigserial, add column strandline_gone boolean"
         )
@@ -68,11 +68,10 @@ class RowWriter:
         names = self._names(self._columns.names)
         return f"insert into {self._table.quoted} ({names}) {select} on conflict ({self._names(key)}) {do}"
 
-    def _making(self, name: str, columns: str) -> str:
-        """Return what makes a table for this transaction, whose columns have the table's own types."""
-        return (
-            f"create temporary table {name} on commit drop as select {columns} from {self._table.quoted} with no data"
-        )
+    def _create_temporary(self, name: str, columns: str) -> None:
+        """Create a table for this transaction, whose columns have the target table's types."""
+        select = f"select {columns} from {self._table.quoted}"
+        self._db.execute(f"create temporary table {name} on commit drop as {select} with no data")
 
     @property
     def _same(self) -> str:

@@ -1,4 +1,4 @@
-"""What a sink writes into a table: which columns, by which key, and what is left of a transaction's rows of one key."""
+"""The shape of a table sink: the table, its columns and its key, and the changes that a transaction's rows make."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from strandline.ends.target import Target
 
 @dataclass(frozen=True)
 class Changes:
-    """What a transaction does to a table: rows go, by their keys, then rows come or take others' places."""
+    """The changes of a transaction to a table: deletes by key, then inserts and updates."""
 
-    gone: pa.Table
+    deletes: pa.Table
     """Keys."""
-    rows: pa.Table
-    """One for each key, in the order of the keys: who locks them in one order does not lock each other out."""
+    upserts: pa.Table
+    """One row for each key, in the order of the keys: transactions that lock in the same order do not deadlock."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The table, the key that rows replace each other by, and the column that says of a row that it deletes."""
+    """The table, the key by which rows replace each other, and the boolean column that marks deletes."""
 
     table: str
     key: tuple[str, ...] = ()
     delete: str | None = None
 
     def check(self, columns: pa.Schema) -> None:
-        """Raise ConfigurationError if rows of these columns have no such key, or none by which rows can be found."""
+        """Raise ConfigurationError if the columns of the key or of `delete` are missing or have an unsuitable type."""
         for name in dict.fromkeys([*self.key, *([self.delete] if self.delete else [])]):
             if name not in columns.names:
                 raise ConfigurationError(
                     f"the sink of table {self.table}: its {'key' if name in self.key else 'delete'} names the column "
                     f"'{name}', which the rows do not have; they have {', '.join(columns.names)}",
-                    hint="name columns of the rows; rows that an older program has staged want what it named",
+                    hint="name columns of the rows; rows that an older program has staged need its columns",
                 )
         if self.delete and not pa.types.is_boolean(columns.field(self.delete).type):
             raise ConfigurationError(
@@ -53,7 +53,7 @@ class Shape:
                 )
 
     def written(self, columns: pa.Schema) -> pa.Schema:
-        """Return the columns that the table gets: all but that of `delete`."""
+        """Return the columns that are written to the table: all except `delete`."""
         return pa.schema([field for field in columns if field.name != self.delete])
 
     def check_keys(self, batches: Sequence[pa.RecordBatch]) -> None:
@@ -67,36 +67,36 @@ class Shape:
                 )
 
     def fold(self, batches: Sequence[pa.RecordBatch]) -> Changes:
-        """Return what rows, in their order, do to a table whose rows have a key: of each key, the last one counts.
+        """Return the changes that rows, in order, make to a table with a key. The last row of a key counts.
 
-        Only where keys that differ here differ there, too.
+        Requires that keys which differ in Arrow also differ in the table.
         """
         self.check_keys(batches)
         table = pa.Table.from_batches(batches).combine_chunks()
         keys = table.select(self.key)
         numbered = keys.append_column("row#", pa.array(np.arange(len(table))))
-        asked = [("row#", "max")]
+        aggregates = [("row#", "max")]
         if self.delete:
-            numbered = numbered.append_column("gone#", pc.fill_null(table[self.delete], False).cast(pa.int8()))
-            asked.append(("gone#", "max"))
-        grouped = numbered.group_by(list(self.key)).aggregate(asked)
+            numbered = numbered.append_column("delete#", pc.fill_null(table[self.delete], False).cast(pa.int8()))
+            aggregates.append(("delete#", "max"))
+        grouped = numbered.group_by(list(self.key)).aggregate(aggregates)
         grouped = grouped.sort_by([(name, "ascending") for name in self.key])
         last = table.take(grouped["row#_max"])
         if not self.delete:
             return Changes(keys.slice(0, 0), last)
-        gone = grouped.filter(pc.equal(grouped["gone#_max"], 1)).select(self.key)
-        left = last.filter(pc.invert(pc.fill_null(last[self.delete], False)))
-        return Changes(gone, left.drop_columns([self.delete]))
+        deletes = grouped.filter(pc.equal(grouped["delete#_max"], 1)).select(self.key)
+        upserts = last.filter(pc.invert(pc.fill_null(last[self.delete], False)))
+        return Changes(deletes, upserts.drop_columns([self.delete]))
 
 
 class DatabaseTarget(Target):
     """A table of a database."""
 
     shape: Shape
-    # What a row is to blame for is said in words; what the table is, or the database, is raised as it comes.
+    # Targets raise SinkError for errors that a row causes, and other errors for the table and the database.
     refusing = (SinkError,)
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'

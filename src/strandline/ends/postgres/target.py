@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
-from strandline.ends.postgres.catalog import CatalogTable, check_table, creating, identifier, table_at
+from strandline.ends.postgres.catalog import CatalogTable, check_table, create_sql, identifier, read_table
 from strandline.ends.postgres.merge import RowWriter
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
 from strandline.ends.target import Connection, Writer
@@ -28,7 +28,7 @@ _COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s job
 _CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
 on conflict (sink, lane) do update set generation = excluded.generation, at = now()
 where {record}.generation <= excluded.generation and {record}.writer = excluded.writer returning generation"""
-# An older driver that was stopped in a transaction may hold the claim for as long as it likes.
+# An older driver that was stopped within a transaction may hold the lock of the claim for any time.
 _ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
 and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
 _SETTINGS = """set local statement_timeout = {timeout}; set local idle_in_transaction_session_timeout = {timeout};
@@ -38,10 +38,10 @@ _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
 _READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
 _OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
-"""Classes of errors that a row is to blame for: values that do not fit, are too large for an index, constraints, what
-triggers raise. psycopg takes some for the server's own, as if they would pass."""
+"""Classes of errors that a row causes: values that do not fit or are too large for an index, constraints, errors of
+triggers. psycopg has some of them as OperationalError, like temporary errors."""
 _OUT_OF_IDS = ("GetNewTransactionId", "GetNewMultiXactId")
-"""Functions of the server that raise an error of class 54 where it needs VACUUM before it takes any row."""
+"""Functions of the server that raise an error of class 54 if it needs VACUUM before it accepts any row."""
 
 
 def _psycopg() -> Any:
@@ -75,11 +75,11 @@ class PostgresTarget(DatabaseTarget):
 
     @property
     def where(self) -> str:
-        """The database, for people."""
-        given = self._parameters()
-        host = given.get("host") or given.get("service") or os.environ.get("PGHOST") or "the local server"
-        port = f":{given['port']}" if "port" in given else ""
-        name = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
+        """The server and the database, for messages."""
+        parameters = self._parameters()
+        host = parameters.get("host") or parameters.get("service") or os.environ.get("PGHOST") or "the local server"
+        port = f":{parameters['port']}" if "port" in parameters else ""
+        name = parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user", "")
         return f"PostgreSQL at {host}{port}" + (f", database {name}" if name else "")
 
     def try_out(self, columns: pa.Schema) -> None:
@@ -89,9 +89,9 @@ class PostgresTarget(DatabaseTarget):
             db = self.open("strandline/try")
         except psycopg.Error as error:
             raise ConfigurationError(
-                f"{self.where} cannot be reached: {_first_line(error)}", hint=_how_to_reach(str(error))
+                f"{self.where} cannot be reached: {_first_line(error)}", hint=_connection_hint(str(error))
             ) from None
-        with closing(db), self.limited(db):
+        with closing(db), self.time_limit(db):
             if db.info.server_version < 110000:
                 raise ConfigurationError(
                     f"{self.where} is of version {db.info.server_version // 10000}, expected 11 or newer"
@@ -102,24 +102,23 @@ class PostgresTarget(DatabaseTarget):
                 )
             try:
                 with db.transaction(force_rollback=True):
-                    self._make_record(db)
+                    self._create_record(db)
                     if self._create:
-                        self._make_table(db, columns)
-                    found = table_at(db, self.shape.table)
-                    check_table(found, self.shape, columns)
+                        self._create_table(db, columns)
+                    check_table(read_table(db, self.shape.table), self.shape, columns)
             except psycopg.Error as error:
                 raise ConfigurationError(f"{self!r}: {_first_line(error)}") from None
         self._columns = columns
 
     def claim(self, writer: Writer) -> None:
         psycopg = _psycopg()
-        with closing(self.open(_application(writer, "claim"))) as db, self.limited(db):
+        with closing(self.open(_application(writer, "claim"))) as db, self.time_limit(db):
             with db.transaction():
-                self._make_record(db)
+                self._create_record(db)
                 if self._create and self._columns is not None:
-                    self._make_table(db, self._columns)
-            record, settings = table_of_record(db, self.record), self.settings(db, _CLAIM_LOCK_MS)
-            for tried in range(_CLAIM_TRIES):
+                    self._create_table(db, self._columns)
+            record, settings = record_name(db, self.record), self.settings(db, _CLAIM_LOCK_MS)
+            for attempt in range(_CLAIM_TRIES):
                 try:
                     with db.transaction():
                         db.execute(settings)
@@ -128,16 +127,16 @@ class PostgresTarget(DatabaseTarget):
                         ).fetchone()
                     break
                 except psycopg.errors.LockNotAvailable:
-                    if tried == _CLAIM_TRIES - 1:
+                    if attempt == _CLAIM_TRIES - 1:
                         raise
                     db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
             if row is None:
-                found = db.execute(
+                owner = db.execute(
                     f"select writer from {record} where sink = %s and lane = %s", [writer.sink, _CLAIM]
                 ).fetchone()
         if row is None:
-            if found is not None:
-                writer.check_owner(found[0], repr(self))
+            if owner is not None:
+                writer.check_owner(owner[0], repr(self))
             raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
 
     def connect(self, writer: Writer, lane: int) -> PostgresLane:
@@ -145,10 +144,10 @@ class PostgresTarget(DatabaseTarget):
 
     def may_pass(self, error: Exception) -> bool:
         psycopg = _psycopg()
-        # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
+        # A lost connection, a server that starts, stops or has no free connection, a deadlock, a timeout.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return (error.sqlstate or "")[:2] not in _OF_ROWS or error.diag.source_function in _OUT_OF_IDS
-        # It became a replica, for a moment or until the other one is found; or the server's own time-outs.
+        # A server that became a replica, until the client connects to the new primary; or the server's timeouts.
         if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
             return True
         return super().may_pass(error)
@@ -163,10 +162,10 @@ class PostgresTarget(DatabaseTarget):
         return db
 
     @contextmanager
-    def limited(self, db: Any) -> Iterator[None]:
-        """End the connection if this takes longer than it may: whoever waits for an answer then gets an error.
+    def time_limit(self, db: Any) -> Iterator[None]:
+        """Shut the connection down after a timeout, so that a call which waits for an answer raises an error.
 
-        The server's own time-outs do not help if it does not answer, nor does TCP's if something between us does.
+        The server's timeouts do not help if it does not answer; TCP's do not help if a proxy in between answers.
         """
         with closing(socket.socket(fileno=os.dup(db.pgconn.socket))) as copied:
             timer = threading.Timer(self._timeout_ms / 1000 + _SPARE_S, _shut, [copied])
@@ -176,14 +175,14 @@ class PostgresTarget(DatabaseTarget):
                 yield
             finally:
                 timer.cancel()
-                # Else it might shut what has the number of a closed socket by then.
+                # Else the timer might shut another socket with the same file descriptor.
                 if timer.is_alive():
                     timer.join()
 
     def settings(self, db: Any, lock_ms: int | None = None) -> str:
-        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows.
+        """Return the settings for a transaction's begin. They exclude commits that a crash of the server could undo.
 
-        Raises an error that may pass for a replica: its record may be older than that of the primary server.
+        Raises a temporary error for a replica: its record may be older than that of the primary server.
         """
         synchronous, read_only = db.execute(
             "select current_setting('synchronous_commit'), current_setting('transaction_read_only')"
@@ -201,39 +200,39 @@ class PostgresTarget(DatabaseTarget):
         dsn = self._dsn() if callable(self._dsn) else self._dsn
         if not isinstance(dsn, str):
             raise ConfigurationError(
-                f"sinks.postgres(): the dsn is {'made' if callable(self._dsn) else 'given'} as {type(dsn).__name__}, "
-                "expected a text",
-                hint="write it like postgresql://user@host:5432/database, or give a function that returns it",
+                f"sinks.postgres(): {'the function of the dsn returned' if callable(self._dsn) else 'the dsn is'} "
+                f"{type(dsn).__name__}, expected a text",
+                hint="write it like postgresql://user@host:5432/database, or pass a function that returns it",
             )
         try:
-            given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
+            parameters: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
         except psycopg.Error:
-            # What it says quotes the text, and so perhaps the password.
+            # The error's message may quote the password.
             raise ConfigurationError(
                 "sinks.postgres(): the dsn cannot be read",
                 hint="write it like postgresql://user@host:5432/database, special characters as %40"
                 + (": it is libpq's, not JDBC's" if dsn.startswith("jdbc:") else ""),
             ) from None
-        # A server that is gone without a word is given up after a minute.
+        # Detect a server that has vanished within a minute.
         defaults = {
             "connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3,
             "tcp_user_timeout": 60_000, "target_session_attrs": "any",
         }  # fmt: skip
-        if "," in str(given.get("host", "")):
+        if "," in str(parameters.get("host", "")):
             defaults["target_session_attrs"] = "read-write"
-        return {**defaults, **given}
+        return {**defaults, **parameters}
 
-    def _make_record(self, db: Any) -> None:
-        if table_of_record(db, self.record) is None:
+    def _create_record(self, db: Any) -> None:
+        if record_name(db, self.record) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
             record = identifier(db, self.record)
             db.execute(_RECORD.format(record=record))
             db.execute(_COMMENT.format(record=record))
 
-    def _make_table(self, db: Any, columns: pa.Schema) -> None:
-        if table_at(db, self.shape.table) is None:
+    def _create_table(self, db: Any, columns: pa.Schema) -> None:
+        if read_table(db, self.shape.table) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
-            db.execute(creating(identifier(db, self.shape.table), self.shape, self.shape.written(columns)))
+            db.execute(create_sql(identifier(db, self.shape.table), self.shape, self.shape.written(columns)))
 
 
 class PostgresLane(Connection):
@@ -244,17 +243,17 @@ class PostgresLane(Connection):
         self._table: CatalogTable | None = None
         self._db = target.open(_application(writer, str(lane)))
         try:
-            with target.limited(self._db):
-                self._record = table_of_record(self._db, target.record) or ""
+            with target.time_limit(self._db):
+                self._record = record_name(self._db, target.record) or ""
                 self._settings = target.settings(self._db)
             if not self._record:
-                raise self._lost(f"the table {target.record} is gone")
+                raise self._record_error(f"the table {target.record} is gone")
         except BaseException:
             self._db.close()
             raise
 
     def reached(self) -> str | None:
-        with self._target.limited(self._db):
+        with self._target.time_limit(self._db):
             row = self._db.execute(
                 f"select mark from {self._record} where sink = %s and lane = %s", [self._writer.sink, self._lane]
             ).fetchone()
@@ -263,7 +262,7 @@ class PostgresLane(Connection):
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         psycopg = _psycopg()
         try:
-            with self._target.limited(self._db), self._db.transaction():
+            with self._target.time_limit(self._db), self._db.transaction():
                 self._db.execute(self._settings)
                 self._check(since)
                 self._put(batches)
@@ -275,21 +274,21 @@ class PostgresLane(Connection):
         except psycopg.Error as error:
             if self._target.may_pass(error) or (error.sqlstate or "")[:2] not in _OF_ROWS:
                 raise
-            raise self._refused(error) from None
+            raise self._row_error(error) from None
 
     def close(self) -> None:
         self._db.close()
 
     def _check(self, since: str | None) -> None:
-        """See that nobody else has claimed the sink or written the lane, and keep it so until the transaction ends.
+        """Check that no other writer has claimed the sink or written the lane; lock both until the transaction ends.
 
-        The claim first: who claims the sink finds by it whoever holds up a lane.
+        The claim comes first: its lock lets a newer run find and end the session that holds a lane.
         """
         sink, lane, generation = self._writer.sink, self._lane, self._writer.generation
         where = f"from {self._record} where sink = %s and lane = %s"
         claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
         if claim is None or claim[0] < generation:
-            raise self._lost(f"this run's claim is not in {self._target.record} any more")
+            raise self._record_error(f"this run's claim is not in {self._target.record} any more")
         if claim[0] > generation:
             raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
         self._db.execute(
@@ -305,47 +304,47 @@ class PostgresLane(Connection):
         shape, filled = self._target.shape, [batch for batch in batches if batch.num_rows]
         if filled:
             if self._table is None:
-                self._table = table_at(self._db, shape.table)
+                self._table = read_table(self._db, shape.table)
                 if self._table is None:
-                    # Another one may take its name in a moment.
+                    # A temporary error: a migration may rename another table to this name.
                     raise _psycopg().errors.UndefinedTable(f"table {shape.table} does not exist")
                 shape.check(filled[0].schema)
                 check_table(self._table, shape, filled[0].schema)
             RowWriter(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
 
-    def _lost(self, why: str) -> CorruptionError:
+    def _record_error(self, reason: str) -> CorruptionError:
         return CorruptionError(
-            f"{self._writer.label}: {self._target.where}: {why}: how far the sink came is not known",
-            hint="the database was put back to an older state, or somebody has changed that table; restore the job "
-            "from a savepoint of that time, or start it again if the table still has all of the sink's rows",
+            f"{self._writer.label}: {self._target.where}: {reason}: the sink's progress is unknown",
+            hint="the database was put back to an older state, or that table was changed; restore the job from a "
+            "savepoint of that time, or start it again if the table still has all of the sink's rows",
         )
 
-    def _refused(self, error: Any) -> Exception:
+    def _row_error(self, error: Any) -> Exception:
         diag, where = error.diag, f"{self._writer.label}: table {self._target.shape.table}"
         parts = [diag.message_primary or str(error), diag.message_detail, diag.context]
-        said = shortened("; ".join(part.strip().replace("\n", "; ") for part in parts if part))
+        message = shortened("; ".join(part.strip().replace("\n", "; ") for part in parts if part))
         about = ", ".join(name for name in (diag.column_name, diag.constraint_name) if name)
         hint = (
-            "the rows stay staged, and are tried again with the next start: change the table, or have the job go on "
+            "the rows stay staged, and the next start tries them again: change the table, or let the job go on "
             "without such rows, with on_error='dead-letter'"
         )
         if error.sqlstate == _UNIQUE and not self._target.shape.key:
-            hint = "rows with a key that may come again need key=[…], which has them take the older ones' places"
+            hint = "if rows with the same key may come again, set key=[…], so that they replace the older ones"
         return SinkError(
-            f"{where} refuses rows: {said}",
+            f"{where} refuses rows: {message}",
             hint=hint,
             discreet=f"{where} refuses rows: {type(error).__name__}" + (f" ({about})" if about else ""),
         )
 
 
 def _shut(connection: socket.socket) -> None:
-    # It may be at its end already.
+    # The connection may be closed already.
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def table_of_record(db: Any, record: str) -> str | None:
-    """Return the record's full name as statements with parameters have it; None if there is none."""
+def record_name(db: Any, record: str) -> str | None:
+    """Return the full name of the record's table, for statements with parameters; None if there is none."""
     row = db.execute(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where c.oid = to_regclass(%s)", [record],
@@ -354,7 +353,7 @@ def table_of_record(db: Any, record: str) -> str | None:
 
 
 def _application(writer: Writer, lane: str) -> str:
-    """Return what the server calls the session: `claim` finds those of older generations by it."""
+    """Return the session's application name, by which `claim` finds sessions of older generations."""
     return f"strandline/{writer.sink}/{writer.generation}/{lane}"
 
 
@@ -363,11 +362,11 @@ def _first_line(error: Exception) -> str:
     return shortened(lines[0] if lines else type(error).__name__, 300)
 
 
-def _how_to_reach(said: str) -> str:
-    if "password" in said or "authentication" in said or "role" in said:
+def _connection_hint(message: str) -> str:
+    if "password" in message or "authentication" in message or "role" in message:
         return "check the user and the password, in the dsn or libpq's PGPASSWORD and password file"
-    if "does not exist" in said:
+    if "does not exist" in message:
         return "check the database's name in the dsn"
-    if "pg_hba" in said or "SSL" in said:
-        return "the server takes no such connections: sslmode=require in the dsn may do, or an entry in pg_hba.conf"
+    if "pg_hba" in message or "SSL" in message:
+        return "the server refuses such connections: sslmode=require in the dsn may help, or an entry in pg_hba.conf"
     return "check the host and the port in the dsn, and whether the server runs and can be reached from here"

@@ -1,4 +1,4 @@
-"""Data files of tables: each task writes its rows as Parquet, in files that nobody reads until the table lists them."""
+"""Data files of tables: tasks write rows as Parquet, in files that readers ignore until the table lists them."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ from strandline.storage.place import Place
 from strandline.types.columns import check_readable, from_arrow_type
 
 _GROUP_BYTES = 32 << 20
-"""How much, as Arrow has it, becomes a row group."""
+"""The size of a row group in Arrow."""
 _HELD_BYTES = 256 << 20
-"""How much a task holds in memory for all of its files; then the largest is finished early."""
+"""The limit of a task's memory for open files; above it, the task finishes the largest file early."""
 _OPEN_FILES = 64
-_STATISTICS = 32
-"""Of how many columns: the first ones, as tables have it."""
+_STATISTICS_COLUMNS = 32
+"""Statistics are for the first columns only, as in Delta."""
 _LONGEST_TEXT = 64
 _INDEX = "__index__"
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file of rows."""
+    """A data file."""
 
     path: str
     """Below the table's root."""
     rows: int
     bytes: int
     partition: list[str | None] = []
-    """The values of the partition's columns that the file leaves out, as text."""
+    """The values of the partition columns that the file does not have, as text."""
     statistics: str = ""
-    """What its columns hold, as JSON, for readers that can do without the file then."""
+    """Statistics of its columns, as JSON, with which readers skip files."""
 
 
 class StagedFiles(JsonCommittable, frozen=True, array_like=True, tag="files"):
-    """What one task has staged of an epoch: a committable."""
+    """The files that one task has staged in an epoch: a committable."""
 
     generation: Generation
     epoch: Epoch
     task: int
     files: list[DataFile]
     key: list[str]
-    """By which its rows are merged; none if the files are to be the table's own."""
+    """The key of the merge; empty if the table adopts the files as they are."""
     columns: str
-    """The columns of its rows, as `columns_text` has them: the table's may be others by the time it is committed."""
+    """The columns of its rows, in the format of `columns_text`: the table may change before the commit."""
     split: list[tuple[str, str]]
-    """How its rows are divided into files, as `Layout` has it."""
+    """The `split` of the layout."""
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of its rows."""
         return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(self.columns))))
 
-    def is_laid_out(self, layout: Layout) -> bool:
-        """Whether its files are as a table with this layout wants them."""
+    def has_layout(self, layout: Layout) -> bool:
+        """Whether its files have this layout."""
         return self.split == list(layout.split) and self.schema.equals(layout.schema, check_metadata=True)
 
     def read(self, folder: Folder, file: DataFile) -> pa.Table:
-        """Read a file's rows, with the columns that it leaves out."""
+        """Read a file's rows, with the partition columns."""
         rows, schema = pq.read_table(pa.BufferReader(folder.get(file.path))), self.schema
         if file.partition:
             for (name, _), text in zip(self.split, file.partition, strict=True):
@@ -80,31 +80,31 @@ class StagedFiles(JsonCommittable, frozen=True, array_like=True, tag="files"):
 
 
 def columns_text(schema: pa.Schema) -> str:
-    """Return columns as text: Arrow's bytes of a schema, compressed, in base64."""
+    """Return columns as text: the schema in Arrow's format, compressed, in base64."""
     return base64.b64encode(zlib.compress(schema.serialize().to_pybytes())).decode()
 
 
-class ReachedRecord(JsonCommittable, frozen=True, array_like=True, tag="reached"):
-    """What the table had on record at a checkpoint: it may not be less again."""
+class TableMark(JsonCommittable, frozen=True, array_like=True, tag="reached"):
+    """The record in the table at a checkpoint: the table must not have an older one later."""
 
     sink: str
     generation: Generation
     epoch: Epoch
 
 
-LISTED: msgspec.json.Decoder[StagedFiles | ReachedRecord] = msgspec.json.Decoder(StagedFiles | ReachedRecord)
+COMMITTABLES: msgspec.json.Decoder[StagedFiles | TableMark] = msgspec.json.Decoder(StagedFiles | TableMark)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a table wants its rows."""
+    """The layout of a table's files."""
 
     schema: pa.Schema
-    """Every column that the job gives, in the table's types and order."""
+    """The job's columns, in the table's types and order."""
     split: Sequence[tuple[str, str]] = ()
-    """Which rows may be in one file: those for which these columns are equal, "" or as far as a unit of time."""
+    """Columns that are equal within a file, each with the unit of time up to which it is, or with ""."""
     leaves_out: bool = False
-    """Whether the files do without the columns that they are split by."""
+    """Whether files do not have the columns that they are split by."""
     statistics: bool = False
 
     def in_file(self) -> pa.Schema:
@@ -115,7 +115,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class WriteDataFiles:
-    """Writes a partition's rows of an epoch: what `write_tasks` calls."""
+    """The task that writes a partition's rows of an epoch, called by `write_tasks`."""
 
     place: Place
     folder: str
@@ -135,30 +135,30 @@ class WriteDataFiles:
 
     def write(self, batches: Iterable[pa.RecordBatch], attempt: TaskAttempt) -> list[DataFile]:
         """Write rows; return their files."""
-        files = _Files(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
+        files = _OpenFiles(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
         for batch in batches:
-            rows = fitted(batch, self.layout.schema)
+            rows = cast_rows(batch, self.layout.schema)
             refuse_unreadable(rows)
             files.add(rows)
         return files.finish()
 
 
-def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    """Return rows in the types of a table."""
+def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """Return rows in a table's types."""
     columns = []
     for wanted in schema:
         column = batch[wanted.name]
         if not wanted.nullable and column.null_count:
             raise ConfigurationError(
                 f"column '{wanted.name}' of the table takes no nulls, and {column.null_count} rows have none there",
-                hint="give them a value, or let the table's column be null",
+                hint="set a value, or allow nulls in the table's column",
             )
         columns.append(column if column.type == wanted.type else column.cast(wanted.type))
     return pa.Table.from_arrays([pa.chunked_array([column]) for column in columns], schema=schema)
 
 
 def refuse_unreadable(rows: pa.Table) -> None:
-    """Refuse strings that are no UTF-8, and times after the year 9999: a table's lists and readers fail at them."""
+    """Refuse invalid UTF-8 and times after the year 9999: a table's metadata and readers cannot handle them."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             for chunk in column.chunks:
@@ -166,13 +166,13 @@ def refuse_unreadable(rows: pa.Table) -> None:
         except UserCodeError as error:
             raise ConfigurationError(
                 f"column '{name}' cannot be written into a table: {error.message}",
-                hint=f'drop such rows before the sink, texts as with where("is_valid_utf8({name})"), or mend them',
-                discreet=f"column '{name}' holds what cannot be written into a table",
+                hint=f'drop such rows before the sink, texts as with where("is_valid_utf8({name})"), or fix them',
+                discreet=f"column '{name}' has a value that cannot be written into a table",
             ) from None
 
 
-class _Files:
-    """The files that one attempt has open."""
+class _OpenFiles:
+    """The open files of one attempt."""
 
     def __init__(self, task: WriteDataFiles, folder: Folder, name: str) -> None:
         self._task = task
@@ -203,14 +203,14 @@ class _Files:
         path = f"{self._task.folder}/g{self._task.generation}/{self._name}-{len(self._done)}.parquet"
         self._folder.put(path, data)
         layout = self._task.layout
-        partition = [as_text(value) for value in values] if layout.leaves_out else []
+        partition = [partition_text(value) for value in values] if layout.leaves_out else []
         statistics = statistics_of(data) if layout.statistics else ""
         self._done.append(DataFile(path, rows, len(data), partition, statistics))
 
 
 @dataclass
 class ParquetFile:
-    """One Parquet file, in memory until it is whole."""
+    """One Parquet file, in memory until it is complete."""
 
     schema: pa.Schema
     codec: str = "snappy"
@@ -232,7 +232,7 @@ class ParquetFile:
             self._write()
 
     def size_bytes(self) -> int:
-        """Return how large the file is by now; what waits for its row group counts in full."""
+        """Return the file's present size, with the rows that wait for their row group uncompressed."""
         return int(self._out.tell()) + self._waiting_bytes
 
     def finish(self) -> tuple[bytes, int]:
@@ -249,55 +249,55 @@ class ParquetFile:
 
 
 def split_rows(rows: pa.Table, split: Sequence[tuple[str, str]]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """Return rows by what they are split by, with the values."""
+    """Yield the rows for each combination of the split's values, with these values."""
     if not split:
         yield (), rows
         return
     keys = [rows[name] if not unit else pc.floor_temporal(rows[name], unit=unit) for name, unit in split]
     names = [f"k{at}" for at in range(len(keys))]
     index = pa.array(range(rows.num_rows), pa.int64())
-    found = pa.table([*keys, index], names=[*names, _INDEX]).group_by(names).aggregate([(_INDEX, "list")])
-    for at in range(found.num_rows):
-        values = tuple(found[name][at].as_py() for name in names)
-        yield values, rows.take(found[f"{_INDEX}_list"][at].values)
+    groups = pa.table([*keys, index], names=[*names, _INDEX]).group_by(names).aggregate([(_INDEX, "list")])
+    for at in range(groups.num_rows):
+        values = tuple(groups[name][at].as_py() for name in names)
+        yield values, rows.take(groups[f"{_INDEX}_list"][at].values)
 
 
-def as_text(value: Any) -> str | None:
-    """Return the value of a partition's column as tables have it in their lists: none is none, and so is no text."""
+def partition_text(value: Any) -> str | None:
+    """Return the value of a partition column as text, for the table's metadata: an empty text counts as null."""
     if value is None or value == "":
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def statistics_of(data: bytes) -> str:
-    """Return how many rows a file has, and the least and greatest values of its columns, as Delta has them.
+    """Return Delta's statistics of a file: its number of rows, and the least and greatest value of each column.
 
-    Only what says the same in JSON: not floating point, whose NaN is greater than all that Parquet counts, and no
-    decimals, which JSON's readers round.
+    Without floating point, since Parquet's statistics ignore NaN, which is the greatest value; and without decimals,
+    since JSON parsers round them.
     """
     metadata = pq.read_metadata(pa.BufferReader(data))
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for at in range(min(metadata.num_columns, _STATISTICS)):
+    for at in range(min(metadata.num_columns, _STATISTICS_COLUMNS)):
         name = metadata.schema.column(at).path
         if metadata.schema.column(at).max_repetition_level or "." in name:
             continue
-        found = [metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups)]
-        if not found or any(one is None or not one.has_null_count for one in found):
+        groups = [metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups)]
+        if not groups or any(one is None or not one.has_null_count for one in groups):
             continue
-        nulls[name] = sum(one.null_count for one in found)
-        valued = [one for one in found if one.has_min_max]
-        if not valued or any(not one.has_min_max and one.num_values for one in found):
+        nulls[name] = sum(one.null_count for one in groups)
+        valued = [one for one in groups if one.has_min_max]
+        if not valued or any(not one.has_min_max and one.num_values for one in groups):
             continue
-        low, high = _in_json(min(one.min for one in valued)), _in_json(max(one.max for one in valued))
+        low, high = _json_value(min(one.min for one in valued)), _json_value(max(one.max for one in valued))
         if low is not None and high is not None:
             least[name], greatest[name] = low, high
-    said = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return msgspec.json.encode(said).decode()
+    result = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return msgspec.json.encode(result).decode()
 
 
-def _in_json(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, datetime.date):

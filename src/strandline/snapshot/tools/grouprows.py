@@ -27,7 +27,7 @@ class OperatorRows:
 
     It fetches and verifies the files of one partition, or one file of a table, and keeps them until it needs others.
     Callers read ascending key groups, all states of each range, so that it fetches each file once. `StateReader`
-    instead links local files, without verifying those of partitions, and opens a partition for each call.
+    instead links local files, without verifying those of partitions, and opens a partition at each call of `rows`.
     """
 
     def __init__(self, snapshot: Snapshot, operator: OperatorInfo, scratch: Path) -> None:

@@ -1,1 +1,1 @@
-"""State written from DataFrames: savepoints that a job begins with."""
+"""Writes state from DataFrames to savepoints that a job starts from."""

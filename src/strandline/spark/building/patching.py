@@ -1,4 +1,4 @@
-"""Savepoints made of other snapshots, with rows of some states changed, or given anew by DataFrames."""
+"""Copies snapshots to savepoints, with the rows of some states edited or replaced by DataFrames."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ def patch(
     max_parallelism: int | Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Savepoint:
-    """Make a savepoint of a savepoint or checkpoint, whose rows are other ones where `edits` says so.
+    """Copy a savepoint or checkpoint to a new savepoint, with the changes that the arguments define.
 
-    `edits` has by "uid.state" a function, which is given Arrow record batches of the state's rows and returns what is
-    there instead (a batch or table, or None for nothing); or a SELECT … FROM rows, of DuckDB's SQL; or else all rows
-    that the state is to have, as for `write`. `drop` names operators, by uid, and states, as "uid.state", that are to
-    be gone; `rename` what they are called now. `max_parallelism` is what all operators have from now on, or by uid
-    some: their state is put into other key groups, and a program that wants this max_parallelism can go on from it.
-    All else is taken over as it is, the place in the sources too, and the snapshot at `url` is not touched.
+    `edits` has for "uid.state" a function, which gets Arrow record batches of the state's rows and returns their
+    replacement (a batch or table, or None for no rows); or a SELECT … FROM rows, in DuckDB's SQL; or else all rows of
+    the new state, as for `write`. `drop` names operators, by uid, and states, as "uid.state", to remove; `rename` maps
+    old names to new ones. `max_parallelism` is a new value for all operators, or for some by uid: their state moves to
+    other key groups, and a program with this max_parallelism can start from the savepoint. All else is copied,
+    including the positions in the sources. The snapshot at `url` does not change.
 
-    Raises as `write` does, UserCodeError with what a function raises, and as `state.read` for what is at `url`.
+    Raises the errors of `write`, UserCodeError for an error of a function, and those of `state.read` for `url`.
 
     >>> state.patch("sp/friday", "sp/repaired", {"detect.seen": lambda rows: rows.filter(pc.field("value") >= 0)})
     """
-    started = time.monotonic()
+    start = time.monotonic()
     options = dict(storage_options or {})
     with pinned_snapshot(str(url), options) as snapshot:
         operators = snapshot.manifest.operators
         target = savepoint_place(str(to_url), options)
-        given = dict(edits or {})
-        selects = {name: edit for name, edit in given.items() if isinstance(edit, str)}
-        rows = {name: edit for name, edit in given.items() if not callable(edit) and name not in selects}
-        for name, replaced in rows.items():
-            check_columns(*find_state(operators, name), replaced, name)
-        made = make_patched(
+        edits = dict(edits or {})
+        selects = {name: edit for name, edit in edits.items() if isinstance(edit, str)}
+        rows = {name: edit for name, edit in edits.items() if not callable(edit) and name not in selects}
+        for name, replacement in rows.items():
+            check_columns(*find_state(operators, name), replacement, name)
+        manifest = make_patched(
             snapshot.manifest, snapshot.folder.place(options), target,
             Patch(
-                edits={name: edit for name, edit in given.items() if callable(edit)},
+                edits={name: edit for name, edit in edits.items() if callable(edit)},
                 sources={name: transform(snapshot, name, sql, options) for name, sql in selects.items()},
-                writes={name: partial(_write, target, replaced) for name, replaced in rows.items()},
+                writes={name: partial(_write, target, replacement) for name, replacement in rows.items()},
                 drop=drop, rename=rename or {}, max_parallelism=max_parallelism,
             ),
         )  # fmt: skip
-    return savepoint_of(made, target, started)
+    return savepoint_of(manifest, target, start)
 
 
 def _write(target: Place, rows: Any, builder: SavepointBuilder, operator: OperatorInfo, state: StateInfo) -> None:

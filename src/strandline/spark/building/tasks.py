@@ -1,4 +1,4 @@
-"""What runs in the tasks that write state: workers import it, and with it no more than they need."""
+"""The function of Spark's tasks that write state, in a module with few imports, since each worker imports it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RESULT = "files"
 
 
 class TableTask:
-    """What runs in a task: it writes the rows of a range of key groups; its one row of output says what came of it.
+    """Writes the rows of a range of key groups to files, and outputs one row that lists the files.
 
-    Its files are known by that row alone: those of attempts that are not counted are deleted with the last step.
+    Only files in such rows belong to the savepoint: the last step deletes the files of other attempts.
     """
 
     def __init__(self, target: Place, operator: OperatorInfo, state: StateInfo, ranges: int) -> None:
@@ -38,21 +38,21 @@ class TableTask:
         self._seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
+        nonempty = (batch for batch in batches if batch.num_rows)
+        first = next(nonempty, None)
         if first is None:
             return
         with sealed_errors(self._seal):
-            found = self._write(first, itertools.chain([first], filled))
-        yield pa.RecordBatch.from_pydict({RESULT: [msgspec.json.encode(found).decode()]})
+            files = self._write(first, itertools.chain([first], nonempty))
+        yield pa.RecordBatch.from_pydict({RESULT: [msgspec.json.encode(files).decode()]})
 
     def _write(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Files:
         codec = rows_of(self._operator, self._state)
-        most = self._operator.max_parallelism
+        max_parallelism = self._operator.max_parallelism
         groups = groups_of(self._operator, self._state)
         with Scratch("write") as scratch:
             if self._ranges > 1:
-                own = int(key_groups(codec.check(first.slice(0, 1)))[0]) * self._ranges // most
-                groups = range_of(Partition(own), most, self._ranges)
-            files, pieces = write_rows(codec, batches, groups, most, folder_at(self._target), scratch)
+                index = int(key_groups(codec.check(first.slice(0, 1)))[0]) * self._ranges // max_parallelism
+                groups = range_of(Partition(index), max_parallelism, self._ranges)
+            files, pieces = write_rows(codec, batches, groups, max_parallelism, folder_at(self._target), scratch)
         return Files(files={self._state.name: files}, pieces={self._state.name: pieces})

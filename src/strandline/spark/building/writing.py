@@ -1,7 +1,7 @@
-"""Savepoints made of DataFrames and Arrow tables, for a program that is to begin with this state.
+"""Writes savepoints from DataFrames and Arrow tables, for a program that starts with this state.
 
-A DataFrame's rows are shuffled by ranges of key groups, by Spark's hash, which is ours. Each task sorts its range, and
-writes files of the savepoint; what it cannot know the file of, the driver joins.
+Spark shuffles a DataFrame's rows by ranges of key groups, with the hash that Strandline also uses. Each task sorts its
+range, and writes files of the savepoint; the driver joins pieces whose file a task cannot know.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Rows: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | Any"
 
 _BATCH_ROWS = 64 << 10
 _RANGES_PER_CORE = 2
-_PATIENCE_S = 10.0
-"""For tasks that Spark has given up: it kills their processes after `spark.python.task.killTimeout`, 2 s."""
-_LOOK_S = 0.05
-_QUIET_LOOKS = 2
+_ABORTED_TASKS_S = 10.0
+"""The wait for aborted tasks. Spark kills their processes after `spark.python.task.killTimeout`, 2 s."""
+_POLL_S = 0.05
+_IDLE_POLLS = 2
 
 
 def write(
@@ -62,34 +62,34 @@ def write(
     watermark: dt.datetime | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Savepoint:
-    """Make a savepoint with which `job.start(restore=url)` begins, of rows for some of its states.
+    """Write a savepoint for `job.start(restore=url)` from the rows of some of its states.
 
-    `tables` has by "uid.state" all rows of a state: a DataFrame of Spark, an Arrow table or a DataFrame of pandas, with
-    the columns that docs/format.md says, in any order; `key_group` may be left out. States that are not given are
-    empty. The job reads its sources from where they begin. `url` is a folder that is not there yet or empty.
+    `tables` has for "uid.state" all rows of a state: a DataFrame of Spark, an Arrow table or a DataFrame of pandas,
+    with the columns in docs/format.md, in any order; `key_group` is optional. States without a table are empty. The job
+    reads its sources from their start. `url` is a folder that is empty or does not exist.
 
-    `watermark` is how far event time had come, as for windows and joins whose rows are given; without it no row is
-    late. `storage_options` are those of the job's checkpoints unless given.
+    `watermark` is the event time that the state has reached, as for rows of windows and joins; without it no row is
+    late. `storage_options` defaults to those of the job's checkpoints.
 
-    Raises ConfigurationError for a state that the program does not have, StateTypeError naming the first row that does
-    not fit, or a key of which there are two, and ConflictError if there is anything in the folder. Nothing is there
-    then that could be taken for a savepoint.
+    Raises ConfigurationError for a state that the program does not have, StateTypeError that names the first row that
+    does not fit, or a duplicate key, and ConflictError if the folder is not empty. After an error, the folder holds no
+    savepoint.
 
     >>> state.write(job, "sp/begin", {"detect.seen": spark.createDataFrame([("a", 5)], "card string, value bigint")})
     """
-    started = time.monotonic()
+    start = time.monotonic()
     operators = job.operators()
-    found = {name: find_state(operators, name) for name in tables}
+    states = {name: find_state(operators, name) for name in tables}
     for name, rows in tables.items():
-        check_columns(*found[name], rows, name)
+        check_columns(*states[name], rows, name)
     options = job.checkpoints.storage_options if storage_options is None else storage_options
     target = savepoint_place(str(url), options, fsync=job.settings.fsync)
     watermarks = {} if watermark is None else {REACHED: _reached(watermark)}
     with SavepointBuilder(target, job.name, operators, watermarks=watermarks) as builder:
         for name, rows in tables.items():
-            write_state(builder, target, *found[name], rows)
-        made = builder.finish()
-    return savepoint_of(made, target, started)
+            write_state(builder, target, *states[name], rows)
+        manifest = builder.finish()
+    return savepoint_of(manifest, target, start)
 
 
 def _reached(watermark: dt.datetime) -> int:
@@ -99,7 +99,7 @@ def _reached(watermark: dt.datetime) -> int:
 
 
 def check_columns(operator: OperatorInfo, state: StateInfo, rows: Any, name: str) -> None:
-    """Refuse rows whose columns are not the table's, before any of them is computed."""
+    """Raise StateTypeError if the rows do not have the table's columns, before any row is computed."""
     if isinstance(rows, DataFrame):
         schema = arrow_schema(rows.schema)
         rows_of(operator, state).check(pa.RecordBatch.from_pylist([], schema))
@@ -108,13 +108,13 @@ def check_columns(operator: OperatorInfo, state: StateInfo, rows: Any, name: str
 
 
 def write_state(builder: SavepointBuilder, target: Place, operator: OperatorInfo, state: StateInfo, rows: Any) -> None:
-    """Write all rows of a state, by Spark's tasks if they are a DataFrame of its."""
+    """Write all rows of a state, in Spark's tasks if they are a DataFrame of Spark."""
     if not isinstance(rows, DataFrame):
         builder.write(operator.uid, state.name, _batches(rows, state.name))
         return
-    found = _written_by_tasks(rows, target, operator, state)
+    results = _run_tasks(rows, target, operator, state)
     files, pieces = (
-        (list(itertools.chain.from_iterable(part)) for part in zip(*found, strict=True)) if found else ([], [])
+        (list(itertools.chain.from_iterable(part)) for part in zip(*results, strict=True)) if results else ([], [])
     )
     builder.add(operator.uid, state.name, files, pieces)
 
@@ -127,73 +127,74 @@ def _batches(rows: Any, name: str) -> list[pa.RecordBatch]:
     if not isinstance(rows, pa.Table):
         raise ConfigurationError(
             f"the rows of '{name}' are a {type(rows).__name__}",
-            hint="give a DataFrame of Spark or pandas, or an Arrow table",
+            hint="pass a DataFrame of Spark or pandas, or an Arrow table",
         )
     return rows.to_batches(_BATCH_ROWS) or [pa.RecordBatch.from_pylist([], rows.schema)]
 
 
-def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, state: StateInfo) -> list[tuple[Any, Any]]:
+def _run_tasks(df: DataFrame, target: Place, operator: OperatorInfo, state: StateInfo) -> list[tuple[Any, Any]]:
     """Return the files and pieces of each task that had rows."""
-    most = operator.max_parallelism
+    max_parallelism = operator.max_parallelism
     cores = df.sparkSession.sparkContext.defaultParallelism
-    ranges = 1 if groups_of(operator, state) == BROADCAST_GROUPS else min(most, cores * _RANGES_PER_CORE)
+    ranges = 1 if groups_of(operator, state) == BROADCAST_GROUPS else min(max_parallelism, cores * _RANGES_PER_CORE)
     routed = df.repartition(1) if ranges == 1 else df.repartition(ranges, _route(df, operator, ranges))
     task = TableTask(target, operator, state, ranges)
     try:
-        with suppress_error_logs(), _tasks_ended(df.sparkSession.sparkContext):
-            # As rows of the action's last stage: of these Spark takes one attempt's of each task.
-            found = [row[0] for row in map_batches(routed, task, f"{RESULT} string").collect()]
+        with suppress_error_logs(), _await_aborted_tasks(df.sparkSession.sparkContext):
+            # The rows of an action's last stage: Spark takes those of one attempt of each task.
+            rows = [row[0] for row in map_batches(routed, task, f"{RESULT} string").collect()]
     except Exception as error:
         raise unwrap_error(error) from None
-    written = [msgspec.json.decode(answer, type=Files) for answer in found]
-    _check_apart(written, operator, state)
-    return [(files.files[state.name], files.pieces[state.name]) for files in written]
+    results = [msgspec.json.decode(row, type=Files) for row in rows]
+    _check_disjoint(results, operator, state)
+    return [(files.files[state.name], files.pieces[state.name]) for files in results]
 
 
 @contextmanager
-def _tasks_ended(sc: SparkContext) -> Iterator[None]:
-    """Wait for attempts that Spark has given up, of a job that failed or beside faster ones: they still write files."""
+def _await_aborted_tasks(sc: SparkContext) -> Iterator[None]:
+    """Wait for aborted attempts, of a failed job or beside a faster attempt of the task: they still write files."""
     tracker, group = sc.statusTracker(), sc.getLocalProperty("spark.jobGroup.id")
     before = set(tracker.getJobIdsForGroup(group))
     try:
         yield
     finally:
-        # Where the context was stopped, its own error is what counts.
+        # If the context was stopped, raise the error of the action, not of the tracker.
         with suppress(Exception):
             jobs = [tracker.getJobInfo(job) for job in set(tracker.getJobIdsForGroup(group)) - before]
             stages = [stage for job in jobs if job is not None for stage in job.stageIds]
-            deadline, quiet = time.monotonic() + _PATIENCE_S, 0
-            # Twice: Spark's tracker hears of tasks a moment later.
-            while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
+            deadline, idle_polls = time.monotonic() + _ABORTED_TASKS_S, 0
+            # Poll twice: Spark's tracker counts new tasks with a delay.
+            while idle_polls < _IDLE_POLLS and time.monotonic() < deadline:
                 infos = map(tracker.getStageInfo, stages)
-                quiet = 0 if any(info.numActiveTasks for info in infos if info is not None) else quiet + 1
-                time.sleep(_LOOK_S)
+                is_active = any(info.numActiveTasks for info in infos if info is not None)
+                idle_polls = 0 if is_active else idle_polls + 1
+                time.sleep(_POLL_S)
 
 
 def _route(df: DataFrame, operator: OperatorInfo, ranges: int) -> Any:
     """Return the column by which Spark sends each row to the task of its range of key groups."""
-    most = operator.max_parallelism
-    # Spark's hash of a number depends on its type. What does not fit it, the task refuses.
+    max_parallelism = operator.max_parallelism
+    # Spark's hash of a number depends on its type. The task refuses a key that does not fit its type.
     keys = (
         f"try_cast({quoted(field.name)} as {field.type.ddl})" for field in key_fields(parse_schema(operator.key_schema))
     )
-    group = f"pmod(hash({', '.join(keys)}), {most})"
+    group = f"pmod(hash({', '.join(keys)}), {max_parallelism})"
     if KEY_GROUP in df.columns:
-        # A mark of panes has no key. That others have their own, the task checks.
-        group = f"pmod(coalesce({KEY_GROUP}, {group}), {most})"
+        # Marks of panes have a key group and no key. For other rows, the task checks the key group.
+        group = f"pmod(coalesce({KEY_GROUP}, {group}), {max_parallelism})"
     routes = ", ".join(str(route) for route, _ in find_routes(ranges, ranges))
-    return F.expr(f"array({routes})[cast({group} * {ranges} div {most} as int)]")
+    return F.expr(f"array({routes})[cast({group} * {ranges} div {max_parallelism} as int)]")
 
 
-def _check_apart(written: Sequence[Files], operator: OperatorInfo, state: StateInfo) -> None:
-    """Raise StrandlineError if Spark has cut up a range: its rows were not sorted together."""
+def _check_disjoint(results: Sequence[Files], operator: OperatorInfo, state: StateInfo) -> None:
+    """Raise StrandlineError if Spark has split a range between tasks: its rows were not sorted together."""
     spans = sorted(
-        (min(t.first_key_group for t in every), max(t.last_key_group for t in every))
-        for every in (files.files[state.name] + files.pieces[state.name] for files in written)
+        (min(t.first_key_group for t in tables), max(t.last_key_group for t in tables))
+        for tables in (files.files[state.name] + files.pieces[state.name] for files in results)
     )
     for (_, last), (first, _) in itertools.pairwise(spans):
         if first <= last:
             raise StrandlineError(
                 f"operator '{operator.uid}', state '{state.name}': two tasks of Spark had rows of key group {first}",
-                hint="set spark.sql.adaptive.enabled to false: a range of key groups must be one task's",
+                hint="set spark.sql.adaptive.enabled to false: one task must process a whole range of key groups",
             )

@@ -13,7 +13,7 @@ from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
 from strandline.runtime.watermarks import WatermarkSpec, describe_changes, is_drained
 from strandline.spark.sinks.base import Sink, kind_of
-from strandline.spark.sinks.files import left_by
+from strandline.spark.sinks.files import sink_for_pending
 
 
 def check_compatible(
@@ -82,7 +82,7 @@ def lost_sinks(manifest: Manifest, sinks: Mapping[str, Sink]) -> dict[str, str]:
     names = [stored.name for stored in manifest.sinks]
     for stored in manifest.sinks:
         name, sink = stored.name, sinks.get(stored.name)
-        is_shown = not stored.pending or left_by(name, stored.pending) is not None
+        is_shown = not stored.pending or sink_for_pending(name, stored.pending) is not None
         if sink is None:
             lost[name] = "" if is_shown else (
                 f"the program has no sink named '{name}', and the checkpoint lists rows that it is to show: have one "

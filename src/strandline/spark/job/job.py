@@ -36,7 +36,7 @@ from strandline.spark.job.skipping import files_of_history
 from strandline.spark.lower.plan import Plan
 from strandline.spark.lower.unused import find_unused, mark_used
 from strandline.spark.sources.checks import relations_of, source_warnings
-from strandline.spark.streams.filesource import check_apart, check_not_shared
+from strandline.spark.streams.filesource import check_disjoint, check_not_shared
 from strandline.spark.streams.stream import Output
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
@@ -230,7 +230,7 @@ class Job:
             partial(check_session, spark),
             partial(check_not_shared, sources),
             partial(check_checkpoints_place, str(ck.directory), ck.storage_options),
-            partial(check_apart, sources, sinks, f"{plain_url(str(ck.directory))}/{self.name}"),
+            partial(check_disjoint, sources, sinks, f"{plain_url(str(ck.directory))}/{self.name}"),
             self._plan.check_sinks,
         ]
 

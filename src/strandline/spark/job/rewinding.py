@@ -63,7 +63,7 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     Raises ConfigurationError if Kafka has lost rows or files are missing after it, or if files would be read twice.
     """
     manifest = origin.manifest
-    files = read_progress(origin.folder, manifest, start, own=origin.is_own)
+    files = read_progress(origin.folder, manifest, start, of_this_job=origin.is_own)
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
     source = b.plan.sources.query(names)

@@ -14,7 +14,7 @@ from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import EpochFrames
 from strandline.spark.sinks.base import Sink, committables_of, kind_of
-from strandline.spark.sinks.blame import named
+from strandline.spark.sinks.sink_errors import name_error
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Staging:
             try:
                 written = sink.write(rows, epoch)
             except Exception as error:
-                raise named(error, name, epoch) from error
+                raise name_error(error, name, epoch) from error
             staged += [(name, text) for text in committables_of(name, written)]
         return staged
 

@@ -27,7 +27,7 @@ from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
-from strandline.spark.sinks.files import FileSink, left_by
+from strandline.spark.sinks.files import FileSink, sink_for_pending
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import ChangedFiles
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
@@ -174,7 +174,9 @@ class Starting:
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():
-            removed = None if name in b.options.drop else left_by(name, texts, self._preparation.sinks.values())
+            removed = (
+                None if name in b.options.drop else sink_for_pending(name, texts, self._preparation.sinks.values())
+            )
             if removed is not None:
                 owned.check()
                 removed.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))

@@ -32,8 +32,8 @@ from strandline.spark.lower.nodes import lower_node
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
-from strandline.spark.sinks.blame import named
 from strandline.spark.sinks.simple import NoopSink
+from strandline.spark.sinks.sink_errors import name_error
 from strandline.spark.streams.frames import FrameStep, probe_of
 from strandline.spark.streams.stream import Output
 
@@ -95,7 +95,7 @@ class Plan:
                             empty = no_rows(self.sources.session, schema)
                         sink.try_out(empty)
                 except Exception as error:
-                    raise named(error, name) from None
+                    raise name_error(error, name) from None
 
     def keep(self, uids: Collection[str]) -> bool:
         """Pin these operators' output, so that it is computed in full; return False if all of it is pinned already."""

@@ -1,9 +1,9 @@
-"""Sinks: where results go, and when they become visible.
+"""Sinks: the destinations of results, and when results become visible there.
 
 `files`, `memory`, and `postgres` and `sqlite` for tables of databases, show results exactly once, with the checkpoint
 that holds them. All others, and `files` with `visibility="epoch"`, show them at least once, because epochs after the
-last checkpoint are repeated after a failure. Your own derive from `Sink`, may write on the executors with
-`write_tasks`, and are put on trial by `strandline.testing.sinks.conformance`.
+last checkpoint are repeated after a failure. Other sinks derive from `Sink`, may write on the executors with
+`write_tasks`, and are tested by `strandline.testing.sinks.conformance`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -61,13 +61,13 @@ _FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Say what there is, for a sink that is not there."""
-        there = [known for known in __all__ if known.islower() and known != "write_tasks"]
+        """Raise AttributeError with the existing sinks, for one that does not exist."""
+        existing = [known for known in __all__ if known.islower() and known != "write_tasks"]
         if name in _FORMATS:
             instead = f"write sinks.files(path, format={name!r})"
         else:
             instead = (
-                f"there are {', '.join(there)}; what Spark writes in batches, foreach_batch does: "
+                f"there are {', '.join(existing)}; foreach_batch uses Spark's batch writers: "
                 f"sinks.foreach_batch(lambda df, epoch: df.write.format({name!r}).mode('append').save())"
             )
         raise AttributeError(f"there is no sink {name!r}: {instead}", name=name)

@@ -1,4 +1,4 @@
-"""What a sink is to the engine: it stages an epoch, commits with a checkpoint, and recovers after a restore."""
+"""The interface of sinks: they stage an epoch, commit with a checkpoint, and recover after a restore."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from strandline.storage.place import Place
 Visibility = Literal["checkpoint", "epoch"]
 
 Committables = str | list[str] | None
-"""What a sink has staged of an epoch: one for all of it, one from each task, or nothing that waits for a commit."""
+"""The staged parts of an epoch: one for all rows, one from each task, or None if nothing needs a commit."""
 
 
 @dataclass(frozen=True)
 class SinkContext:
-    """The run a sink works for."""
+    """The run that a sink works for."""
 
     spark: SparkSession
     job: str
     life: str
-    """Names the job's life from its very first start: a job made anew in the same place has another."""
+    """The id of the job's life, from its first start: a job that begins anew in the same place has another."""
     generation: Generation
     sink: str
     fsync: bool = True
-    """Whether what is staged and shown must outlast a power failure of this machine."""
+    """Whether staged and visible files must survive a power failure of this machine."""
     begins: str = ""
-    """Where the run begins, in words behind the job's name: "starts afresh in …", "goes on from checkpoint 17 of …"."""
+    """The begin of the run, in words after the job's name: "starts afresh in …", "goes on from checkpoint 17 of …"."""
     from_life: str = ""
-    """Where a snapshot is restored: the life that it is of. What that life had shown by then does not come again."""
+    """The life of the restored snapshot, if any. Rows that it had shown by then do not come again."""
     from_epoch: int = 0
-    """Of which epoch the snapshot is."""
+    """The epoch of the snapshot."""
     staging: Place | None = None
-    """Where rows may wait until they are delivered: all machines of the job reach it."""
+    """Storage for rows that wait for delivery, which all machines of the job reach."""
     beside: frozenset[str] | None = None
-    """The names of all of the job's sinks that write to this sink's path, its own among them; None: not known."""
+    """The names of all the job's sinks that write to this sink's path, with this sink's; None if unknown."""
     gone: frozenset[str] = frozenset()
-    """Where the job goes back: the names of sinks that wrote to this destination since, and do not any more."""
+    """If the job goes back: the names of sinks that wrote to this destination since, and no longer exist."""
 
     @property
     def identity(self) -> str:
-        """Names this sink of this job among all that write to the same place."""
+        """The id of this sink of this job, unique in its destination."""
         return self.identity_of(self.sink)
 
     def identity_of(self, sink: str) -> str:
-        """Return what names another sink of this life of the job."""
+        """Return the id of another sink of this life of the job."""
         return hashlib.sha256(f"{self.life}\n{self.job}\n{sink}".encode()).hexdigest()[:32]
 
 
 class Sink(ABC):
-    """A place for results. Derive from it to write your own; every step may be repeated and must be idempotent."""
+    """A destination of results. Derive a class for another one. Steps may be repeated: make each idempotent."""
 
     patience_s: float = 5.0
-    """For how long a commit may wait for what rows go to, where a sink waits at all: the job's next checkpoint does."""
+    """Time for which a commit may wait for an unavailable destination. The job's next checkpoint waits as well."""
     start_patience_s: float = 30.0
-    """And for how long a start may."""
+    """Time for which a start may wait."""
     takes_back = True
-    """Whether `recover` takes back what later checkpoints have shown; if not, a warning says so."""
+    """Whether `recover` takes back rows that later checkpoints have shown; if not, the job logs a warning."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
     destination: str = ""
-    """Where rows go, in words that are the same at each start: what a sink without a name is compared by."""
+    """The destination, in words that are the same at each start: they identify a sink without a name."""
 
     def __init__(self, *, name: str | None = None, visibility: Visibility = "epoch") -> None:
         if visibility not in ("checkpoint", "epoch"):
@@ -82,37 +82,37 @@ class Sink(ABC):
         self.visibility: Visibility = visibility
 
     def try_out(self, empty: DataFrame) -> None:  # noqa: B027
-        """Before the job starts: raise ConfigurationError for what would fail in each epoch.
+        """Before the job starts: raise ConfigurationError for a failure that each epoch would cause.
 
-        `empty` has the columns that `write` will be given, and no rows. Nothing may be left of what is tried.
+        `empty` has the columns of later epochs, and no rows. Leave no traces.
         """
 
     def _begin_anew(self) -> None:  # noqa: B027
-        """A program starts the job, with this object: what earlier runs of the process knew does not count."""
+        """A program starts the job with this object: forget the state of earlier runs in this process."""
 
     def check(self, context: SinkContext) -> None:  # noqa: B027
-        """Raise ConfigurationError if the sink cannot begin, touching nothing: whatever runs is not disturbed by it.
+        """Raise ConfigurationError if the sink cannot begin. Change nothing: another driver may still run.
 
-        The run has no generation yet, and no `life` if a new one begins with it. What is new since may be seen in
-        `recover`.
+        The run has no generation yet, and no `life` if a new one begins with it. Rows of that driver may still come
+        before `recover`.
         """
 
     def open(self, context: SinkContext) -> None:  # noqa: B027
-        """Get ready for a run, the first or one after a failure."""
+        """Prepare for a run, the first or one after a failure."""
 
     @abstractmethod
     def write(self, df: DataFrame, epoch: Epoch) -> Committables:
-        """Write an epoch's rows; return what `commit` needs to make them visible: nothing if they already are.
+        """Write an epoch's rows; return the committables with which `commit` shows them: None if they are visible.
 
-        No two that a checkpoint lists may be the same. `write_tasks` gathers one from each task that writes on an
-        executor. An epoch may be written again in the same run: what was staged of it before is in no checkpoint.
+        Committables must be unique. `write_tasks` gathers one from each task that writes on an executor. An epoch may
+        be written again in the same run: no checkpoint lists what was staged before.
         """
 
     def commit(self, pending: Sequence[str]) -> Sequence[str] | None:
         """Make staged rows visible, in this order. Called once the checkpoint that lists them is published.
 
-        Those that cannot be shown now, since what they go to is away, may be returned: they are listed by the next
-        checkpoints, too, and come again.
+        May return committables that cannot be shown now, since the destination is unavailable: the next checkpoints
+        list them as well, and they come again.
 
         Committables may come again, here and in `recover`. Runs in another thread than `write`, and at the same time.
         """
@@ -121,48 +121,45 @@ class Sink(ABC):
         return None
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str] | None:
-        """After a restore: commit what the checkpoint lists as pending, forget everything later than `epoch`.
+        """After a restore: commit the pending committables of the checkpoint, and forget all epochs after `epoch`.
 
-        The last of `pending` is what `reached` gave, if it gave anything.
+        The last of `pending` is the result of `reached`, if it was not None.
 
-        What older generations have staged besides is in no checkpoint: only now, since a run that ends does not know
-        whether its last one was published. Nothing that they do from now on may show.
-        `fresh`: there was no checkpoint of this life; the job begins, behind `epoch` where it begins with a snapshot of
-        another job, and nothing that is visible belongs to it. A start that has come this far may come again.
-        What cannot be shown now may be returned, as by `commit`: the run goes on with it.
+        Delete all else that older generations have staged: no checkpoint lists it. A run cannot do that when it ends,
+        since it does not know whether its last checkpoint was published. Older generations must not show rows any more.
+        `fresh`: there was no checkpoint of this life; the job begins, after `epoch` if it begins with a snapshot of
+        another job, and no visible rows belong to it. A start may fail after this call, and come again.
+        May return committables that cannot be shown now, as `commit` does: the run goes on with them.
         """
         return self.commit(pending)
 
     def reached(self) -> str | None:
-        """Return how far the sink has come in what it writes to, in any thread: each checkpoint lists it for `recover`.
+        """Return the sink's progress in its destination, in any thread: each checkpoint lists it for `recover`.
 
-        What it writes to may be put back to an older state, and what is missing then is in no checkpoint any more.
+        With it, `recover` detects a destination that was put back to an older state, and lacks rows for good.
         """
         return None
 
     def tidy(self, epoch: Epoch) -> None:  # noqa: B027
-        """Every sink of the job has recovered: take back what others, which it has no more, have shown after `epoch`.
-
-        The job goes on, and a sink that was renamed, or taken out, is not there to do it.
-        """
+        """After all sinks have recovered: take back rows of renamed or removed sinks of the job after `epoch`."""
 
     def status(self) -> SinkStatus | None:
-        """Return what is delivered and what waits, in any thread; None if that says nothing of this sink."""
+        """Return the counts of delivered and waiting rows, in any thread; None for sinks without them."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the run held, if it was opened."""
+        """Release the run's resources, if the sink was opened."""
 
 
 def kind_of(sink: Sink) -> str:
-    """Return which of the package's sinks it is, or is derived from: committables of another kind are not its own."""
-    ours = next(each for each in type(sink).__mro__ if each.__module__.startswith("strandline."))
-    return ours.__name__.removesuffix("Sink").lower()
+    """Return the kind of a sink, from its first class in this package: other kinds have other committables."""
+    kind = next(each for each in type(sink).__mro__ if each.__module__.startswith("strandline."))
+    return kind.__name__.removesuffix("Sink").lower()
 
 
 def committables_of(sink: str, written: Committables) -> list[str]:
-    """Return what a sink's `write` gave as a list; raise ConfigurationError if it is something else."""
-    found = written if isinstance(written, list) else [] if written is None else [written]
-    if not all(isinstance(text, str) for text in found):
-        raise ConfigurationError(f"sink '{sink}': write gave {found!r:.300}, expected strings")
-    return found
+    """Return the result of a sink's `write` as a list; raise ConfigurationError if it is something else."""
+    texts = written if isinstance(written, list) else [] if written is None else [written]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError(f"sink '{sink}': write returned {texts!r:.300}, expected strings")
+    return texts

@@ -1,4 +1,4 @@
-"""Sinks into tables of databases, PostgreSQL and SQLite: rows of one key are always delivered in one lane."""
+"""Sinks into tables of databases, PostgreSQL and SQLite. Rows of one key are always in the same lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.core.urls import check_local_path
-from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.arguments import check_column, check_columns
 from strandline.ends.postgres.shape import DatabaseTarget, Shape
 from strandline.ends.postgres.target import PostgresTarget
 from strandline.ends.sqlite import SqliteTarget
@@ -20,7 +20,7 @@ from strandline.spark.sinks.transactional import Transactional, TransactionalOpt
 
 
 class DatabaseSink(Transactional):
-    """Write rows into a table exactly once; made by `sinks.postgres` and `sinks.sqlite`."""
+    """Write rows into a table exactly once; created by `sinks.postgres` and `sinks.sqlite`."""
 
     def __init__(
         self, target: DatabaseTarget, *, writers: int | None = None, **options: Unpack[TransactionalOptions]
@@ -50,28 +50,28 @@ def postgres(
 ) -> PostgresSink:
     """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
 
-    `dsn` is libpq's: "postgresql://user@host/database", or a function that gives it, as where passwords change. The
-    column names of the rows are those of the table. Without a `key`, rows are appended. With one, a row takes the place
-    of that with the same key, and where the boolean column `delete` is true, its row goes.
+    `dsn` is libpq's: "postgresql://user@host/database", or a function that returns it, for passwords that change. The
+    column names of the rows are those of the table. Without a `key`, rows are appended. With one, a row replaces the
+    row with the same key, and deletes it if the boolean column `delete` is true.
 
-    Rows of one key are written in their order; `writers=4` spreads keys over four connections. Without a key, each
-    partition writes on its own; `writers=1` has one transaction for all. `create=True` makes a table that is not there.
-    How far the sink came is in the table `record`, which is made when it is missing. A transaction that takes longer
-    than `timeout` is given up and tried again. `options` are those of `sinks.Transactional`: `name`, `staging`,
-    `on_error`, `dead_letters`, `storage_options`.
+    Rows of one key are written in order; `writers=4` spreads keys over four connections. Without a key, all partitions
+    write in parallel; `writers=1` has one transaction for all. `create=True` creates a missing table. The sink's
+    progress is in the table `record`, which is created if missing. A transaction that takes longer than `timeout` is
+    aborted and tried again. `options` are those of `sinks.Transactional`: `name`, `staging`, `on_error`,
+    `dead_letters`, `storage_options`.
     """
     what = "sinks.postgres()"
-    shape = shape_of(what, table, key, delete)
+    shape = check_shape(what, table, key, delete)
     check_name(what, "record", record)
     check_flag(what, "create", create)
-    count = writers_of(what, writers, shape)
+    count = check_writers(what, writers, shape)
     limit = parse_duration_ms(timeout, f"{what}: timeout")
     if limit < 1000:
         raise ConfigurationError(
             f"{what}: timeout is {timeout!r}, expected at least a second", hint="write it like '60s'"
         )
     target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=limit)
-    return PostgresSink(target, writers=count, **checked_options(what, options))
+    return PostgresSink(target, writers=count, **check_option_names(what, options))
 
 
 class PostgresSink(DatabaseSink):
@@ -94,7 +94,7 @@ def sqlite(
     """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.
 
     The database is a file on the driver's machine, which alone writes to it. Options are those of `sinks.postgres`;
-    `create=True` makes the file, too. Decimals, dates and times are kept as text, nested values as JSON.
+    `create=True` also creates the file. Decimals, dates and times are stored as text, nested values as JSON.
     """
     what = "sinks.sqlite()"
     if not isinstance(path, str | Path) or not str(path).strip() or "://" in str(path) or str(path) == ":memory:":
@@ -103,12 +103,12 @@ def sqlite(
             hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
         )
     check_local_path(f"{what}: path", path)
-    shape = shape_of(what, table, key, delete)
+    shape = check_shape(what, table, key, delete)
     check_name(what, "record", record)
     check_flag(what, "create", create)
     limit = parse_duration_ms(timeout, f"{what}: timeout")
     target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=limit)
-    return SqliteSink(target, **checked_options(what, options))
+    return SqliteSink(target, **check_option_names(what, options))
 
 
 class SqliteSink(DatabaseSink):
@@ -117,20 +117,20 @@ class SqliteSink(DatabaseSink):
     made_by = "sinks.sqlite()"
 
 
-def shape_of(what: str, table: str, key: str | Sequence[str] | None, delete: str | None) -> Shape:
-    """Return what a program has given, checked."""
+def check_shape(what: str, table: str, key: str | Sequence[str] | None, delete: str | None) -> Shape:
+    """Return the shape of the table, from checked arguments."""
     check_name(what, "table", table)
-    names = columns_of(what, "key", key)
+    names = check_columns(what, "key", key)
     check_column(what, "delete", delete)
     if delete is not None and not names:
         raise ConfigurationError(
             f"{what}: delete='{delete}' needs key=[…]",
-            hint="rows are deleted by their keys: say which columns those are",
+            hint="rows are deleted by their keys: say which columns are the key",
         )
     if delete in names:
         raise ConfigurationError(
             f"{what}: the column '{delete}' is in key=, and is that of delete=",
-            hint="rows are found by their key, and a boolean besides says which of them go",
+            hint="the key identifies a row, and another column, a boolean, marks the rows to delete",
         )
     return Shape(table, names, delete)
 
@@ -143,35 +143,35 @@ def check_name(what: str, option: str, name: Any) -> None:
         )
 
 
-def check_flag(what: str, option: str, given: Any) -> None:
-    """Raise ConfigurationError unless this is yes or no."""
-    if not isinstance(given, bool):
-        raise ConfigurationError(f"{what}: {option} is {given!r:.200}, expected True or False")
+def check_flag(what: str, option: str, value: Any) -> None:
+    """Raise ConfigurationError unless this is a boolean."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what}: {option} is {value!r:.200}, expected True or False")
 
 
-def checked_options(what: str, options: TransactionalOptions) -> TransactionalOptions:
-    """Return these, if there are such options."""
+def check_option_names(what: str, options: TransactionalOptions) -> TransactionalOptions:
+    """Return the options; raise TypeError for an unknown name."""
     known = TransactionalOptions.__annotations__
     for name in options:
         if name not in known:
             raise TypeError(
-                f"{what} got an unexpected keyword argument '{name}'; besides its own there are {', '.join(known)}"
+                f"{what} got an unexpected keyword argument '{name}'; further options are {', '.join(known)}"
             )
     return options
 
 
-def writers_of(what: str, writers: int | None, shape: Shape) -> int | None:
-    """Return how many lanes there are: one where rows replace each other unless told, else one for each partition."""
+def check_writers(what: str, writers: int | None, shape: Shape) -> int | None:
+    """Return the number of lanes: by default, one with a key, or None for one lane for each partition."""
     if writers is not None and (not isinstance(writers, int) or isinstance(writers, bool) or writers < 1):
         raise ConfigurationError(
             f"{what}: writers is {writers!r:.200}, expected a number from 1",
-            hint="leave it out, or say how many connections write",
+            hint="leave it out, or set the number of connections",
         )
     if shape.key:
         return writers or 1
     if writers is not None and writers > 1:
         raise ConfigurationError(
             f"{what}: writers={writers} needs key=[…]",
-            hint="without a key, each partition writes at the same time; writers=1 has one write all of them",
+            hint="without a key, all partitions write at the same time; with writers=1, one connection writes all rows",
         )
     return writers

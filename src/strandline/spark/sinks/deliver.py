@@ -1,4 +1,4 @@
-"""Delivery by a function, for what has no transactions: HTTP, a queue. At least once, with a stable id for each row."""
+"""Delivery by a function, to systems without transactions: HTTP, a queue. At least once, with an id for each row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strandline.core.errors import ConfigurationError, FencedError
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.ends.target import Connection, Rows, Target, Writer
 from strandline.plan.callables import call, check_function, check_shippable, name_of
-from strandline.spark.sinks.blame import raised, users_lines
+from strandline.spark.sinks.sink_errors import function_error, user_lines
 from strandline.spark.sinks.transactional import Transactional
 
 _LONGEST_PAUSE_S = 10.0
@@ -28,14 +28,14 @@ Deliver = Callable[[list[Row], list[str]], Any]
 class DeliverSink(Transactional):
     """Call `function(rows, ids)` for rows that a checkpoint has, on the executors, until it returns: at least once.
 
-    `ids` names each row, and is the same whenever the row comes again, in this run or a later one: give it to what you
-    call as an idempotency key. At most `batch_size` rows come at once, in order within a partition. An error is tried
-    again `attempts` times, with growing pauses from `pause` on; then it ends the job, unless `on_error` says otherwise.
-    Errors that are in `passing` never do: the rows wait, and the job goes on, for as long as it takes.
+    `ids` has an id for each row, the same at each repetition, in this run or a later one: use it as an idempotency key.
+    At most `batch_size` rows come at once, in order within a partition. After an error, the call is tried up to
+    `attempts` times, with growing pauses from `pause` on; then the error ends the job, unless `on_error` prevents it.
+    Errors in `passing` never end the job: the rows wait, and the job goes on, for as long as it takes.
     """
 
     made_by = "sinks.deliver()"
-    # Of what all calls of a process share, as a connection, threads would make use at once.
+    # Threads would share the function's state, such as a connection.
     in_threads = False
 
     def __init__(
@@ -67,12 +67,12 @@ class DeliverSink(Transactional):
             )
         pause_s = parse_duration_ms(pause, f"{where}: pause") / 1000
         super().__init__(
-            _Called(function, batch_size, attempts, pause_s, tuple(passing), on_error == "fail"),
+            _FunctionTarget(function, batch_size, attempts, pause_s, tuple(passing), on_error == "fail"),
             name=name, staging=staging, on_error=on_error, dead_letters=dead_letters, storage_options=storage_options,
         )  # fmt: skip
 
 
-class _Called(Target):
+class _FunctionTarget(Target):
     refusing = (Exception,)
 
     def __init__(
@@ -81,24 +81,24 @@ class _Called(Target):
     ) -> None:  # fmt: skip
         self.function, self.attempts, self.pause_s, self.passing = function, attempts, pause_s, passing
         self.ends = ends
-        """Whether what it raises ends the job; else rows are tried in halves, to find the one that it is for."""
-        # How far it came is on record after each call.
+        """Whether its errors end the job; otherwise a bisection finds the row that causes one."""
+        # The mark is recorded after each call.
         self.max_rows = batch_size
         name = getattr(function, "__qualname__", "<lambda>")
-        # Two lambdas have one name.
+        # All lambdas have the same name.
         self.destination = "" if "<lambda>" in name else f"function {function.__module__}.{name}"
 
     def claim(self, writer: Writer) -> None:
         folder = folder_at(writer.storage)
-        _note(folder, f"{writer.sink}/claims", _claim(writer), _check_claim(folder, writer))
+        _record(folder, f"{writer.sink}/claims", _claim(writer), _check_claim(folder, writer))
 
     def connect(self, writer: Writer, lane: int) -> Connection:
-        return _Calling(self, writer, lane)
+        return _FunctionLane(self, writer, lane)
 
 
 @dataclass
-class _Calling(Connection):
-    target: _Called
+class _FunctionLane(Connection):
+    target: _FunctionTarget
     writer: Writer
     lane: int
 
@@ -111,14 +111,14 @@ class _Calling(Connection):
 
     def write_rows(self, rows: Rows, since: str | None, mark: str) -> None:
         _check_claim(self._folder, self.writer)
-        made = Row(*rows.batches[0].schema.names)
-        columns = ([c.to_pylist() for c in batch.columns] for batch in rows.batches)
-        self._call([made(*values) for found in columns for values in zip(*found, strict=True)], rows.ids)
-        _note(self._folder, self._path, mark, since)
+        make_row = Row(*rows.batches[0].schema.names)
+        batches = ([c.to_pylist() for c in batch.columns] for batch in rows.batches)
+        self._call([make_row(*values) for columns in batches for values in zip(*columns, strict=True)], rows.ids)
+        _record(self._folder, self._path, mark, since)
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
-        assert not batches, "rows come with their names"
-        _note(self._folder, self._path, mark, since)
+        assert not batches, "rows need ids: call write_rows"
+        _record(self._folder, self._path, mark, since)
 
     def _call(self, rows: list[Row], ids: list[str]) -> None:
         target, pause_s = self.target, self.target.pause_s
@@ -126,7 +126,7 @@ class _Calling(Connection):
         what = f"{self.writer.label}: its function {name_of(target.function)}"
         for attempt in range(1, attempts + 1):
             try:
-                # Lists of its own: what it takes out of them comes again, too.
+                # Copies: the function may change its lists, and a next attempt needs all rows.
                 call(what, target.function, list(rows), list(ids))
                 return
             except ConfigurationError:
@@ -138,7 +138,7 @@ class _Calling(Connection):
                     if not target.ends:
                         raise
                     where = f"{what}, called {attempts} times with {len(rows)} rows,"
-                    raise raised(where, error, users_lines(error.__traceback__)) from error
+                    raise function_error(where, error, user_lines(error.__traceback__)) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -148,24 +148,24 @@ def _claim(writer: Writer) -> str:
 
 
 def _check_claim(folder: Folder, writer: Writer) -> str | None:
-    """Return the newest claim; raise FencedError if it is that of a newer run."""
+    """Return the newest claim; raise FencedError if it belongs to a newer run."""
     newest = _newest(folder, f"{writer.sink}/claims")
     if newest is not None and newest > _claim(writer):
-        raise FencedError(f"{writer.label}: a newer driver of the job is at work")
+        raise FencedError(f"{writer.label}: a newer driver of the job is running")
     return newest
 
 
-# A record is the greatest name in a folder, so that a task of an older run that comes late does not set it back.
+# A record is the greatest name in a folder, so that a late task of an older run does not set it back.
 
 
 def _newest(folder: Folder, path: str) -> str | None:
     below = f"{path}/"
-    found = (info.path for info in folder.list(below))
-    return max((each.removeprefix(below) for each in found if each.startswith(below)), default=None)
+    paths = (info.path for info in folder.list(below))
+    return max((path.removeprefix(below) for path in paths if path.startswith(below)), default=None)
 
 
-def _note(folder: Folder, path: str, name: str, before: str | None = None) -> None:
-    """Put a name on record, in place of the one before."""
+def _record(folder: Folder, path: str, name: str, before: str | None = None) -> None:
+    """Record a name, in place of the one before."""
     folder.put(f"{path}/{name}", b"")
     if before is not None and before < name:
         folder.delete([f"{path}/{before}"])

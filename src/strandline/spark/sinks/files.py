@@ -1,9 +1,9 @@
 """Files in any Spark format, visible exactly once: staged for each epoch, renamed into place with the checkpoint.
 
-Staged files lie in `{path}/_strandline/{identity}/g{generation}/epoch-{n}`, which readers pass over because of the
-underscore. A committed file's name begins with its epoch and the sink's identity, so that a restore to an older
-checkpoint can take back what came later. What was shown is on record beside the staged files (`visibility_log.py`): a
-consumer may take visible files at any moment.
+Staged files are in `{path}/_strandline/{identity}/g{generation}/epoch-{n}`, which readers skip because of the
+underscore. A visible file's name begins with its epoch and the sink's identity, so that a restore to an older
+checkpoint can delete later files. The record of shown epochs is beside the staged files (`visibility_log.py`), since
+consumers may move visible files at any time.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from strandline.ends.committables import decode_committables
 from strandline.spark.base.filesystem import FileSystem, absolute, open_filesystem
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.foreign_outputs import check_not_sparks, check_others
+from strandline.spark.sinks.foreign_outputs import check_foreign, check_spark_metadata
 from strandline.spark.sinks.objects import ObjectFormat, stage
 from strandline.spark.sinks.output_directory import OutputDirectory
-from strandline.spark.sinks.visibility_log import LISTED, Committable
+from strandline.spark.sinks.visibility_log import COMMITTABLES, Committable
 
 _WRITE_ALL = ("json", "parquet", "orc")
-"""Formats that write columns of every type which programs have with them, whatever their rows."""
+"""Formats that write columns of all ordinary types."""
 _ORDINARY = (
     StringType, BinaryType, BooleanType, IntegralType, FractionalType, DateType, TimestampType, TimestampNTZType,
 )  # fmt: skip
 _NO_OPTIONS = ("partitionby", "bucketby", "sortby", "clusterby", "mode", "path")
-"""What Spark's writer is told in other ways than by options, without the underscores."""
+"""Settings of Spark's writer that are not options, without underscores."""
 _TRIED: set[tuple[int, str, str, str]] = set()
 log = logging.getLogger(__name__)
 
 Existing = Literal["refuse", "keep", "replace"]
-"""What becomes of rows of another life that are there when a job begins."""
+"""The treatment of rows of another life that exist when a job begins."""
 _NOTHING_BESIDE = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-"""Only rows are ever shown."""
+"""The sink shows only files with rows."""
 _NO_CHECKSUMS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
-"""Files of checksums are not shown either; for each file that it makes here, Hadoop starts a process, `chmod`."""
+"""The sink shows no checksum files. With this class, Hadoop starts no `chmod` process for each file."""
 
 
 class FileSink(Sink):
@@ -69,19 +69,19 @@ class FileSink(Sink):
 
     With `visibility="checkpoint"` (the default) rows appear when the checkpoint after them completes, each exactly
     once and each file in one step: a reader never sees partial, duplicate or lost rows, though it may see the files
-    of one checkpoint one after the other. With `visibility="epoch"` they appear at once, at least once.
+    of one checkpoint one after the other. With `visibility="epoch"` they appear immediately, at least once.
 
-    Visible files are the reader's: it may move or delete them at any time. The `_strandline` folder is the job's.
-    A job that begins in a directory that holds rows of another life, its own before it began anew or another job's, is
-    refused. `existing="keep"` leaves them beside its own; `existing="replace"` deletes them when it starts, and does
-    nothing when it goes on. What is not Strandline's stays in any case.
+    Readers may move or delete visible files at any time. The `_strandline` folder belongs to the job.
+    A job is refused if it begins in a directory with rows of another life: its own before it began anew, or another
+    job's. `existing="keep"` leaves them beside its rows; `existing="replace"` deletes them when the job begins, but not
+    when it goes on. Other files stay in any case.
 
-    While the job is stopped, the directory may be moved as a whole, and its new path given; or another path alone,
-    as long as the old directory is there at the next start.
+    While the job is stopped, the directory may be moved as a whole, and its new path set here. Another path may also be
+    set without a move, as long as the old directory exists at the next start.
 
-    In object storage (`s3://`, `gs://`, `az://`, or any url with `storage_options`) tasks of ours write parquet, json,
-    csv, orc or text, and a staged object is shown by a copy within the storage. `storage_options` are as for
-    checkpoints (`endpoint`, `access_key_id`, …); what is missing comes from the environment.
+    In object storage (`s3://`, `gs://`, `az://`, or any url with `storage_options`) the job's tasks write parquet,
+    json, csv, orc or text, and the sink shows a staged object by a copy within the storage. `storage_options` are those
+    of checkpoints (`endpoint`, `access_key_id`, …); missing ones come from the environment.
     """
 
     destination = "the directories that committables name"
@@ -104,8 +104,8 @@ class FileSink(Sink):
             if option.lower().replace("_", "") in _NO_OPTIONS:
                 raise ConfigurationError(
                     f"sinks.files({path!r}): '{option}' is no option of a file format, and would be ignored: the sink "
-                    "itself says which files there are, each with rows of one epoch",
-                    hint="leave it out; for a directory a value, send stream.where(…) to a sink for each",
+                    "itself divides rows into files, each with rows of one epoch",
+                    hint="leave it out; for one directory per value, use one sink per value, with stream.where(…)",
                 )
         self.existing = existing
         self.path = absolute(path)
@@ -125,20 +125,20 @@ class FileSink(Sink):
             return
         if self.format in _WRITE_ALL and not self.options and all(map(_is_ordinary, columns.fields)):
             return
-        # Of a session, since it may know other formats than another.
+        # For each session: sessions may have different formats.
         tried = id(spark.sparkContext), self.format, repr(sorted(self.options.items())), columns.json()
         if tried in _TRIED:
             return
         with tempfile.TemporaryDirectory(prefix="strandline-try-") as scratch:
-            # Where a format wants no rows at all, it has its own ideas of what to look at: Spark itself is asked.
+            # Let Spark write no rows: formats have their own checks.
             empty.write.format(self.format).options(**self.options).mode("overwrite").save(f"file://{scratch}/out")
         _TRIED.add(tried)
 
     def check(self, context: SinkContext) -> None:
         files = open_filesystem(context.spark, self.path, options=self._storage)
-        check_not_sparks(files, self.path, context)
+        check_spark_metadata(files, self.path, context)
         if self.existing == "refuse":
-            check_others(files, self.path, context)
+            check_foreign(files, self.path, context)
 
     def open(self, context: SinkContext) -> None:
         place = OutputDirectory(context, self.path, self._storage)
@@ -156,42 +156,42 @@ class FileSink(Sink):
         if not names:
             files.delete(directory)
             return None
-        # Spark does not: without it, a checkpoint could outlast the rows that it lists.
+        # Spark does not sync: after a power failure, a checkpoint could list lost rows.
         files.sync(directory, names)
         failpoints.hit("sink.staged")
         staged = Committable(self.path, place.run.generation, epoch, directory, names)
         if self.visibility == "epoch":
-            place.show_at_once(staged)
+            place.show_now(staged)
             return None
         return msgspec.json.encode(staged).decode()
 
     def commit(self, pending: Sequence[str]) -> None:
         places = {self.path: self._place}
-        found: dict[str, list[Committable]] = {}
-        for staged in decode_committables(pending, LISTED, f"sink {self.path}"):
-            found.setdefault(self._find(staged, places), []).append(staged)
-        for root, epochs in found.items():
+        by_root: dict[str, list[Committable]] = {}
+        for staged in decode_committables(pending, COMMITTABLES, f"sink {self.path}"):
+            by_root.setdefault(self._find(staged, places), []).append(staged)
+        for root, epochs in by_root.items():
             places[root].show(epochs)
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         place = self._place
         if fresh:
             place.check_fresh(epoch)
-        # 0. The job begins here: what others have left is not to be there, if that is wanted.
-        for other in place.replace_others() if self.existing == "replace" else ():
+        # 0. Delete files of other lives, if the job begins here with existing="replace".
+        for other in place.delete_foreign() if self.existing == "replace" else ():
             log.warning("sink %s: existing='replace': deleted %s", self.path, other.text(place.run.job))
-        # 1. What the checkpoint lists is shown, unless it was before.
+        # 1. Show the epochs that the checkpoint lists, unless they were shown before.
         self.commit(pending)
-        # 2. Staged by runs that are over, after the checkpoint: never to be shown.
-        place.forget_staged()
-        # 3. Shown after the checkpoint: to be shown again.
+        # 2. Delete epochs that older runs have staged after the checkpoint.
+        place.delete_staged()
+        # 3. Take back epochs that were shown after the checkpoint: they come again.
         if not fresh and self.visibility == "checkpoint":
             place.take_back(epoch)
-        # 4. From here on the run's own epochs count.
+        # 4. Record the begin of the run.
         place.begin(epoch)
 
     def _save(self, df: DataFrame, files: FileSystem, directory: str, epoch: Epoch) -> list[str]:
-        """Have Spark write an epoch's rows into a directory; return the names of the files."""
+        """Let Spark write an epoch's rows into a directory; return the names of the files."""
         where = files.for_spark(directory)
         df.write.format(self.format).options(**{**self._hadoop, **self.options}).mode("overwrite").save(where)
         if not files.exists(directory):
@@ -207,7 +207,7 @@ class FileSink(Sink):
         return ObjectFormat(self.format, {key.lower(): _text_of(value) for key, value in self.options.items()})
 
     def tidy(self, epoch: Epoch) -> None:
-        self._place.forget_gone(epoch)
+        self._place.clean_removed(epoch)
 
     @property
     def _place(self) -> OutputDirectory:
@@ -215,26 +215,26 @@ class FileSink(Sink):
         return self._opened
 
     def _find(self, staged: Committable, places: dict[str, OutputDirectory]) -> str:
-        """Return the root below which an epoch is; staged files and records move along with their directory."""
+        """Return the root of an epoch. Staged files and records move with their directory."""
         place = self._place
         if place.knows(staged):
             return self.path
-        # Another path was given, and the old directory left where it was.
+        # The path was changed, and the old directory was not moved.
         if staged.root not in places:
             places[staged.root] = OutputDirectory(place.run, staged.root, self._storage)
         if places[staged.root].knows(staged):
             return staged.root
-        place.records.check_alone()
+        place.records.check_sole_writer()
         elsewhere = f", nor below {staged.root}, where it was staged" if staged.root != self.path else ""
         raise CorruptionError(
-            f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is not there, "
-            f"and nothing on record says that they were{elsewhere}",
-            hint="bring the directory back, or move it as a whole, with its _strandline folder, and give the new path; "
+            f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is missing, "
+            f"and no record says that they were shown{elsewhere}",
+            hint="bring the directory back, or move it as a whole, with its _strandline folder, and set the new path; "
             f"without it, {BEGIN_ANEW}",
         )
 
     def _is_empty(self, local: Path | None, name: str, size: int) -> bool:
-        """Spark writes one file even for no rows at all; nobody needs it."""
+        """Whether this is the file that Spark writes even for no rows."""
         if not name.startswith("part-00000"):
             return False
         if self.format == "parquet" and local is not None:
@@ -243,15 +243,15 @@ class FileSink(Sink):
 
 
 def _text_of(option: Any) -> str:
-    """Return an option's value as Spark takes it."""
+    """Return an option's value as text for Spark."""
     return str(option).lower() if isinstance(option, bool) else str(option)
 
 
-def left_by(name: str, pending: Sequence[str], others: Iterable[Sink] = ()) -> FileSink | None:
-    """Return a sink that shows what a file sink has left to be shown, which the program does not have any more.
+def sink_for_pending(name: str, pending: Sequence[str], others: Iterable[Sink] = ()) -> FileSink | None:
+    """Return a sink that shows the pending epochs of a file sink which the program no longer has.
 
-    It reaches its storage as those of the others that are in the same one. None if it was another sink's: only that one
-    knows what to do with it.
+    It gets the storage options of one of the others that is in the same storage. None for committables of another kind
+    of sink.
     """
     try:
         staged = [msgspec.json.decode(text, type=Committable) for text in pending]
@@ -266,7 +266,7 @@ def left_by(name: str, pending: Sequence[str], others: Iterable[Sink] = ()) -> F
 
 
 def _is_ordinary(field: StructField) -> bool:
-    """Whether a column is of a type that all formats for data know."""
+    """Whether all data formats support the type of a column."""
     return _is_known(field.dataType)
 
 

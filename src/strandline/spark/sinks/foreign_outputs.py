@@ -1,4 +1,4 @@
-"""What an output directory holds of other lives: of the job before it began anew, or of other jobs."""
+"""Files of other lives in an output directory: of the job before it began anew, or of other jobs."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ from strandline.spark.base.filesystem import FileSystem
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.visibility_log import Owner, VisibilityLog
 
-OURS = "_strandline"
+FOLDER = "_strandline"
 _SPARKS = "_spark_metadata"
-_SHOWN = re.compile(r"part-(\d{10})-([0-9a-f]{32})-g\d+-")
+_VISIBLE = re.compile(r"part-(\d{10})-([0-9a-f]{32})-g\d+-")
 
 
 @dataclass(frozen=True)
-class Other:
-    """A sink of another life."""
+class ForeignOutput:
+    """The output of a sink of another life."""
 
     identity: str
     owner: Owner | None
-    """Whose it is, if a record says so."""
+    """Its owner, if a record names one."""
     files: list[str]
-    """What is visible of it; of a life that the run goes on from, after the epoch with which it does."""
+    """Its visible files; if the run begins with a snapshot of that life, those of epochs after the snapshot."""
     epoch: int
-    """Up to which its rows are on record as shown, whether or not they are still there; 0: none to come again."""
-    is_gone_on_from: bool
+    """The last shown epoch on record, whether or not its files still exist; 0 if no rows would come again."""
+    is_base: bool
     """Whether the run begins with a snapshot of that life."""
 
     def text(self, job: str) -> str:
-        """Return what there is of it in words, for a job that begins."""
-        many, taken = len(self.files), f"the record of rows up to epoch {self.epoch}, since taken away,"
-        what = f"{many} file{'s' * (many > 1)}" if many else taken
+        """Return a description, for the message to a job that begins."""
+        count, record = len(self.files), f"the record of rows up to epoch {self.epoch}, which were moved away,"
+        what = f"{count} file{'s' * (count > 1)}" if count else record
         if self.owner is None:
             return f"{what} of a job that has left no record"
         return f"{what} of {'an earlier life of ' if self.owner.job == job else ''}job '{self.owner.job}'"
 
 
-def find_others(files: FileSystem, root: str, run: SinkContext) -> list[Other]:
-    """Return what is below `root` of other lives than the run's; what its other sinks have there is its own."""
-    visible: dict[str, list[tuple[int, str]]] = {identity: [] for identity in files.directories(OURS)}
+def find_foreign(files: FileSystem, root: str, run: SinkContext) -> list[ForeignOutput]:
+    """Return the outputs below `root` of other lives. The run's other sinks are of its own life."""
+    visible: dict[str, list[tuple[int, str]]] = {identity: [] for identity in files.directories(FOLDER)}
     for name, _ in files.list(""):
-        if found := _SHOWN.match(name):
-            visible.setdefault(found[2], []).append((int(found[1]), name))
+        if match := _VISIBLE.match(name):
+            visible.setdefault(match[2], []).append((int(match[1]), name))
     others = []
     for identity, names in sorted(visible.items()):
-        newest = VisibilityLog(files, root, f"{OURS}/{identity}").newest
+        newest = VisibilityLog(files, root, f"{FOLDER}/{identity}").newest
         owner = newest.owner or None
         if identity == run.identity or (run.life and owner is not None and owner.life == run.life):
             continue
-        is_gone_on_from = owner is not None and owner.life == run.from_life
-        after = run.from_epoch if is_gone_on_from else -1
+        is_base = owner is not None and owner.life == run.from_life
+        after = run.from_epoch if is_base else -1
         reached = max([newest.epoch, *(staged.epoch for staged in newest.intent)])
         again = sorted(name for epoch, name in names if epoch > after)
-        others.append(Other(identity, owner, again, reached if reached > after else 0, is_gone_on_from))
+        others.append(ForeignOutput(identity, owner, again, reached if reached > after else 0, is_base))
     return others
 
 
-def check_others(files: FileSystem, root: str, run: SinkContext) -> None:
-    """Raise ConfigurationError if a sink begins where rows of another life are, or were those of its own job."""
-    if run.life and VisibilityLog(files, root, f"{OURS}/{run.identity}").are_there:
+def check_foreign(files: FileSystem, root: str, run: SinkContext) -> None:
+    """Raise ConfigurationError if a sink begins beside rows of another life, or after an earlier life of its job."""
+    if run.life and VisibilityLog(files, root, f"{FOLDER}/{run.identity}").exist:
         return
-    found = [
+    outputs = [
         other
-        for other in find_others(files, root, run)
+        for other in find_foreign(files, root, run)
         if other.files or (other.epoch and other.owner is not None and other.owner.job == run.job)
     ]
-    if found:
+    if outputs:
         raise ConfigurationError(
-            f"sink '{run.sink}': {root} holds {', '.join(other.text(run.job) for other in found)}, and job '{run.job}' "
-            f"{run.begins or 'begins there'}: its rows would come beside them, and those of the same events twice",
-            hint="give another directory; or existing='keep' to have both, existing='replace' to delete the other rows "
-            "when the job starts; or, if it was to go on where it was, the job name and checkpoint directory of then",
+            f"sink '{run.sink}': {root} holds {', '.join(other.text(run.job) for other in outputs)}, and job "
+            f"'{run.job}' {run.begins or 'begins there'}: its rows would be added, those of the same events twice",
+            hint="choose another directory; or set existing='keep' to have both, or existing='replace' to "
+            "delete the other rows at the start; or, to continue the former job, use its name and checkpoint directory",
         )
 
 
-def check_not_sparks(files: FileSystem, root: str, run: SinkContext) -> None:
-    """Raise ConfigurationError where Spark's own file sink has written: its readers see nothing else."""
+def check_spark_metadata(files: FileSystem, root: str, run: SinkContext) -> None:
+    """Raise ConfigurationError if Spark's streaming file sink has written here: Spark then reads only its files."""
     if files.exists(_SPARKS):
         raise ConfigurationError(
             f"sink '{run.sink}': {root} has a folder {_SPARKS}, of Spark's own streaming file sink: Spark reads the "
             "files that are listed there, and none of the job's",
-            hint=f"give another directory, or move {_SPARKS} away if nobody needs it",
+            hint=f"choose another directory, or move {_SPARKS} away if it is not needed",
         )

@@ -1,4 +1,4 @@
-"""Kafka as a sink: which columns become a message, and what is tried out before a job starts."""
+"""Kafka as a sink: messages from columns, and the checks before a job starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.ends.arguments import check_column, columns_of
+from strandline.ends.arguments import check_column, check_columns
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.kafka.client import (
     ClientErrors,
@@ -52,7 +52,7 @@ Columns = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a row become what of a message."""
+    """The columns of a row that become the parts of a message."""
 
     topic: str | None
     topic_column: str | None
@@ -63,33 +63,33 @@ class Layout:
     timestamp: str | None
 
     def messages(self, df: DataFrame) -> DataFrame:
-        """Return the messages: with the columns that `ends.kafka.producer.produce` knows, as far as they are wanted."""
-        found: dict[str, Column] = {}
+        """Return the messages, in the columns of `ends.kafka.producer.COLUMNS` that this layout has."""
+        columns: dict[str, Column] = {}
         if self.topic_column is not None:
-            found["topic"] = _column(df, "topic_column", self.topic_column, StringType)
+            columns["topic"] = _column(df, "topic_column", self.topic_column, StringType)
         if self.key is not None:
-            found["key"] = _bytes(df, "key", self.key)
+            columns["key"] = _bytes(df, "key", self.key)
         value = self.value if self.value is not None else [name for name in df.columns if name not in self._elsewhere]
-        found["value"] = _bytes(df, "value", value)
+        columns["value"] = _bytes(df, "value", value)
         if isinstance(self.headers, str):
-            found["headers"] = _column(df, "headers", self.headers, ArrayType).cast(_HEADERS)
+            columns["headers"] = _column(df, "headers", self.headers, ArrayType).cast(_HEADERS)
         elif self.headers:
             each = [
                 F.struct(F.lit(name).alias("key"), _bytes(df, "headers", column).alias("value"))
                 for name, column in self.headers.items()
             ]
-            found["headers"] = F.array(*each).cast(_HEADERS)
+            columns["headers"] = F.array(*each).cast(_HEADERS)
         if self.partition is not None:
-            found["partition"] = _column(df, "partition", self.partition, (IntegerType, ShortType)).cast("int")
+            columns["partition"] = _column(df, "partition", self.partition, (IntegerType, ShortType)).cast("int")
         if self.timestamp is not None:
             at = _column(df, "timestamp", self.timestamp, (TimestampType, LongType))
             is_time = isinstance(df.schema[self.timestamp].dataType, TimestampType)
-            found["timestamp"] = F.unix_millis(at) if is_time else at
-        return df.select(*(column.alias(name) for name, column in found.items()))
+            columns["timestamp"] = F.unix_millis(at) if is_time else at
+        return df.select(*(column.alias(name) for name, column in columns.items()))
 
     @property
     def _elsewhere(self) -> set[str]:
-        """Columns that are in no message's value unless asked for: they are elsewhere in it."""
+        """Columns in other parts of a message, which are not in its default value."""
         headers = self.headers.values() if isinstance(self.headers, Mapping) else [self.headers]
         return {name for name in (self.topic_column, self.partition, self.timestamp, *headers) if name}
 
@@ -100,17 +100,17 @@ def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Colum
             f"sinks.kafka(): {what} names a column '{name}' that the rows do not have: they have "
             f"{', '.join(df.columns)}"
         )
-    found = df.schema[name].dataType
-    if not isinstance(found, kinds):
-        wanted = " or ".join(kind.typeName() for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+    kind = df.schema[name].dataType
+    if not isinstance(kind, kinds):
+        wanted = " or ".join(each.typeName() for each in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise ConfigurationError(
-            f"sinks.kafka(): {what} is column '{name}' of type {found.simpleString()}, expected {wanted}"
+            f"sinks.kafka(): {what} is column '{name}' of type {kind.simpleString()}, expected {wanted}"
         )
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
-    """Text and binary as they are, another single column as its text, or as JSON if it is nested; several as JSON."""
+    """Return text and binary unchanged, another single column as text, or as JSON if nested; several as JSON."""
     if not isinstance(names, str):
         return F.to_json(F.struct(*(_column(df, what, name) for name in names))).cast("binary")
     column, kind = _column(df, what, names), df.schema[names].dataType
@@ -121,27 +121,27 @@ def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
 
 
 class _Topics:
-    """What both kinds of sink try out before a job starts."""
+    """The checks of both kinds of sink before a job starts."""
 
     layout: Layout
     target: KafkaTarget
 
     def try_out(self, empty: DataFrame) -> None:
-        """Refuse what is known to fail: columns, brokers that do not answer, a password, a topic that is not there."""
+        """Check the columns, the brokers, the password and the topic."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
         from confluent_kafka.admin import AdminClient
 
         self.layout.messages(empty)
-        said, cluster, topic = ClientErrors(), self.target.cluster, self.layout.topic
+        errors, cluster, topic = ClientErrors(), self.target.cluster, self.layout.topic
         label = f"sinks.kafka(topic='{topic}')" if topic else "sinks.kafka()"
-        admin = create_client(AdminClient, cluster, cluster.settings(said))
+        admin = create_client(AdminClient, cluster, cluster.settings(errors))
         try:
             if topic is None:
                 admin.list_topics(timeout=cluster.answer_s)
                 return
-            (found,) = admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.answer_s).values()
-            get_answer(found, admin, said, cluster)
-            if (limit := read_setting("max.message.bytes", topic, admin, said, cluster)) is not None:
+            (request,) = admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.answer_s).values()
+            get_answer(request, admin, errors, cluster)
+            if (limit := read_setting("max.message.bytes", topic, admin, errors, cluster)) is not None:
                 self.target.limit = int(limit)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -149,10 +149,10 @@ class _Topics:
                     f"{label}: Kafka at {cluster.servers} has no topic '{topic}'",
                     hint=f"create it: kafka-topics.sh --create --topic {topic} --partitions N",
                 ) from None
-            why = translate_error(error, label, cluster, said)
-            if isinstance(why, ConfigurationError):
-                raise why from None
-            raise ConfigurationError(why.message, hint="see to its address, and that it is running") from None
+            cause = translate_error(error, label, cluster, errors)
+            if isinstance(cause, ConfigurationError):
+                raise cause from None
+            raise ConfigurationError(cause.message, hint="check its address, and that it is running") from None
         finally:
             discard(admin)
 
@@ -193,44 +193,47 @@ class KafkaSinkAtOnce(_Topics, Sink):
         try:
             write_tasks(self.layout.messages(df), _Produce(self.target, self._label))
         except Exception as error:
-            found = unwrap_error(error)
-            if isinstance(found, UnavailableError):
-                # A task's process ends with what it raises, and has learned that for nobody.
-                self.target.limit = found.fields.get("batch_bytes", self.target.limit)
+            cause = unwrap_error(error)
+            if isinstance(cause, UnavailableError):
+                # The task's process ends with the error: keep the batch size that it has learned.
+                self.target.limit = cause.fields.get("batch_bytes", self.target.limit)
             raise
 
 
 @dataclass(frozen=True)
 class _Produce:
-    """Writes a partition's rows of an epoch: what `write_tasks` calls."""
+    """The task that writes a partition's rows of an epoch, called by `write_tasks`."""
 
     target: KafkaTarget
     label: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> None:
         del attempt
-        # A worker that comes back has the one of the epoch before: a new one takes half a second to begin.
-        kept = _producers.pop(self._key) if self._key in _producers else self._made()
-        said, sent, producer = kept
+        # A reused worker has the producer of an earlier epoch: a new one takes half a second to begin.
+        errors, reports, producer = _producers.pop(self._key) if self._key in _producers else self._create()
         try:
             for batch in batches:
                 produce(producer, batch, self.target, self.label)
-            flush_rows(producer, self.target, self.label, said, sent)
+            flush_rows(producer, self.target, self.label, errors, reports)
         except BaseException:
             discard(producer)
             raise
-        _producers[self._key] = said, sent, producer
+        _producers[self._key] = errors, reports, producer
 
     @property
     def _key(self) -> tuple[Any, ...]:
         cluster = self.target.cluster
         return cluster.servers, self.target.limit, *sorted(cluster.options.items())
 
-    def _made(self) -> tuple[ClientErrors, DeliveryReports, Any]:
+    def _create(self) -> tuple[ClientErrors, DeliveryReports, Any]:
         from confluent_kafka import Producer
 
-        said, sent = ClientErrors(), DeliveryReports()
-        return said, sent, create_client(Producer, self.target.cluster, producer_settings(self.target, said, sent))
+        errors, reports = ClientErrors(), DeliveryReports()
+        return (
+            errors,
+            reports,
+            create_client(Producer, self.target.cluster, producer_settings(self.target, errors, reports)),
+        )
 
 
 _producers: dict[tuple[Any, ...], tuple[ClientErrors, DeliveryReports, Any]] = {}
@@ -257,25 +260,24 @@ def kafka(
 ) -> Sink:
     """Write rows to Kafka, exactly once for readers of `read_committed`.
 
-    Each row is a message in `topic`, or in the one that its `topic_column` names. `key` and `value` are columns: text
-    and binary as they are, other single ones as text, and several as a JSON object. Without `value`, all columns are in
-    it that are not said to be elsewhere; a null there is a tombstone. `headers` is a column as Spark's source has it,
-    or a column for each name. `partition` and `timestamp` are columns, too, where Kafka's own choice will not do.
+    Each row is a message in `topic`, or in the topic that its `topic_column` names. `key` and `value` are columns: text
+    and binary unchanged, other single ones as text, and several as a JSON object. Without `value`, it has all columns
+    that are in no other part; a null value is a tombstone. `headers` is a column as Spark's source has it, or a column
+    for each name. `partition` and `timestamp` are columns that replace Kafka's choice.
 
-    Rows of a key are in one partition, the one where Java's clients look, and stay in order if they come from an
-    operator with that key. With `visibility="epoch"` rows are written as they come, at least once, without
-    transactions.
+    Rows of a key are in one partition, the same as with Java's clients, and stay in order if they come from an operator
+    with that key. With `visibility="epoch"` rows are written as they come, at least once, without transactions.
 
-    `options` are settings of librdkafka, as security.protocol, sasl.username and sasl.password. `prefix` begins the
-    names of transactions and groups, and of the topic `strandline-marks`, where it is on record how far the sink came:
-    one, compacted, for all jobs, made if it is not there. `staging`, `on_error` and `dead_letters` are as those of
-    `sinks.Transactional`: Kafka refuses rows that are larger than the topic's max.message.bytes.
+    `options` are settings of librdkafka, such as security.protocol, sasl.username and sasl.password. `prefix` is the
+    first part of the names of transactions and groups, and of the topic `strandline-marks` with the records of the
+    sinks' progress: one compacted topic for all jobs, created if missing. `staging`, `on_error` and `dead_letters` are
+    those of `sinks.Transactional`: Kafka refuses rows that are larger than the topic's max.message.bytes.
     """
     check_installed()
     cluster = Cluster(servers, options)
     if (topic is None) == (topic_column is None):
         raise ConfigurationError(
-            "sinks.kafka() was given both or none of topic and topic_column, expected one",
+            "sinks.kafka() has both or none of topic and topic_column, expected one",
             hint="topic='alerts' for all rows, or topic_column='kind' where each row names its own",
         )
     for what, text in (("topic", topic), ("prefix", prefix)):
@@ -287,7 +289,7 @@ def kafka(
     for option, column in (("topic_column", topic_column), ("partition", partition), ("timestamp", timestamp)):
         check_column(what, option, column)
     for option, columns in (("key", key), ("value", value)):
-        if columns is not None and not columns_of(what, option, columns):
+        if columns is not None and not check_columns(what, option, columns):
             raise ConfigurationError(
                 f"{what}: {option} is {columns!r}, expected names of columns", hint=f"without a {option}, leave it out"
             )

@@ -1,7 +1,7 @@
-"""Files in object storage, written by tasks of ours: Spark's own writers would need Hadoop's clients.
+"""Files in object storage, written by this package's tasks: Spark's writers would need Hadoop's clients.
 
-What is written is what Spark writes: JSON and CSV are made by Spark's own functions, in the JVM, and only their text
-comes here; Parquet and ORC by Arrow.
+The files have the same content as Spark's: Spark's functions convert rows to JSON and CSV, in the JVM, and Arrow
+writes Parquet and ORC.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
 from strandline.ends.committables import TaskAttempt
-from strandline.ends.tables.columns import plain
-from strandline.ends.tables.datafiles import ParquetFile, fitted
+from strandline.ends.tables.columns import plain_type
+from strandline.ends.tables.datafiles import ParquetFile, cast_rows
 from strandline.plan.columns import quoted
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.sinks.tasks import write_tasks
@@ -29,14 +29,14 @@ from strandline.storage.place import Place
 
 FORMATS = ("parquet", "json", "csv", "orc", "text")
 _FILE_BYTES = 64 << 20
-"""At about how many bytes a file ends: it is in memory until then."""
+"""The approximate size of a file, which is in memory until it is complete."""
 _PARQUET_CODECS = ("snappy", "zstd", "gzip", "none")
 _TEXT_CODECS = ("none", "gzip")
 _BYTES = {"linesep": "\n", "encoding": "utf-8", "charset": "utf-8"}
-"""Options of JSON and CSV that say of which bytes files are, and what they may say."""
+"""Options of JSON and CSV for the encoding of files, with their only possible values."""
 
 _headers: dict[tuple[Any, ...], str] = {}
-"""By columns and options: Spark is asked once, not for each epoch."""
+"""By columns and options: Spark computes a header once, not for each epoch."""
 
 
 class OpenFile(Protocol):
@@ -46,28 +46,28 @@ class OpenFile(Protocol):
         """Add rows."""
 
     def size_bytes(self) -> int:
-        """Return how large it is by now, or a little more."""
+        """Return the present size, or a little more."""
         ...
 
     def finish(self) -> tuple[bytes, int]:
-        """Return its bytes, and how many rows it has."""
+        """Return its content and its number of rows."""
         ...
 
 
 @dataclass(frozen=True)
 class ObjectFormat:
-    """How rows become files. It goes to the executors."""
+    """The format of files, with its options. Executors get a copy."""
 
     name: str
     options: Mapping[str, str]
-    """By their names in lower case: Spark makes no difference."""
+    """By their names in lower case, since Spark ignores case."""
 
     def check(self, where: str, empty: DataFrame) -> None:
-        """Raise ConfigurationError if rows of these columns cannot be written so."""
+        """Raise ConfigurationError if rows of these columns cannot be written in this format."""
         if self.name not in FORMATS:
             raise ConfigurationError(
                 f"{where}: format is '{self.name}'; in object storage there are {', '.join(FORMATS)}",
-                hint="take one of them; or give a url of a scheme that Spark's Hadoop clients have",
+                hint="choose one of them; or a url with a scheme of Spark's Hadoop clients",
             )
         codecs = _PARQUET_CODECS if self.name == "parquet" else ("none",) if self.name == "orc" else _TEXT_CODECS
         if self._codec not in codecs:
@@ -81,13 +81,13 @@ class ObjectFormat:
                 f"{where}: options that {self.name} in object storage does not have: {', '.join(unknown)}"
             )
         for name, only in _BYTES.items():
-            if (given := self.options.get(name, only)).lower() != only:
+            if (value := self.options.get(name, only)).lower() != only:
                 raise ConfigurationError(
-                    f"{where}: {name} is {given!r}; in object storage, {self.name} is lines of UTF-8, each with a "
+                    f"{where}: {name} is {value!r}; in object storage, {self.name} is lines of UTF-8, each with a "
                     "line feed at its end",
                     hint="leave the option out",
                 )
-        columns = arrow_schema(self.shaped(empty).schema)
+        columns = arrow_schema(self.shape(empty).schema)
         if self.name == "text" and columns.types != [pa.string()]:
             raise ConfigurationError(
                 f"{where}: format 'text' takes one column of text, not {', '.join(columns.names)}",
@@ -100,16 +100,16 @@ class ObjectFormat:
                 f"{where}: the columns cannot be written as {self.name}: {error}", hint="cast them before the sink"
             ) from None
 
-    def shaped(self, df: DataFrame) -> DataFrame:
-        """Return rows as tasks want them: those of JSON and CSV as Spark's own text."""
+    def shape(self, df: DataFrame) -> DataFrame:
+        """Return the rows for the tasks: for JSON and CSV, one column with Spark's text."""
         if self.name not in ("json", "csv"):
             return df
         columns = [F.col(quoted(name)) for name in df.columns]
         if self.name == "csv" and len(columns) == 1 and not self._is("quoteall"):
-            # Of a row that is nothing, Spark's files have no line; its function fails, but for another column's sake.
+            # Spark's files omit rows whose only value is null. Its function fails for them without another column.
             more = F.lit("x").alias("more")
-            nothing = replace(self, options={**self.options, "nullvalue": ""})._text([F.lit(None).cast("string"), more])
-            df = df.where(self._text([*columns, more]) != nothing)
+            null = replace(self, options={**self.options, "nullvalue": ""})._text([F.lit(None).cast("string"), more])
+            df = df.where(self._text([*columns, more]) != null)
         return df.select(self._text(columns))
 
     def _is(self, option: str) -> bool:
@@ -121,19 +121,19 @@ class ObjectFormat:
         return make(F.struct(*columns), options).alias("value")
 
     def in_file(self, columns: pa.Schema) -> pa.Schema:
-        """Return these columns in the types that files have."""
-        return pa.schema([pa.field(column.name, plain(column.type)) for column in columns])
+        """Return the columns in the types of files."""
+        return pa.schema([pa.field(column.name, plain_type(column.type)) for column in columns])
 
     def header(self, df: DataFrame) -> str:
-        """Return the line that each file begins with, if one does."""
+        """Return the header line of each file, or an empty text."""
         if self.name != "csv" or not self._is("header"):
             return ""
-        wanted = tuple(df.columns), tuple(sorted(self.options.items()))
-        if (made := _headers.get(wanted)) is None:
+        key = tuple(df.columns), tuple(sorted(self.options.items()))
+        if (header := _headers.get(key)) is None:
             names = [F.lit(name).alias(f"c{at}") for at, name in enumerate(df.columns)]
             (line,) = df.sparkSession.sql("select 1").select(self._text(names)).collect()
-            made = _headers[wanted] = f"{line.value}\n"
-        return made
+            header = _headers[key] = f"{line.value}\n"
+        return header
 
     def open(self, schema: pa.Schema, header: str = "") -> OpenFile:
         """Return an empty file."""
@@ -143,7 +143,7 @@ class ObjectFormat:
 
     @property
     def suffix(self) -> str:
-        """Return how names of files end, as Spark has them."""
+        """Return the suffix of file names, as in Spark."""
         kind = {"text": "txt"}.get(self.name, self.name)
         if self.name == "parquet":
             return f"{'gz' if self._codec == 'gzip' else self._codec}.{kind}" if self._codec != "none" else kind
@@ -155,16 +155,16 @@ class ObjectFormat:
 
 
 def stage(df: DataFrame, form: ObjectFormat, place: Place, directory: str) -> list[str]:
-    """Write an epoch's rows into a folder; return the names of those files that count."""
-    shaped = form.shaped(df)
+    """Write an epoch's rows into a folder; return the names of the files, without those of failed attempts."""
+    shaped = form.shape(df)
     schema = form.in_file(arrow_schema(shaped.schema))
-    found = write_tasks(shaped, _WriteFiles(form, place, directory, schema, form.header(df)))
-    return sorted(name for names in found for name in msgspec.json.decode(names, type=list[str]))
+    lists = write_tasks(shaped, _WriteFiles(form, place, directory, schema, form.header(df)))
+    return sorted(name for names in lists for name in msgspec.json.decode(names, type=list[str]))
 
 
 @dataclass(frozen=True)
 class _WriteFiles:
-    """Writes a partition's rows of an epoch: what `write_tasks` calls."""
+    """The task that writes a partition's rows of an epoch, called by `write_tasks`."""
 
     form: ObjectFormat
     place: Place
@@ -184,7 +184,7 @@ class _WriteFiles:
 
         for batch in batches:
             file = file or self.form.open(self.schema, self.header)
-            file.add(fitted(batch, self.schema))
+            file.add(cast_rows(batch, self.schema))
             if file.size_bytes() >= _FILE_BYTES:
                 put(file)
                 file = None
@@ -203,7 +203,7 @@ class _TextFile:
         self._size, self._rows = len(header), 0
 
     def add(self, rows: pa.Table) -> None:
-        # As bytes: Spark's strings need not be UTF-8, and its own files have them as they are.
+        # As bytes: Spark's strings may be invalid UTF-8, and its files have them unchanged.
         lines = rows.column(0).cast(pa.binary()).to_pylist()
         part = b"".join([b"\n" if line is None else line + b"\n" for line in lines])
         self._parts.append(part)
@@ -222,7 +222,7 @@ class _OrcFile:
     """Rows as ORC."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        # Not every build of Arrow has it.
+        # Some builds of Arrow lack it.
         from pyarrow import orc
 
         self._out = pa.BufferOutputStream()

@@ -1,4 +1,4 @@
-"""A file sink's part of one output directory: its staged files, its visible ones, and the record of what was shown."""
+"""A file sink's output directory: its staged files, its visible files, and the record of the shown epochs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.foreign_outputs import OURS, Other, find_others
+from strandline.spark.sinks.foreign_outputs import FOLDER, ForeignOutput, find_foreign
 from strandline.spark.sinks.visibility_log import Committable, Owner, VisibilityLog, VisibilityRecord
 
 
 class OutputDirectory:
-    """Shows what is staged and takes back what was shown, below one root, for one run of the sink.
+    """Shows staged epochs and takes back shown ones, below one root, for one run of the sink.
 
-    Made at the run's start. Raises UnavailableError if a later run has begun here.
+    Created at the run's start. Raises UnavailableError if a later run has begun here.
     """
 
     def __init__(self, run: SinkContext, root: str, options: Mapping[str, str] | None = None) -> None:
-        """`options` are those of object storage."""
+        """`options` are for object storage."""
         self.root = root
         self.files = open_filesystem(run.spark, root, fsync=run.fsync, options=options)
         self.run = run
         self._options = options
-        self._home = f"{OURS}/{run.identity}"
+        self._home = f"{FOLDER}/{run.identity}"
         self.records = VisibilityLog(self.files, root, self._home, Owner(run.job, run.life, run.sink))
         self.records.check_owner()
         self.records.check_before(run.generation)
@@ -42,112 +42,112 @@ class OutputDirectory:
         return record.covers(staged) or staged in record.intent or self.files.exists(staged.directory)
 
     def show(self, staged: Sequence[Committable]) -> None:
-        """Make these epochs visible, each file once, whatever became of them before; oldest first.
+        """Make these epochs visible, oldest first, each file once, also if an earlier run has begun or finished that.
 
-        Raises CorruptionError if a file is gone that was never made visible, UnavailableError if another driver shows
-        them at the same time.
+        Raises CorruptionError if a file is missing that was never made visible, UnavailableError if another driver
+        shows them at the same time.
         """
-        # 1. What was shown is on record, whether or not its files are still there.
+        # 1. Skip epochs that are on record as shown, whether or not their files still exist.
         before = self.records.newest
         due = [epoch for epoch in staged if not before.covers(epoch)]
         if not due:
             return
-        # 2. All files are there, but for those that were being shown when an earlier run ended.
+        # 2. Check that all files exist, except for epochs that an earlier run had begun to show.
         for epoch in due:
             if epoch not in before.intent:
                 self._check_staged(epoch)
-        # 3. From here on, a file that is not staged any more is one that was shown.
+        # 3. Record the intent: from here on, a file that is not staged any more was shown.
         self.records.write(VisibilityRecord(generation=before.generation, epoch=before.epoch, intent=due))
         hit("sink.intent_written")
-        # 4. Rename file by file.
+        # 4. Rename the files, one by one.
         for epoch in due:
             self._rename(epoch, may_be_shown=epoch in before.intent)
         self.files.sync("")
-        # 5. All is visible, durably.
+        # 5. Record that all epochs are visible.
         self.records.write(VisibilityRecord(generation=self.run.generation, epoch=due[-1].epoch))
         hit("sink.shown_recorded")
-        # 6. Nothing is left in the staging directories but what Spark put beside the rows.
+        # 6. Delete the staging directories. They may hold other files of Spark's.
         for epoch in due:
             self.files.delete(epoch.directory)
 
-    def show_at_once(self, staged: Committable) -> None:
-        """Make an epoch visible without a record: if it comes again, its rows are there again."""
+    def show_now(self, staged: Committable) -> None:
+        """Make an epoch visible without a record: if it comes again, its rows are duplicated."""
         self._rename(staged, may_be_shown=False)
         self.files.sync("")
         self.files.delete(staged.directory)
 
-    def forget_staged(self) -> None:
-        """Delete what older runs have staged. Nothing of it can be shown afterwards, not even by their drivers."""
+    def delete_staged(self) -> None:
+        """Delete the staged files of older runs, so that not even their drivers can show them."""
         for name in self.files.directories(self._home):
             if name[0] == "g" and name[1:].isdigit() and int(name[1:]) < self.run.generation:
                 self.files.delete(f"{self._home}/{name}")
 
     def take_back(self, epoch: Epoch) -> None:
-        """Delete what older runs have shown of later epochs: these are coming again."""
+        """Delete the visible files of older runs after `epoch`: these epochs come again."""
         pattern = re.compile(rf"part-(\d+)-{self.run.identity}-g(\d+)-")
         for name, _ in self.files.list(""):
-            found = pattern.match(name)
-            if found and int(found[1]) > epoch and int(found[2]) < self.run.generation:
+            match = pattern.match(name)
+            if match and int(match[1]) > epoch and int(match[2]) < self.run.generation:
                 self.files.delete(name)
         self.files.sync("")
 
-    def forget_gone(self, epoch: Epoch) -> None:
-        """Do both for sinks that this job has had here under other names, and has not any more: nobody else does."""
+    def clean_removed(self, epoch: Epoch) -> None:
+        """Delete staged and later files of sinks that the job had here under other names, and has no more."""
         if self.run.beside is None:
             return
-        for identity in self.files.directories(OURS):
-            newest = VisibilityLog(self.files, self.root, f"{OURS}/{identity}").newest
+        for identity in self.files.directories(FOLDER):
+            newest = VisibilityLog(self.files, self.root, f"{FOLDER}/{identity}").newest
             owner = newest.owner or None
             if owner is None or (owner.job, owner.life) != (self.run.job, self.run.life):
                 continue
-            # What was left to be shown may have been in this run already.
+            # This run may have shown the epochs that were pending.
             if owner.sink not in self.run.beside and newest.generation < self.run.generation:
                 gone = OutputDirectory(replace(self.run, sink=owner.sink), self.root, self._options)
-                gone.forget_staged()
+                gone.delete_staged()
                 gone.take_back(epoch)
                 gone.begin(epoch)
 
-    def replace_others(self) -> list[Other]:
-        """Delete what other lives have here, if this one begins here; return what it was.
+    def delete_foreign(self) -> list[ForeignOutput]:
+        """Delete the outputs of other lives, if this one begins here; return them.
 
-        Their rows first: whatever happens in between, what is left of them is found again until this run has begun.
+        Rows first, records last: after a crash in between, the next start finds the rest again.
         """
-        if self.records.are_there:
+        if self.records.exist:
             return []
-        others = find_others(self.files, self.root, self.run)
+        others = find_foreign(self.files, self.root, self.run)
         for other in others:
             for name in other.files:
                 self.files.delete(name)
                 hit("sink.other_deleted")
         self.files.sync("")
         for other in others:
-            if not other.is_gone_on_from:
-                self.files.delete(f"{OURS}/{other.identity}")
+            if not other.is_base:
+                self.files.delete(f"{FOLDER}/{other.identity}")
                 hit("sink.other_forgotten")
         return [other for other in others if other.files]
 
     def begin(self, epoch: Epoch) -> None:
-        """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
+        """Record that the run begins after `epoch`: all epochs up to it are shown, and none after it."""
         self.records.write(VisibilityRecord(generation=self.run.generation, epoch=epoch))
 
     def check_fresh(self, begin: Epoch) -> None:
-        """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then.
+        """Raise CorruptionError if rows of this life of the job were shown here: then a checkpoint is missing.
 
-        `begin` is the epoch that the life began after: that of the snapshot, for another job's.
+        `begin` is the epoch after which the life began: that of the snapshot of another job.
         """
         newest = self.records.newest
-        # What was being shown was in a checkpoint, too.
+        # Epochs that were being shown were in a checkpoint, too.
         epoch = max([newest.epoch, *(staged.epoch for staged in newest.intent)])
         if epoch > begin:
             raise CorruptionError(
                 f"sink {self.root}: the job's rows up to epoch {epoch} are on record as shown, and the job begins "
                 "without any checkpoint: they would come again",
-                hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
+                hint=f"restore the checkpoints' files, or {BEGIN_ANEW}",
             )
 
     def _check_staged(self, staged: Committable) -> None:
-        there = {name for name, _ in self.files.list(staged.directory)}
-        missing = [name for name in staged.files if name not in there]
+        existing = {name for name, _ in self.files.list(staged.directory)}
+        missing = [name for name in staged.files if name not in existing]
         if missing:
             self._fail(staged, missing[0])
 
@@ -158,12 +158,12 @@ class OutputDirectory:
             hit("sink.file_shown")
 
     def _fail(self, staged: Committable, name: str) -> None:
-        # Another driver that shows the same epochs has said so before it touched any.
-        self.records.check_alone()
+        # Another driver that shows the same epochs has written a record first.
+        self.records.check_sole_writer()
         raise CorruptionError(
             f"sink {self.root}: the staged file {staged.directory}/{name} of epoch {staged.epoch} is gone, and was "
             "never made visible: its rows are lost",
-            hint="something outside of the job deleted it; keep away from the _strandline directory",
+            hint="another program deleted it; leave the _strandline directory to the job",
         )
 
     def _target(self, staged: Committable, name: str) -> str:

@@ -15,7 +15,7 @@ from strandline.plan.callables import call, check_function, check_shippable
 from strandline.spark.base.session import restored_settings
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.blame import ForEach
+from strandline.spark.sinks.sink_errors import ForEach
 
 
 class MemorySink(Sink):
@@ -25,7 +25,7 @@ class MemorySink(Sink):
 
     def __init__(self, *, visibility: Visibility = "checkpoint", name: str | None = None) -> None:
         super().__init__(name=name, visibility=visibility)
-        # A checkpoint may list rows that another object staged, in a driver that is gone: they went with it.
+        # A checkpoint may list rows that another object staged: they were lost with its driver.
         self._owner = unique_name()
         self._staged: dict[int, list[Row]] = {}
         self._visible: dict[int, list[Row]] = {}
@@ -59,7 +59,7 @@ class MemorySink(Sink):
         elif epoch not in self._visible:
             raise CorruptionError(
                 f"a sink in memory staged epoch {epoch}, and now has it neither staged nor visible",
-                hint="give each job a sink of its own: a job that begins anew forgets the rows of the one before",
+                hint="use one sink for each job: a job that begins anew forgets the rows of the one before",
             )
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
@@ -90,8 +90,8 @@ class ForeachSink(Sink):
 class ForeachBatchSink(Sink):
     """Call `function(df, epoch)` on the driver for each epoch, at least once.
 
-    An epoch that comes again after a failure may hold other rows under the same number: where the source is cut into
-    epochs is not kept beyond the last checkpoint. So do not skip an epoch because its number was seen before.
+    An epoch that comes again after a failure may hold other rows under the same number: after the last checkpoint, the
+    source may be cut into epochs differently. So do not skip an epoch because its number was seen before.
     """
 
     reads_once = False
@@ -102,7 +102,7 @@ class ForeachBatchSink(Sink):
         self._function = function
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
-        # It is the session of all epochs, and of the sinks behind this one.
+        # All epochs and the sinks after this one use the same session.
         with restored_settings(df.sparkSession):
             call("sinks.foreach_batch(): the function", self._function, df, epoch)
 
@@ -125,7 +125,7 @@ class ConsoleSink(Sink):
 
 
 class NoopSink(Sink):
-    """Compute everything and keep nothing, for measuring."""
+    """Compute all rows and discard them, for benchmarks."""
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
         df.write.format("noop").mode("overwrite").save()

@@ -1,4 +1,4 @@
-"""Writing on the executors: each task stages its rows, and gives the committable that stands for them."""
+"""Writes on the executors: each task stages its rows and returns their committable."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _COLUMN = "committable"
 
 
 WriteTask = Callable[[Iterator[pa.RecordBatch], TaskAttempt], str | None]
-"""Stages a partition's rows; returns the committable that shows them, or None if nothing has to."""
+"""Stages a partition's rows; returns the committable that shows them, or None if none is needed."""
 
 
 def write_tasks(df: DataFrame, write: WriteTask) -> list[str]:
-    """Call `write` on the executors, once for each partition that has rows; return the committables in their order.
+    """Call `write` on the executors, once for each partition that has rows; return the committables in order.
 
-    All in one action, so that an operator's rows are computed once. Spark may attempt a task again, after a failure or
-    beside a slow one: of each task, one attempt's committable is returned, whose `write` was through. What other
-    attempts have staged, or stage later, nobody ever commits: `Sink.recover` is where they are forgotten.
+    One action does it all, so that an operator's rows are computed once. Spark may attempt a task again after a
+    failure, or in parallel to a slow attempt: the result has the committable of one attempt whose `write` has returned.
+    Files that other attempts stage are never committed: `Sink.recover` deletes them.
     """
-    # As rows of the action's last stage: of these Spark takes one attempt's, where an accumulator may count two.
-    found = [row[0] for row in map_batches(df, TaskWriter(write), f"{_COLUMN} string").collect()]
+    # As rows of the last stage, of which Spark takes one attempt's; an accumulator may count two.
+    committables = [row[0] for row in map_batches(df, TaskWriter(write), f"{_COLUMN} string").collect()]
     failpoints.hit("sink.staged")
-    return found
+    return committables
 
 
 class TaskWriter:
-    """What runs in a task. Its one row of output comes after everything else."""
+    """The task. It yields its one row of output at the end."""
 
     def __init__(self, write: WriteTask) -> None:
         self._write = write
@@ -54,8 +54,8 @@ class TaskWriter:
         with sealed_errors(self._seal):
             committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
             if not isinstance(committable, str | None):
-                raise ConfigurationError(f"write_tasks: write gave {committable!r:.300}, expected a string or None")
-        # A keeper has applied an epoch when all of its output was read.
+                raise ConfigurationError(f"write_tasks: write returned {committable!r:.300}, expected a string or None")
+        # A keeper has applied an epoch when the task has read all of its output.
         for _ in rows:
             pass
         if committable is not None:

@@ -1,1 +1,1 @@
-"""Sources: which can be read again, how far they are, and what becomes of files that are not needed any more."""
+"""Checks, progress, lag and cleaning of a job's sources."""

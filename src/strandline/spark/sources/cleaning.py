@@ -1,8 +1,8 @@
-"""Taking a source's files away once no checkpoint can need them. Spark's own cleanSource does so too early.
+"""Deletes or archives a source's files once no checkpoint can need them. Spark's cleanSource does it too early.
 
-A file may go when the oldest checkpoint that is still there has been taken after it was read: whatever is restored
-from then on, by whatever driver, goes on behind it. Nothing here fails a job: what storage refuses is tried again
-after the next checkpoint, and what a run leaves behind is found in Spark's log by the next.
+A file can be removed when the oldest checkpoint that exists was taken after the file was read: any later restore starts
+after the file. Errors here do not fail a job: a file that cannot be removed is tried again after the next checkpoint,
+and the next run finds the files that this one leaves in Spark's log.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from strandline.spark.sources.log import LoggedFile, UnreadableLogError, files_r
 log = logging.getLogger(__name__)
 
 _LIST_FROM = 32
-"""With so many files in a directory to take away, it is listed first: after a restart most have long been gone."""
-_FAILURES = 10
-"""After so many in one round, storage does not work."""
+"""From this number of files on, a directory is listed first: after a restart, most files are already removed."""
+_MAX_FAILURES = 10
+"""A round ends after this number of failures: storage does not work."""
 _LAST_ROUND_S = 5.0
 
 _Entry = tuple[int, str, int]
-"""Which source, the path below its directory, and when the file was last changed, in ms."""
+"""The number of the source, the path below its directory, and the modification time in ms."""
 
 
 class SourceCleaner:
-    """Deletes or archives files of a run's sources, by their number in Spark's log, in a thread of its own.
+    """Deletes or archives files of a run's sources, by Spark's numbers of the sources, in a separate thread.
 
-    `captured` and `completed` are called by one thread; they do no I/O.
+    One thread calls `captured` and `completed`, which do no I/O.
     """
 
     def __init__(self, sources: Mapping[int, SourceFiles], numbers: Sequence[int] = ()) -> None:
         self._sources = dict(sources)
         self._numbers = numbers
         self._steps = dict.fromkeys(sources, -1)
-        """Up to which step of each source the log was read."""
+        """The last step of each source that was read from the log."""
         self._waiting: deque[tuple[int, LoggedFile]] = deque()
-        """What was read and not taken away yet."""
+        """Files that were read, and are not due for removal yet."""
         self._covered: dict[CheckpointId, dict[int, int]] = {}
-        self._is_blind = False
+        self._is_disabled = False
         self._lock = threading.Condition()
         self._due: list[_Entry] = []
         self._check_owner: Callable[[], None] | None = None
@@ -56,17 +56,17 @@ class SourceCleaner:
         self._thread: threading.Thread | None = None
 
     def restored(self, checkpoint: CheckpointId, batch: int, directory: Path) -> None:
-        """Remember what a restored checkpoint covers; `directory` has Spark's files as they were then."""
+        """Note the files that a restored checkpoint covers; `directory` has Spark's log of that time."""
         if not self._sources:
             return
         try:
             self.captured(checkpoint, batch, capture(directory, batch))
         except StrandlineError as error:
-            log.warning("source files that checkpoint %d covers stay for now: %s", checkpoint, error)
+            log.warning("source files that checkpoint %d covers are not removed for now: %s", checkpoint, error)
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
-        """Remember what a checkpoint will cover: Spark's progress files after a batch."""
-        if not self._sources or self._is_blind:
+        """Note the files that a checkpoint will cover, from Spark's log after a batch."""
+        if not self._sources or self._is_disabled:
             return
         try:
             reached = reached_steps(files, batch, list(self._sources), self._numbers)
@@ -74,13 +74,13 @@ class SourceCleaner:
                 self._waiting += ((source, file) for file in files_read(files, source, self._steps[source], step))
                 self._steps[source] = max(step, self._steps[source])
         except (UnreadableLogError, msgspec.MsgspecError, LookupError, ValueError) as error:
-            self._is_blind = True
-            log.warning("source files are not taken away any more, since Spark's log cannot be read: %s", error)
+            self._is_disabled = True
+            log.warning("source files are not removed any more, since Spark's log cannot be read: %s", error)
             return
         self._covered[checkpoint] = reached
 
     def completed(self, oldest_live: CheckpointId | None, check_owner: Callable[[], None]) -> None:
-        """A checkpoint was published, and this is the oldest one there is now: what it covers may go.
+        """After a checkpoint is published: queue the files that the oldest checkpoint covers for removal.
 
         `check_owner` raises FencedError when another driver owns the job.
         """
@@ -93,12 +93,12 @@ class SourceCleaner:
             self._due += filter(None, (self._entry(source, file) for source, file in entries))
             self._check_owner = check_owner
             if self._due and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="strandline-cleaning", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="strandline-cleaning", daemon=True)
                 self._thread.start()
             self._lock.notify()
 
     def close(self) -> None:
-        """End the thread, soon: what is not done by then is left to the next run."""
+        """End the thread within seconds; the next run removes the remaining files."""
         with self._lock:
             self._closing_at = time.monotonic() + _LAST_ROUND_S
             self._lock.notify()
@@ -109,13 +109,13 @@ class SourceCleaner:
         root = self._sources[source].root
         path = relative_path(root, file.path)
         if path is None:
-            log.warning("%s is in the log of the source that reads %s, and is not below it: it stays", file.path, root)
+            log.warning("%s is not removed: it is not below the source's directory %s", file.path, root)
             return None
         return source, path, file.timestamp
 
     # -- in the thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._check_owner is not None or self._closing_at is not None)
@@ -123,56 +123,56 @@ class SourceCleaner:
                 entries, self._due = self._due, []
             if check_owner is None:
                 return
-            left = self._clean(entries, check_owner)
+            remaining = self._clean(entries, check_owner)
             with self._lock:
-                self._due = left + self._due
+                self._due = remaining + self._due
 
     def _clean(self, entries: list[_Entry], check_owner: Callable[[], None]) -> list[_Entry]:
-        """Take files away; return those to be tried again."""
+        """Remove files; return those to try again."""
         try:
-            # Once is enough: also a driver that takes over from now on finds none but the checkpoints behind them.
+            # Once is enough: a driver that takes over later finds only checkpoints after these files.
             check_owner()
-            entries = self._still_there(entries)
+            entries = self._existing(entries)
         except FencedError:
             return []
         except StrandlineError as error:
-            log.warning("source files are taken away after the next checkpoint: %s", error)
+            log.warning("source files are not removed before the next checkpoint: %s", error)
             return entries
         failed: list[_Entry] = []
         for at, entry in enumerate(entries):
-            if self._is_over() or len(failed) >= _FAILURES:
-                # Those that failed last: they must not hold up the others for ever.
+            if self._is_over() or len(failed) >= _MAX_FAILURES:
+                # Those that failed come last, so that they do not block the others.
                 return entries[at:] + failed
             try:
-                self._take_away(*entry)
+                self._remove(*entry)
             except StrandlineError as error:
                 if not failed:
-                    log.warning("a source file stays until after the next checkpoint: %s", error)
+                    log.warning("a source file is not removed before the next checkpoint: %s", error)
                 failed.append(entry)
         return failed
 
-    def _still_there(self, entries: Iterable[_Entry]) -> list[_Entry]:
-        """Leave out what is long gone, where that can be seen at once."""
+    def _existing(self, entries: Iterable[_Entry]) -> list[_Entry]:
+        """Drop files that do not exist, in directories with many of them."""
         folders: defaultdict[tuple[int, str], list[_Entry]] = defaultdict(list)
         for entry in entries:
             folders[entry[0], PurePosixPath(entry[1]).parent.as_posix()].append(entry)
-        found: list[_Entry] = []
+        existing: list[_Entry] = []
         for (source, folder), inside in folders.items():
             if len(inside) >= _LIST_FROM:
                 names = self._sources[source].names(folder)
                 inside = [entry for entry in inside if PurePosixPath(entry[1]).name in names]
-            found += inside
-        return found
+            existing += inside
+        return existing
 
-    def _take_away(self, source: int, path: str, logged_ms: int) -> None:
+    def _remove(self, source: int, path: str, logged_ms: int) -> None:
         files = self._sources[source]
         modified_ms = files.modified_ms(path)
         if modified_ms is None:
             return
         if modified_ms != logged_ms:
-            log.warning("%s/%s was changed after it was read: it stays", files.root, path)
-        elif not files.take_away(path):
-            log.warning("%s/%s stays: the archive has another file of its name", files.root, path)
+            log.warning("%s/%s is not removed: it was changed after it was read", files.root, path)
+        elif not files.remove(path):
+            log.warning("%s/%s is not removed: the archive has another file of its name", files.root, path)
 
     def _is_over(self) -> bool:
         return self._closing_at is not None and time.monotonic() > self._closing_at

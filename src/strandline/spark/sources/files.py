@@ -1,4 +1,4 @@
-"""The files below a file source's directory, to be taken away: on this machine directly, else through Hadoop."""
+"""File systems of sources, to delete or archive files: this machine's, and others through Hadoop."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from strandline.spark.base.filesystem import open_filesystem
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What becomes of a source's files that no checkpoint needs: deleted, or moved into `archive`. Both absolute."""
+    """The policy for a source's files that no checkpoint needs: delete them, or move them to `archive`.
+
+    Both paths are absolute.
+    """
 
     path: str
     archive: str | None = None
 
 
 def open_source_files(spark: SparkSession, cleaning: Cleaning) -> SourceFiles:
-    """Return the files of a source, as Spark would understand its path."""
+    """Return the files of a source, with its path resolved as by Spark."""
     local = open_filesystem(spark, cleaning.path).local("")
     if local is None:
         return HadoopSourceFiles(spark, cleaning.path, cleaning.archive)
@@ -36,7 +39,7 @@ def open_source_files(spark: SparkSession, cleaning: Cleaning) -> SourceFiles:
 
 
 def relative_path(root: str, uri: str) -> str | None:
-    """Return where a file of Spark's log lies below a directory; None if it is not there."""
+    """Return the path of a file of Spark's log relative to a directory; None if it is not below it."""
     path = PurePosixPath(unquote(urlsplit(uri).path))
     if ".." in path.parts or not path.is_relative_to(root):
         return None
@@ -44,26 +47,26 @@ def relative_path(root: str, uri: str) -> str | None:
 
 
 def modified_ms(path: Path) -> int | None:
-    """Return when a local file was last changed, as Spark's log has it; None if it is not there."""
+    """Return the modification time of a local file, in the unit of Spark's log; None if it does not exist."""
     try:
         return path.stat().st_mtime_ns // 1_000_000
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UnavailableError(f"{path} cannot be looked at: {error}") from error
+        raise UnavailableError(f"{path}: cannot read the modification time: {error}") from error
 
 
 class LocalSourceFiles:
-    """Files of this machine below a directory; paths are relative to it. Any method may raise UnavailableError."""
+    """Files of this machine below a directory; paths are relative to it. All methods may raise UnavailableError."""
 
     def __init__(self, root: Path, archive: Path | None) -> None:
         self.root = os.path.normpath(root)
-        """The directory's path, without the file system's name."""
+        """The directory's path, without scheme and host."""
         self._root = Path(self.root)
         self._archive = archive
 
     def names(self, directory: str) -> set[str]:
-        """Return the names of what is in a directory; nothing if it is not there."""
+        """Return the names of a directory's entries; none if it does not exist."""
         try:
             return {entry.name for entry in os.scandir(self._root / directory)}
         except FileNotFoundError:
@@ -72,11 +75,11 @@ class LocalSourceFiles:
             raise UnavailableError(f"{self._root / directory} cannot be listed: {error}") from error
 
     def modified_ms(self, path: str) -> int | None:
-        """Return when a file was last changed, as Spark's log has it; None if it is not there."""
+        """Return the modification time of a file, in the unit of Spark's log; None if it does not exist."""
         return modified_ms(self._root / path)
 
-    def take_away(self, path: str) -> bool:
-        """Delete the file or move it into the archive; return False if the archive has another one in its place."""
+    def remove(self, path: str) -> bool:
+        """Delete the file or move it to the archive; return False if the archive has another file of that name."""
         source = self._root / path
         try:
             if self._archive is None:
@@ -88,13 +91,13 @@ class LocalSourceFiles:
                 return False
             source.rename(target)
         except OSError as error:
-            what = "deleted" if self._archive is None else f"moved into {self._archive}"
-            raise UnavailableError(f"{source} cannot be {what}: {error}") from error
+            action = "deleted" if self._archive is None else f"moved to {self._archive}"
+            raise UnavailableError(f"{source} cannot be {action}: {error}") from error
         return True
 
 
 class HadoopSourceFiles:
-    """Files of any file system that Hadoop knows: they promise what those of this machine do."""
+    """Files of any file system that Hadoop supports, with the interface of `LocalSourceFiles`."""
 
     def __init__(self, spark: SparkSession, root: str, archive: str | None) -> None:
         self._jvm: Any = spark._jvm
@@ -106,18 +109,18 @@ class HadoopSourceFiles:
 
     def names(self, directory: str) -> set[str]:
         where = self._path(f"{self._root}/{directory}")
-        with _asking(where):
-            found = self._fs.listStatus(where) if self._fs.exists(where) else ()
-            return {status.getPath().getName() for status in found}
+        with _unavailable_errors(where):
+            statuses = self._fs.listStatus(where) if self._fs.exists(where) else ()
+            return {status.getPath().getName() for status in statuses}
 
     def modified_ms(self, path: str) -> int | None:
         where = self._path(f"{self._root}/{path}")
-        with _asking(where):
+        with _unavailable_errors(where):
             return int(self._fs.getFileStatus(where).getModificationTime()) if self._fs.exists(where) else None
 
-    def take_away(self, path: str) -> bool:
+    def remove(self, path: str) -> bool:
         where = self._path(f"{self._root}/{path}")
-        with _asking(where):
+        with _unavailable_errors(where):
             if self._archive is None:
                 self._fs.delete(where, False)
                 return True
@@ -137,9 +140,9 @@ SourceFiles = LocalSourceFiles | HadoopSourceFiles
 
 
 @contextmanager
-def _asking(where: Any) -> Iterator[None]:
+def _unavailable_errors(where: Any) -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        said = " ".join(str(error).splitlines()[:2])
-        raise UnavailableError(f"{where.toString()}: the file system did not do it: {said}") from error
+        reason = " ".join(str(error).splitlines()[:2])
+        raise UnavailableError(f"{where.toString()}: the file system failed: {reason}") from error

@@ -1,6 +1,7 @@
-"""Kafka as a source, beyond what Spark's connector does: rows that are gone are told of, and checkpoints are, to Kafka.
+"""Checks of Kafka sources beyond Spark's connector, and commits of their offsets.
 
-The connector's own client is asked, with the source's own settings: whatever Spark can reach can be asked here.
+It detects rows that Kafka has deleted and topics that were recreated. It uses the connector's client with the source's
+settings, and so reaches every cluster that Spark reaches.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ from strandline.spark.sources.checks import KAFKA, Relation, numbered_relations,
 log = logging.getLogger(__name__)
 
 COMMIT_GROUP = "strandline.commit.group"
-"""The source's option that names the group whose offsets are committed."""
-_ANSWER_S = 10
-_PAUSE_S = 0.5
-"""Until Kafka is asked again which topics there are."""
-_SHOWN = 5
+"""The source's option for the group whose offsets are committed."""
+_TIMEOUT_S = 10
+_RETRY_S = 0.5
+"""The pause between checks of topic ids while Kafka does not answer."""
+_MAX_NAMES = 5
 
 SAME_OFFSETS = "strandline.same.offsets"
-"""The source's option that says: a topic with another id has the same rows at the same offsets."""
+"""The source's option for topics with another id that have the same rows at the same offsets."""
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 _offsets = msgspec.json.Decoder(dict[str, dict[int, int]])
 
 Offsets = dict[tuple[str, int], int]
-"""By topic and partition: the first row that was not read yet."""
+"""By topic and partition: the offset of the next row to read."""
 Ids = dict[str, str]
-"""By topic: what Kafka tells it from another of the same name by; empty if it does not."""
+"""By topic name: the topic's id, "" if the broker has no ids."""
 
 
 @dataclass(frozen=True, eq=False)
 class KafkaSource:
-    """One of the job's sources that reads Kafka."""
+    """A source of the job that reads Kafka."""
 
     name: str
     number: int
-    """Spark's."""
+    """Spark's number of the source."""
     lines: tuple[int, ...]
-    """Where it stands in Spark's log of offsets: once for each time that it is in the plan."""
+    """Its lines in Spark's log of offsets: one for each time that it is in the plan."""
     relation: Relation
 
     @property
@@ -61,8 +62,8 @@ class KafkaSource:
         return self.relation.options.get("kafka.bootstrap.servers", "")
 
     @property
-    def goes_on_without(self) -> bool:
-        """Whether the program says that rows may be gone."""
+    def ignores_loss(self) -> bool:
+        """Whether the program's options allow missing rows."""
         return self.relation.options.get("failondataloss", "true").lower() == "false"
 
     @property
@@ -71,68 +72,68 @@ class KafkaSource:
 
     @property
     def keeps_offsets(self) -> bool:
-        """Whether the program says that topics with other ids have the same rows at the same offsets."""
+        """Whether, by the program's options, topics with other ids have the same rows at the same offsets."""
         return self.relation.options.get(SAME_OFFSETS, "false").lower() == "true"
 
     @property
     def names(self) -> set[str]:
         """The topics that its options name."""
-        listed = self.relation.options.get("subscribe", "").split(",")
-        return {name.strip() for name in listed if name.strip()} | self.assigned.keys()
+        subscribed = self.relation.options.get("subscribe", "").split(",")
+        return {name.strip() for name in subscribed if name.strip()} | self.assigned.keys()
 
     @property
     def assigned(self) -> dict[str, list[int]]:
         """The partitions that its options name, by topic."""
-        found: dict[str, list[int]] = json.loads(self.relation.options.get("assign", "{}"))
-        return found
+        partitions: dict[str, list[int]] = json.loads(self.relation.options.get("assign", "{}"))
+        return partitions
 
     def reads(self, at: tuple[str, int], matching: Collection[str]) -> bool:
-        """Return whether its options name a partition; `matching` are the topics that its pattern matches."""
+        """Whether its options include a partition; `matching` is the set of topics that its pattern matches."""
         topic, partition = at
         assigned = self.assigned.get(topic)
         return partition in assigned if assigned is not None else topic in self.names or topic in matching
 
     def unread(self, topics: Mapping[str, _Topic], reached: Offsets, matching: Collection[str]) -> Offsets:
-        """Return the partitions that its options name and of which nothing was read, at their first offset."""
-        there = {(name, at) for name, topic in topics.items() for at in range(topic.partitions)}
-        return {at: 0 for at in there - reached.keys() if self.reads(at, matching)}
+        """Return the partitions that its options include and that have not been read, at offset 0."""
+        existing = {(name, at) for name, topic in topics.items() for at in range(topic.partitions)}
+        return {at: 0 for at in existing - reached.keys() if self.reads(at, matching)}
 
     @property
     def text(self) -> str:
-        """For people: which source."""
+        """The source's name in messages."""
         return f"source '{self.name}'" if self.name else "the source"
 
     def reached(self, files: Mapping[str, bytes], batch: int) -> Offsets:
-        """Return how far it was read after a batch; where it began, if there was none."""
+        """Return its offsets after a batch, or those where it began if there was no batch."""
         if batch >= 0:
             lines = files.get(f"offsets/{batch}", b"").splitlines()[2:]
             return self._parsed(lines[self.lines[0]]) if self.lines[0] < len(lines) else {}
-        # A null byte, the version, and then the same.
-        began = files.get(f"sources/{self.number}/0", b"")
-        return self._parsed(began.partition(b"\n")[2])
+        # A null byte, the version, and a line as in offsets/.
+        first = files.get(f"sources/{self.number}/0", b"")
+        return self._parsed(first.partition(b"\n")[2])
 
     def known(self, files: Mapping[str, bytes]) -> Ids:
-        """Return the ids of its topics."""
-        found: Ids = json.loads(files.get(f"sources/{self.number}/topics", b"{}"))
-        return found
+        """Return the stored ids of its topics."""
+        ids: Ids = json.loads(files.get(f"sources/{self.number}/topics", b"{}"))
+        return ids
 
     def _parsed(self, line: bytes) -> Offsets:
         if line.strip() in (b"", b"-"):
             return {}
         try:
-            said = _offsets.decode(line)
+            topics = _offsets.decode(line)
         except msgspec.MsgspecError:
             raise ConfigurationError(
-                f"{self.text} reads Kafka, and what the job has read there was something else: {line[:80]!r} is no "
-                "offset of Kafka's",
-                hint="where a source goes on is known only for the kind of source that it was: read what it read "
-                "before, or start a new job",
+                f"{self.text} reads Kafka, but was another kind of source in the snapshot: {line[:80]!r} is not an "
+                "offset of Kafka",
+                hint="a position is valid only for the same kind of source: read what it read before, or start a new "
+                "job",
             ) from None
-        return {(topic, at): offset for topic, parts in said.items() for at, offset in parts.items() if offset >= 0}
+        return {(topic, at): offset for topic, parts in topics.items() for at, offset in parts.items() if offset >= 0}
 
 
 def kafka_sources(source: DataFrame, names: Sequence[str]) -> list[KafkaSource]:
-    """Return those sources of a job that read Kafka."""
+    """Return the Kafka sources of a job."""
     relations, numbers = numbered_relations(source), source_numbers(source)
     return [
         KafkaSource(
@@ -153,109 +154,111 @@ def check_topics(
     batch: int,
     read_later: Collection[tuple[str, int]] = (),
 ) -> dict[str, bytes]:
-    """Check that Kafka still has all rows from where the sources go on; return Spark's files with the topics' ids.
+    """Check that Kafka has all rows from the sources' offsets on; return Spark's files with the topics' ids.
 
-    `read_later` are partitions of which the job, which goes back, has read rows behind `files`: it needs them all.
-    Raises ConfigurationError, with topics, partitions and offsets, unless the program says that rows may be gone; then
-    it is a warning, and the files are those of a job that reads a topic that was created anew from its first row.
-    Raises UnavailableError if Kafka does not answer.
+    `read_later` has the partitions that a job, which goes back to `files`, has read after it: all their rows must
+    exist. Raises ConfigurationError with topics, partitions and offsets. If the program's options allow missing rows,
+    it logs a warning, and the returned files read a recreated topic from its first row. Raises UnavailableError if
+    Kafka does not answer.
     """
-    made = dict(files)
+    updated = dict(files)
     if batch >= 0 and f"offsets/{batch}" not in files:
-        return made
+        return updated
     for source in sources:
         reached, known = source.reached(files, batch), source.known(files)
         read = {topic for topic, _ in reached}
         with _client(spark, source) as client:
             matching = client.matching(source)
-            found = client.topics(read | source.names | matching)
-            new = source.unread(found, reached, matching) if reached else {}
+            topics = client.topics(read | source.names | matching)
+            new = source.unread(topics, reached, matching) if reached else {}
             wanted = reached | new
-            ends = client.ends(wanted, found)
+            ends = client.ends(wanted, topics)
             open_at = client.open_transactions(wanted, ends) if source.reads_committed else {}
-        if missing := sorted(source.names - read - found.keys()):
+        if missing := sorted(source.names - read - topics.keys()):
             raise ConfigurationError(
                 f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}'",
                 hint=f"create it: kafka-topics.sh --create --topic {missing[0]} --partitions N",
             )
-        if left := sorted(at for at in reached if at[0] in found and not source.reads(at, matching)):
-            _refuse_left_out(source, left)
-        if again := sorted(name for name in known.keys() - read if name in found and found[name].id == known[name]):
+        if omitted := sorted(at for at in reached if at[0] in topics and not source.reads(at, matching)):
+            _report_omitted(source, omitted)
+        if again := sorted(name for name in known.keys() - read if name in topics and topics[name].id == known[name]):
             log.warning(
-                "%s: topic '%s' was left out for a while, and is read again from its first row", source.text, again[0]
+                "%s: topic '%s' was not read for a while, and is read again from its first row", source.text, again[0]
             )
-        # A topic that was not read is read from its first row, whatever it was before.
-        renewed = _renewed({topic: known.get(topic, "") for topic in read}, found) if not source.keeps_offsets else {}
-        if renewed:
-            if not source.goes_on_without:
-                raise _created_anew(source, renewed)
+        # A topic without offsets is read from its first row, whatever its id was before.
+        recreated = (
+            _recreated({topic: known.get(topic, "") for topic in read}, topics) if not source.keeps_offsets else {}
+        )
+        if recreated:
+            if not source.ignores_loss:
+                raise _recreated_error(source, recreated)
             log.warning(
-                "%s. The job reads the new one from its first row, as failOnDataLoss=false says",
-                _words(source, renewed),
+                "%s. The job reads the new topic from its first row, because of failOnDataLoss=false",
+                _describe(source, recreated),
             )
-            made |= _set_back(source, made, {at: ends[at][0] for at in ends if at[0] in renewed}, renewed)
-        # Where the program names them only now, the rows before are none of the job's. Spark would take them for lost.
+            updated |= _reset(source, updated, {at: ends[at][0] for at in ends if at[0] in recreated}, recreated)
+        # A topic that the program names for the first time begins at its oldest row: Spark would miss offset 0.
         named_now = (source.names - read) | source.assigned.keys()
         named = {at: ends[at][0] for at in new if at[0] in named_now and at not in read_later and ends[at][0]}
         if named:
-            made |= _set_back(source, made, named, ())
-            begins = ", ".join(f"{topic}/{at} at offset {offset}" for (topic, at), offset in sorted(named.items()))
-            log.info("%s: named for the first time, and read from the oldest row on: %s", source.text, begins)
+            updated |= _reset(source, updated, named, ())
+            starts = ", ".join(f"{topic}/{at} at offset {offset}" for (topic, at), offset in sorted(named.items()))
+            log.info("%s: new partitions are read from their oldest row on: %s", source.text, starts)
         read |= {topic for topic, _ in named}
-        kept = {at: offset for at, offset in (wanted | named).items() if at[0] not in renewed}
+        kept = {at: offset for at, offset in (wanted | named).items() if at[0] not in recreated}
         _check_kept(source, kept, ends)
         for topic, partition in kept.keys() & open_at.keys():
             raise UnavailableError(
-                f"{source.text}: topic '{topic}' of Kafka at {source.servers}, partition {partition}: the job goes on "
-                f"at offset {kept[topic, partition]}, and a transaction is open since offset "
-                f"{open_at[topic, partition]}: with read_committed, nothing behind it can be read",
-                hint="start again when it has ended; kafka-transactions.sh find-hanging shows whose it is",
+                f"{source.text}: topic '{topic}' of Kafka at {source.servers}, partition {partition}: the job "
+                f"continues at offset {kept[topic, partition]}, and a transaction is open since offset "
+                f"{open_at[topic, partition]}: with read_committed, no row after it can be read",
+                hint="start again when it has ended; kafka-transactions.sh find-hanging shows its producer",
             )
-        # Those of topics that come later are learned with their first rows.
-        ids = known | {name: each.id for name, each in found.items() if name in read or not read}
-        made[f"sources/{source.number}/topics"] = json.dumps(ids).encode()
-    return made
+        # The ids of topics without rows are stored with their first rows.
+        ids = known | {name: each.id for name, each in topics.items() if name in read or not read}
+        updated[f"sources/{source.number}/topics"] = json.dumps(ids).encode()
+    return updated
 
 
-def _refuse_left_out(source: KafkaSource, left: Sequence[tuple[str, int]]) -> None:
-    topic, partition = left[0]
-    more = f", and {len(left) - 1} other partitions" if len(left) > 1 else ""
-    what = f"{source.text}: the job has read topic '{topic}', partition {partition}{more}, and the source leaves it out"
-    if source.goes_on_without:
-        log.warning("%s. The job goes on without it, as failOnDataLoss=false says", what)
+def _report_omitted(source: KafkaSource, omitted: Sequence[tuple[str, int]]) -> None:
+    topic, partition = omitted[0]
+    more = f", and {len(omitted) - 1} other partitions" if len(omitted) > 1 else ""
+    message = f"{source.text}: the job has read topic '{topic}', partition {partition}{more}, but its options omit it"
+    if source.ignores_loss:
+        log.warning("%s. The job continues without it, because of failOnDataLoss=false", message)
         return
     raise ConfigurationError(
-        what,
-        hint="name it in the source's options; to leave it out from now on, start the job once with "
-        "option('failOnDataLoss', 'false'). If the source names it again later, it is read again from its first row",
+        message,
+        hint="add it to the source's options; to omit it from now on, start the job once with "
+        "option('failOnDataLoss', 'false'). If the source includes it later, it is read again from its first row",
     )
 
 
-def _set_back(
+def _reset(
     source: KafkaSource, files: Mapping[str, bytes], firsts: Offsets, topics: Collection[str]
 ) -> dict[str, bytes]:
-    """Return Spark's logs of offsets, set back to the first rows of these topics."""
-    began, made = f"sources/{source.number}/0", {}
+    """Return Spark's logs of offsets, with those of these topics reset to their first rows."""
+    first_log, updated = f"sources/{source.number}/0", {}
     for name, data in files.items():
-        if name == began or name.startswith("offsets/"):
+        if name == first_log or name.startswith("offsets/"):
             lines = data.split(b"\n")
-            for at in [len(lines) - 1] if name == began else [line + 2 for line in source.lines]:
+            for at in [len(lines) - 1] if name == first_log else [line + 2 for line in source.lines]:
                 if at < len(lines) and lines[at].startswith(b"{"):
-                    said = {topic: parts for topic, parts in json.loads(lines[at]).items() if topic not in topics}
+                    offsets = {topic: parts for topic, parts in json.loads(lines[at]).items() if topic not in topics}
                     for (topic, partition), offset in firsts.items():
-                        said.setdefault(topic, {})[str(partition)] = offset
-                    lines[at] = json.dumps(said).encode()
-            made[name] = b"\n".join(lines)
-    return made
+                        offsets.setdefault(topic, {})[str(partition)] = offset
+                    lines[at] = json.dumps(offsets).encode()
+            updated[name] = b"\n".join(lines)
+    return updated
 
 
 class KafkaTopics:
-    """Ids of the topics that a job's sources read. A topic that is deleted and created anew has another id.
+    """Ids of the topics that a job's sources read. A topic that is deleted and recreated has another id.
 
-    Offsets of the old topic mean nothing in the new one. So the ids are in a file beside the offsets in Spark's
-    directory, `sources/{i}/topics`, and in every checkpoint. They are compared when a job starts, before its query
-    does, and before each checkpoint is published, after its last row was read: an id that is the same then was the same
-    all the time, since Kafka uses none twice. Brokers older than 2.8 have no ids, and nothing is compared.
+    Offsets of the old topic are not valid in the new one. So the ids are in a file beside the offsets in Spark's
+    directory, `sources/{i}/topics`, and in every checkpoint. They are compared before a job's query starts, and before
+    each checkpoint is published, after its last row was read: if the id is equal then, it has not changed in between,
+    since Kafka never reuses ids. Brokers older than 2.8 have no ids, and nothing is compared.
     """
 
     def __init__(
@@ -266,67 +269,67 @@ class KafkaTopics:
         files: Mapping[str, bytes],
         batch: int,
     ) -> None:
-        """`files` are those that `check_topics` has returned; they are in the directory. `batch` is the last one."""
+        """`files` is the result of `check_topics`, and is in the directory. `batch` is the last one."""
         self._spark = spark
         self._directory = directory
         self._known = {source: source.known(files) for source in sources}
-        # Before the first batch, ids were asked for before Spark looks where the topics begin.
+        # Before the first batch, `check_topics` reads the ids before Spark reads the topics' first offsets.
         self._read = {
             source: {topic for topic, _ in source.reached(files, batch)} or self._known[source].keys()
             for source in sources
         }
         self._former: dict[KafkaSource, dict[str, tuple[int, str]]] = {source: {} for source in sources}
-        """Of topics that came again: with which batch, and the id before. Files of older batches may be read later."""
+        """Topics that returned: the batch, and the id before. Files of older batches may be checked later."""
         self._checked = -1
-        self._asked: tuple[int, Future[None]] | None = None
+        self._pending: tuple[int, Future[None]] | None = None
         self._is_closed = threading.Event()
 
     def begin(self, batch: int) -> None:
-        """Before a batch is processed: learn of topics that the one before did not have.
+        """Before a batch is processed: store the ids of topics that the last batch did not have.
 
-        Spark reads them from their first rows. One of the same name, if it was read once, is gone.
+        Spark reads them from their first rows. An earlier topic of the same name no longer exists.
         """
         name = f"offsets/{batch}"
         for source, known in self._known.items():
             topics = {topic for topic, _ in source.reached({name: (self._directory / name).read_bytes()}, batch)}
             if new := topics - self._read[source]:
-                # Another dict: a thread may be at work with the one before.
+                # A new dict: a thread may be reading the old one.
                 former = {name: (batch, known[name]) for name in new & known.keys()}
                 self._former[source] = self._former[source] | former
                 kept = {name: each for name, each in known.items() if name not in new}
                 with _client(self._spark, source) as client:
-                    self._learn(source, kept | {name: each.id for name, each in client.topics(new).items()})
+                    self._store_ids(source, kept | {name: each.id for name, each in client.topics(new).items()})
             self._read[source] = topics & self._known[source].keys()
 
     def check(self, batch: int, files: Mapping[str, bytes]) -> bool:
-        """Return whether the topics that were read are those that a checkpoint with these files names.
+        """Whether the topics that were read are those of a checkpoint with these files.
 
-        False while Kafka does not answer yet: another thread asks it. Raises ConfigurationError if a topic was created
-        anew; ConflictError if the program says that rows may be gone: the job is restarted then.
+        Returns False until Kafka has answered another thread. Raises ConfigurationError if a topic was recreated, or
+        ConflictError if the program's options allow missing rows: the job then restarts.
         """
         if batch <= self._checked or not self._known:
             return True
-        if self._asked is None or self._asked[0] != batch:
-            self._asked = batch, Future()
-            thread = threading.Thread(target=self._ask, args=(*self._asked, files), daemon=True)
+        if self._pending is None or self._pending[0] != batch:
+            self._pending = batch, Future()
+            thread = threading.Thread(target=self._run, args=(*self._pending, files), daemon=True)
             thread.name = "strandline-kafka-topics"
             thread.start()
-        _, answer = self._asked
+        _, answer = self._pending
         if not answer.done():
             return False
-        self._asked = None
+        self._pending = None
         answer.result()
         self._checked = batch
         return True
 
     def close(self) -> None:
-        """Ask Kafka nothing more."""
+        """End the thread's requests to Kafka."""
         self._is_closed.set()
 
-    def _ask(self, batch: int, answer: Future[None], files: Mapping[str, bytes]) -> None:
-        is_told = False
-        # Of a checkpoint that has failed meanwhile, nobody wants to know.
-        while not self._is_closed.is_set() and self._asked == (batch, answer):
+    def _run(self, batch: int, answer: Future[None], files: Mapping[str, bytes]) -> None:
+        is_logged = False
+        # The result is not needed if the checkpoint has failed meanwhile.
+        while not self._is_closed.is_set() and self._pending == (batch, answer):
             try:
                 for source in self._known:
                     former = {name: each for name, (at, each) in self._former[source].items() if at > batch}
@@ -335,114 +338,114 @@ class KafkaTopics:
                 answer.set_result(None)
                 return
             except UnavailableError as error:
-                if not is_told:
+                if not is_logged:
                     log.warning("a checkpoint waits: %s", error)
-                is_told = True
-                self._is_closed.wait(_PAUSE_S)
+                is_logged = True
+                self._is_closed.wait(_RETRY_S)
             except BaseException as error:
                 answer.set_exception(error)
                 return
 
     def _compare(self, source: KafkaSource, topics: set[str], known: Ids) -> None:
         with _client(self._spark, source) as client:
-            found = client.topics(topics)
-        if renewed := _renewed(known, found):
-            if source.goes_on_without:
-                raise ConflictError(_words(source, renewed))
-            raise _created_anew(source, renewed)
-        gone = sorted(topics - found.keys())
-        if gone and not source.goes_on_without:
-            raise UnavailableError(f"{source.text}: Kafka at {source.servers} has no topic '{gone[0]}' any more")
+            current = client.topics(topics)
+        if recreated := _recreated(known, current):
+            if source.ignores_loss:
+                raise ConflictError(_describe(source, recreated))
+            raise _recreated_error(source, recreated)
+        missing = sorted(topics - current.keys())
+        if missing and not source.ignores_loss:
+            raise UnavailableError(f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}' any more")
 
-    def _learn(self, source: KafkaSource, known: Ids) -> None:
+    def _store_ids(self, source: KafkaSource, known: Ids) -> None:
         self._known[source] = known
         path = self._directory / f"sources/{source.number}/topics"
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_suffix(".tmp")
-        written.write_text(json.dumps(known))
-        written.replace(path)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(known))
+        temporary.replace(path)
 
 
-def _renewed(known: Ids, found: Mapping[str, _Topic]) -> dict[str, tuple[str, str]]:
-    """Return the topics that are not those that are known, with both ids."""
+def _recreated(known: Ids, current: Mapping[str, _Topic]) -> dict[str, tuple[str, str]]:
+    """Return the topics whose id is not the known one, with both ids."""
     return {
         name: (known[name], topic.id)
-        for name, topic in sorted(found.items())
+        for name, topic in sorted(current.items())
         if known.get(name) and topic.id and topic.id != known[name]
     }
 
 
-def _words(source: KafkaSource, renewed: Mapping[str, tuple[str, str]]) -> str:
-    said = [f"topic '{name}' (it was {old}, and is {new})" for name, (old, new) in renewed.items()]
-    more = f"; and {len(said) - _SHOWN} others" if len(said) > _SHOWN else ""
+def _describe(source: KafkaSource, recreated: Mapping[str, tuple[str, str]]) -> str:
+    topics = [f"topic '{name}' (its id was {old}, and is {new})" for name, (old, new) in recreated.items()]
+    more = f"; and {len(topics) - _MAX_NAMES} others" if len(topics) > _MAX_NAMES else ""
     return (
-        f"{source.text}: a topic of Kafka at {source.servers} was deleted and created anew since the job read it, and "
-        f"its offsets mean other rows: {'; '.join(said[:_SHOWN])}{more}"
+        f"{source.text}: a topic of Kafka at {source.servers} was deleted and recreated since the job read it, and "
+        f"its offsets mean other rows: {'; '.join(topics[:_MAX_NAMES])}{more}"
     )
 
 
-def _created_anew(source: KafkaSource, renewed: Mapping[str, tuple[str, str]]) -> ConfigurationError:
+def _recreated_error(source: KafkaSource, recreated: Mapping[str, tuple[str, str]]) -> ConfigurationError:
     return ConfigurationError(
-        _words(source, renewed),
-        hint="to read the new topic from its first row, with the state as it is, start the job once with "
+        _describe(source, recreated),
+        hint="to read the new topic from its first row, and keep the state, start the job once with "
         "option('failOnDataLoss', 'false'). If it has the same rows at the same offsets, as a replica in another "
         f"cluster has, start it once with option('{SAME_OFFSETS}', 'true')",
     )
 
 
 def _check_kept(source: KafkaSource, reached: Offsets, ends: Mapping[tuple[str, int], tuple[int, int]]) -> None:
-    found = list(filter(None, (_gone(at, wanted, ends.get(at)) for at, wanted in sorted(reached.items()))))
-    if not found:
+    losses = list(filter(None, (_loss(at, wanted, ends.get(at)) for at, wanted in sorted(reached.items()))))
+    if not losses:
         return
-    more = f"; and {len(found) - _SHOWN} other partitions" if len(found) > _SHOWN else ""
-    what = f"{source.text}: rows are gone that Kafka at {source.servers} had: {'; '.join(found[:_SHOWN])}{more}"
-    if source.goes_on_without:
-        log.warning("%s. The job goes on without them, as failOnDataLoss=false says", what)
+    more = f"; and {len(losses) - _MAX_NAMES} other partitions" if len(losses) > _MAX_NAMES else ""
+    message = f"{source.text}: Kafka at {source.servers} has lost rows: {'; '.join(losses[:_MAX_NAMES])}{more}"
+    if source.ignores_loss:
+        log.warning("%s. The job continues without them, because of failOnDataLoss=false", message)
         return
     raise ConfigurationError(
-        what,
-        hint="restore a newer checkpoint or savepoint, if there is one; to lose these rows and go on, start the job "
-        "once with option('failOnDataLoss', 'false'); and have the topic keep rows (retention.ms, retention.bytes) for "
-        "longer than the job may be away",
+        message,
+        hint="restore a newer checkpoint or savepoint, if there is one; to lose these rows and continue, start the job "
+        "once with option('failOnDataLoss', 'false'); and let the topic keep rows (retention.ms, retention.bytes) for "
+        "longer than the job may be stopped",
     )
 
 
-def _gone(at: tuple[str, int], wanted: int, ends: tuple[int, int] | None) -> str:
+def _loss(at: tuple[str, int], wanted: int, ends: tuple[int, int] | None) -> str:
     where = f"topic '{at[0]}', partition {at[1]}"
     if ends is None:
-        return f"{where}: the job goes on at offset {wanted}, and there is no such partition any more"
+        return f"{where}: the job continues at offset {wanted}, but the partition does not exist any more"
     oldest, newest = ends
     if wanted < oldest:
-        return f"{where}: the job goes on at offset {wanted}, and the oldest that is kept is {oldest}"
+        return f"{where}: the job continues at offset {wanted}, but the oldest row has offset {oldest}"
     if wanted > newest:
-        return f"{where}: the job goes on at offset {wanted}, and it ends at {newest}: rows were lost"
+        return f"{where}: the job continues at offset {wanted}, but the partition ends at {newest}"
     return ""
 
 
 @dataclass(frozen=True)
 class _Topic:
-    """A topic as it is now."""
+    """The current description of a topic."""
 
     id: str
     partitions: int
-    """How many there are: they are numbered without gaps."""
+    """The number of partitions, which are numbered without gaps."""
 
 
 class _Client:
-    """Kafka's own client for administrators, in Spark's JVM."""
+    """Kafka's admin client, in Spark's JVM."""
 
     def __init__(self, spark: SparkSession, source: KafkaSource) -> None:
         jvm: Any = spark._jvm
         self._jvm = jvm
         self._source = source
-        # Where the connector is found is known to Spark, and not to each of the JVM's threads.
+        # Spark's class loader has the connector; the thread's class loader may not.
         session: Any = spark._jsparkSession
         jvm.java.lang.Thread.currentThread().setContextClassLoader(session.sharedState().jarClassLoader())
         settings = jvm.java.util.Properties()
-        own = {"default.api.timeout.ms": str(1000 * _ANSWER_S), "request.timeout.ms": "5000"}
-        given = source.relation.options.items()
-        given_to_client = {name.removeprefix("kafka."): value for name, value in given if name.startswith("kafka.")}
-        for name, value in (given_to_client | own).items():
+        timeouts = {"default.api.timeout.ms": str(1000 * _TIMEOUT_S), "request.timeout.ms": "5000"}
+        options = source.relation.options.items()
+        client_options = {name.removeprefix("kafka."): value for name, value in options if name.startswith("kafka.")}
+        for name, value in (client_options | timeouts).items():
             settings.setProperty(name, value)
         self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
 
@@ -460,12 +463,12 @@ class _Client:
         return {name for name in names.split(",") if name and compiled.test(name)}
 
     def topics(self, names: Collection[str]) -> dict[str, _Topic]:
-        """Return what Kafka says of topics, without those that are not there."""
-        asked = self._jvm.java.util.ArrayList()
+        """Return the descriptions of topics, without those that do not exist."""
+        name_list = self._jvm.java.util.ArrayList()
         for name in sorted(names):
-            asked.add(name)
-        answers = self._admin.describeTopics(asked).topicNameValues() if names else {}
-        found = {}
+            name_list.add(name)
+        answers = self._admin.describeTopics(name_list).topicNameValues() if names else {}
+        topics = {}
         for name in sorted(names):
             try:
                 described = self._answer(answers.get(name))
@@ -474,43 +477,43 @@ class _Client:
                     continue
                 raise
             topic_id = described.topicId().toString()
-            found[name] = _Topic("" if topic_id == _NO_ID else topic_id, described.partitions().size())
-        return found
+            topics[name] = _Topic("" if topic_id == _NO_ID else topic_id, described.partitions().size())
+        return topics
 
     def ends(self, partitions: Offsets, topics: Mapping[str, _Topic]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return the oldest offset of each partition and the one behind its newest; nothing of those that are gone."""
+        """Return the first offset and the end offset of each partition that exists."""
         wanted = [at for at in partitions if at[0] in topics and at[1] < topics[at[0]].partitions]
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
         oldest, newest = (self._offsets(wanted, each) for each in (spec.earliest(), spec.latest()))
         return {at: (oldest[at], newest[at]) for at in wanted}
 
     def open_transactions(self, wanted: Offsets, ends: Mapping[tuple[str, int], tuple[int, int]]) -> Offsets:
-        """Return where a transaction is open before the offset that is wanted, by partition."""
+        """Return, by partition, the offset of an open transaction before the wanted offset."""
         level = self._jvm.org.apache.kafka.common.IsolationLevel.READ_COMMITTED
         options = self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
         stable = self._offsets(list(ends), self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest(), options)
         return {at: offset for at, offset in stable.items() if offset < wanted[at] <= ends[at][1]}
 
     def _offsets(self, partitions: Sequence[tuple[str, int]], spec: Any, *options: Any) -> dict[tuple[str, int], int]:
-        asked = self._jvm.java.util.HashMap()
+        specs = self._jvm.java.util.HashMap()
         keys = {at: self._partition(at) for at in partitions}
         for key in keys.values():
-            asked.put(key, spec)
-        result = self._admin.listOffsets(asked, *options)
+            specs.put(key, spec)
+        result = self._admin.listOffsets(specs, *options)
         return {at: self._answer(result.partitionResult(key)).offset() for at, key in keys.items()}
 
     def commit(self, group: str, offsets: Offsets) -> None:
-        """Commit a group's offsets, without being a member of it."""
-        told, made = self._jvm.java.util.HashMap(), self._jvm.org.apache.kafka.clients.consumer.OffsetAndMetadata
+        """Commit a group's offsets without joining the group."""
+        commits = self._jvm.java.util.HashMap()
         for at, offset in offsets.items():
-            told.put(self._partition(at), made(offset))
-        self._answer(self._admin.alterConsumerGroupOffsets(group, told).all())
+            commits.put(self._partition(at), self._jvm.org.apache.kafka.clients.consumer.OffsetAndMetadata(offset))
+        self._answer(self._admin.alterConsumerGroupOffsets(group, commits).all())
 
     def _partition(self, at: tuple[str, int]) -> Any:
         return self._jvm.org.apache.kafka.common.TopicPartition(*at)
 
     def _answer(self, future: Any) -> Any:
-        return future.get(_ANSWER_S + 1, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
+        return future.get(_TIMEOUT_S + 1, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
 
 
 @contextmanager
@@ -521,7 +524,7 @@ def _client(spark: SparkSession, source: KafkaSource) -> Iterator[_Client]:
         yield client
     except Py4JError as error:
         raise UnavailableError(
-            f"{source.text}: Kafka at {source.servers} does not say what it has: {reason_of(str(error))}"
+            f"{source.text}: the request to Kafka at {source.servers} failed: {reason_of(str(error))}"
         ) from None
     finally:
         if client is not None:
@@ -529,10 +532,10 @@ def _client(spark: SparkSession, source: KafkaSource) -> Iterator[_Client]:
 
 
 class KafkaCommits:
-    """Tells Kafka how far each checkpoint came, where a source asks for it: for tools that watch a group's lag.
+    """Commits the offsets of each checkpoint to Kafka, for sources with a group: for tools that monitor a group's lag.
 
-    Nothing reads it back: where a job goes on, its checkpoints say. What Kafka does not take now, it is told with the
-    next checkpoint. `captured` and `completed` are called by one thread; they do no I/O.
+    The job never reads them: it starts from the offsets in its checkpoints. After a failed commit, the next checkpoint
+    commits newer offsets. One thread calls `captured` and `completed`, which do no I/O.
     """
 
     def __init__(self, spark: SparkSession, sources: Sequence[KafkaSource]) -> None:
@@ -546,32 +549,32 @@ class KafkaCommits:
         self._thread: threading.Thread | None = None
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
-        """Remember how far the sources were when a checkpoint was taken."""
+        """Note the sources' offsets of a checkpoint."""
         if self._sources:
             self._waiting[checkpoint] = {source: source.reached(files, batch) for source in self._sources}
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint was published."""
-        found = self._waiting.get(checkpoint)
+        """After a checkpoint is published: commit its offsets in the thread."""
+        offsets = self._waiting.get(checkpoint)
         self._waiting = {number: each for number, each in self._waiting.items() if number > checkpoint}
-        if not found:
+        if not offsets:
             return
         with self._lock:
-            self._due = found
+            self._due = offsets
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="strandline-kafka-commits", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="strandline-kafka-commits", daemon=True)
                 self._thread.start()
             self._lock.notify()
 
     def close(self) -> None:
-        """Tell what is due yet, and end."""
+        """Commit the offsets that are due, and end the thread."""
         with self._lock:
             self._is_closed = True
             self._lock.notify()
         if self._thread is not None:
-            self._thread.join(2 * _ANSWER_S)
+            self._thread.join(2 * _TIMEOUT_S)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._due or self._is_closed)
@@ -579,16 +582,16 @@ class KafkaCommits:
             if not due:
                 return
             for source, offsets in due.items():
-                self._tell(source, offsets)
+                self._commit(source, offsets)
 
-    def _tell(self, source: KafkaSource, offsets: Offsets) -> None:
+    def _commit(self, source: KafkaSource, offsets: Offsets) -> None:
         group = self._sources[source]
         try:
             with _client(self._spark, source) as client:
                 client.commit(group, offsets)
             self._is_failing = False
         except UnavailableError as error:
-            # One line for as long as it lasts.
+            # Only the first of consecutive failures is logged.
             if not self._is_failing:
                 log.warning("the offsets of group '%s' are not committed for now: %s", group, error)
             self._is_failing = True

@@ -1,4 +1,4 @@
-"""How far a job's sources were read, and what waits there: for people to look at, and for nothing else."""
+"""Measures the lag of a job's sources, for its status alone: the job does not depend on it."""
 
 from __future__ import annotations
 
@@ -22,86 +22,89 @@ from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sources.checks import Relation, numbered_relations, source_numbers
 from strandline.spark.sources.log import UnreadableLogError, files_read, reached_steps
 
-_LEAST_PAUSE_S = 1.0
-_PAUSES = 20
-"""A look is taken again only after so many times as long as it took."""
-_PATIENCE_S = 3.0
-"""How long a status waits for it."""
-_NOT_COUNTED = {"recursivefilelookup", "filenameonly"}
-"""Options with which Spark goes by other files, or by other names."""
+_MIN_PAUSE_S = 1.0
+_PAUSE_FACTOR = 20
+"""The pause after a measurement, as a multiple of its duration."""
+_WAIT_S = 3.0
+"""The longest wait of a status for a measurement."""
+_UNSUPPORTED_OPTIONS = {"recursivefilelookup", "filenameonly"}
+"""Options with which Spark selects other files, or compares other names."""
 _GLOB = set("*?[{")
 
 
 class SourceLag:
-    """Looks at the sources of one attempt, when it is asked to."""
+    """Measures the lag of one attempt's sources, on request, in a thread."""
 
     def __init__(
         self, spark: SparkSession, source: DataFrame, names: Sequence[str], directory: Path, batch: Callable[[], int]
     ) -> None:
-        """`directory` is Spark's own, of this attempt; `batch` gives the last batch that was processed."""
+        """`directory` is Spark's checkpoint directory of this attempt; `batch` returns the last completed batch."""
         self._names = names
         self._batch = batch
         relations = numbered_relations(source)
         log = _LogFiles(directory), source_numbers(source)
         self._files = [_WaitingFiles.of(spark, relation, at, *log) for at, relation in enumerate(relations)]
-        self._found: list[SourceStatus] = []
-        self._looking: threading.Thread | None = None
-        self._again_s = 0.0
+        self._statuses: list[SourceStatus] = []
+        self._thread: threading.Thread | None = None
+        self._next_s = 0.0
         self._lock = threading.Lock()
 
     def look(self, query: StreamingQuery) -> list[SourceStatus]:
-        """Return how far each source is, as of moments ago; empty while nothing is known, as when storage is slow."""
+        """Return the last measurement of each source; none before the first one is complete, as with slow storage."""
         with self._lock:
-            if self._looking is None and time.monotonic() >= self._again_s:
-                self._looking = threading.Thread(
-                    target=self._look, args=(query,), name="strandline-sources", daemon=True
+            if self._thread is None and time.monotonic() >= self._next_s:
+                self._thread = threading.Thread(
+                    target=self._measure, args=(query,), name="strandline-sources", daemon=True
                 )
-                self._looking.start()
-            looking = self._looking
-        if looking is not None:
-            looking.join(_PATIENCE_S)
-        return self._found
+                self._thread.start()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_WAIT_S)
+        return self._statuses
 
-    def _look(self, query: StreamingQuery) -> None:
-        began = time.monotonic()
+    def _measure(self, query: StreamingQuery) -> None:
+        start = time.monotonic()
         try:
-            # A query that is being stopped answers with all kinds of errors.
+            # A query that is stopping raises many kinds of errors.
             with suppress(Exception):
-                self._found = self._of_query(query)
+                self._statuses = self._of_query(query)
         finally:
-            ended = time.monotonic()
+            end = time.monotonic()
             with self._lock:
-                self._looking = None
-                self._again_s = ended + max(_LEAST_PAUSE_S, _PAUSES * (ended - began))
+                self._thread = None
+                self._next_s = end + max(_MIN_PAUSE_S, _PAUSE_FACTOR * (end - start))
 
     def _of_query(self, query: StreamingQuery) -> list[SourceStatus]:
         progress = query.lastProgress
-        said: list[Mapping[str, Any]] = json.loads(progress.json)["sources"] if progress else []
+        sources: list[Mapping[str, Any]] = json.loads(progress.json)["sources"] if progress else []
         names = self._names if len(self._names) == len(self._files) else [""] * len(self._files)
         batch = self._batch()
         return [
-            self._of_source(name, said[at] if at < len(said) else {}, files, batch)
+            self._of_source(name, sources[at] if at < len(sources) else {}, files, batch)
             for at, (name, files) in enumerate(zip(names, self._files, strict=True))
         ]
 
-    def _of_source(self, name: str, said: Mapping[str, Any], files: _WaitingFiles | None, batch: int) -> SourceStatus:
-        read_to, latest = said.get("endOffset"), said.get("latestOffset")
-        found = SourceStatus(name, str(said.get("description", "")), read_to, latest, offsets_behind(read_to, latest))
+    def _of_source(
+        self, name: str, progress: Mapping[str, Any], files: _WaitingFiles | None, batch: int
+    ) -> SourceStatus:
+        read_to, latest = progress.get("endOffset"), progress.get("latestOffset")
+        description = str(progress.get("description", ""))
+        status = SourceStatus(name, description, read_to, latest, offsets_behind(read_to, latest))
         if files is None:
-            return found
-        found = replace(found, what=files.what, offsets_behind=None)
+            return status
+        status = replace(status, what=files.what, offsets_behind=None)
         try:
             count, size_bytes, oldest_ms = files.count(batch)
         except (OSError, UnreadableLogError, KeyError):
-            return found
+            return status
         waiting_ms = 0 if oldest_ms is None else max(0, round(time.time() * 1000) - oldest_ms)
-        return replace(found, files_behind=count, bytes_behind=size_bytes, waiting_ms=waiting_ms)
+        return replace(status, files_behind=count, bytes_behind=size_bytes, waiting_ms=waiting_ms)
 
 
 def offsets_behind(read_to: Any, latest: Any) -> int | None:
-    """Return how many offsets are between two of a source; None if they are no numbers, by themselves or by name.
+    """Return the difference of two offsets of a source; None if they are neither numbers nor dicts of numbers.
 
-    Kafka's are by topic and partition: `{"clicks": {"0": 17, "1": 4}}`.
+    Kafka's offsets are by topic and partition: `{"clicks": {"0": 17, "1": 4}}`.
     """
     if isinstance(read_to, bool) or isinstance(latest, bool):
         return None
@@ -109,14 +112,14 @@ def offsets_behind(read_to: Any, latest: Any) -> int | None:
         return max(0, latest - read_to)
     if not isinstance(latest, dict) or not isinstance(read_to, dict | None):
         return None
-    # A partition that is new there has not been read at all.
+    # No offset of a new partition has been read.
     before = read_to or {}
     parts = [offsets_behind(before.get(name, 0 if isinstance(at, int) else None), at) for name, at in latest.items()]
     return None if not parts or None in parts else sum(part or 0 for part in parts)
 
 
 class _WaitingFiles:
-    """Files of a source of Spark's that no epoch has processed. Read by one thread at a time."""
+    """Files of a source that no epoch has processed. Used by one thread at a time."""
 
     def __init__(
         self, root: Path, glob: str, what: str, number: int, log: Mapping[str, bytes], numbers: Sequence[int]
@@ -139,8 +142,8 @@ class _WaitingFiles:
         log: Mapping[str, bytes],
         numbers: Sequence[int],
     ) -> _WaitingFiles | None:
-        """Return the files of a source that has some, in a directory of this machine, and goes by them as usual."""
-        if relation is None or not relation.is_files or _NOT_COUNTED & relation.options.keys():
+        """Return the files of a source that reads a local directory; None for other sources, patterns and options."""
+        if relation is None or not relation.is_files or _UNSUPPORTED_OPTIONS & relation.options.keys():
             return None
         path = relation.options.get("path", "")
         if not path or _GLOB & set(path):
@@ -153,11 +156,11 @@ class _WaitingFiles:
         return cls(root, glob, f"{relation.provider} files in {root}", number, log, numbers)
 
     def count(self, batch: int) -> tuple[int, int, int | None]:
-        """Return how many there are, their size, and when the oldest was written; all but those of older batches."""
+        """Return count and size of the files after a batch, and the modification time of the oldest one."""
         self._catch_up(batch)
         count = size_bytes = 0
         oldest_ms: int | None = None
-        for entry in _listed(self._root, self._glob):
+        for entry in _entries(self._root, self._glob):
             if entry.path not in self._read:
                 with suppress(FileNotFoundError):
                     stat = entry.stat()
@@ -167,7 +170,7 @@ class _WaitingFiles:
         return count, size_bytes, oldest_ms
 
     def _catch_up(self, batch: int) -> None:
-        """Learn which files were read since the last time: of a long history, only the newest."""
+        """Add the files that were read since the last call, from the end of the log."""
         if batch < 0:
             return
         step = reached_steps(self._log, batch, [self._number], self._numbers)[self._number]
@@ -178,7 +181,7 @@ class _WaitingFiles:
 
 
 class _LogFiles(Mapping[str, bytes]):
-    """Spark's log as `log.py` reads it: a file is read when it is asked for."""
+    """Spark's log as `log.py` reads it, which reads each file on access."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -198,15 +201,15 @@ class _LogFiles(Mapping[str, bytes]):
         return sum(1 for _ in self)
 
 
-def _listed(directory: Path, glob: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the files that Spark reads: in the directory, and in those below that are partitions, as `day=1`."""
+def _entries(directory: Path, glob: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the files that Spark reads, in the directory and in partition directories below, as `day=1`."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             if _is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 if "=" in entry.name:
-                    yield from _listed(Path(entry.path), glob)
+                    yield from _entries(Path(entry.path), glob)
             elif fnmatch.fnmatchcase(entry.name, glob):
                 yield entry
 

@@ -1,10 +1,9 @@
-"""What Spark's progress files say of a file source: which files it has read, and in which of its steps.
+"""Parses Spark's log of a file source: the files that it has read, and the step of each.
 
-A file source numbers its steps; a step is the files that one batch brought. `sources/{i}/{n}` names those of step n,
-every tenth time `sources/{i}/{n}.compact` names those of all steps up to n, in order. `offsets/{batch}` says which
-step each source had reached: a line for each time that it stands in the plan, in the order of the plan, so that a
-source that stands there twice has one number and two lines. `numbers` are the sources' numbers by line; without any,
-each stands there once.
+A file source numbers its steps; a step is the files of one batch. `sources/{i}/{n}` lists those of step n, and every
+tenth time `sources/{i}/{n}.compact` lists those of all steps up to n, in order. `offsets/{batch}` has the last step of
+each source: a line for each leaf of the plan, in the order of the plan, so that a source that is in the plan twice has
+one number and two lines. `numbers` are the sources' numbers by line; without them, each source has one line.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class LoggedFile(msgspec.Struct, frozen=True):
     path: str
     """A URI."""
     timestamp: int
-    """When it was last changed, in ms since 1970."""
+    """The modification time, in ms since 1970."""
     step: int = msgspec.field(name="batchId")
 
 
@@ -35,19 +34,19 @@ _file = msgspec.json.Decoder(LoggedFile)
 
 
 class UnreadableLogError(ValueError):
-    """Spark's files are not as this Spark is known to write them."""
+    """Spark's log does not have the known format."""
 
 
 def reached_steps(
     files: Mapping[str, bytes], batch: int, sources: list[int], numbers: Sequence[int] = ()
 ) -> dict[int, int]:
-    """Return which step each of these file sources had reached after a batch; -1 before the first."""
+    """Return the last step of each of these file sources after a batch; -1 before the first."""
     lines = files[f"offsets/{batch}"].splitlines()
     if lines[0] != _VERSION:
-        raise UnreadableLogError(f"offsets/{batch} is of version {lines[0][:20]!r}, expected v1")
-    # The second line is about the whole query.
+        raise UnreadableLogError(f"offsets/{batch} has version {lines[0][:20]!r}, expected v1")
+    # The second line has metadata of the query.
     if numbers and len(numbers) != len(lines) - 2:
-        raise UnreadableLogError(f"offsets/{batch} is of {len(lines) - 2} sources, expected {len(numbers)}")
+        raise UnreadableLogError(f"offsets/{batch} has {len(lines) - 2} sources, expected {len(numbers)}")
     return {source: _step(lines[2 + (numbers.index(source) if numbers else source)]) for source in sources}
 
 
@@ -57,14 +56,14 @@ def _step(line: bytes) -> int:
     try:
         return msgspec.json.decode(line, type=_Offset).logOffset
     except msgspec.MsgspecError as error:
-        raise UnreadableLogError(f"{line[:80]!r} is no offset of a source of files") from error
+        raise UnreadableLogError(f"{line[:80]!r} is not an offset of a file source") from error
 
 
 def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int] = ()) -> str:
-    """Return what is missing of the file sources' logs after a batch; empty if they are whole.
+    """Return the name of a log file that is missing after a batch, "" if all exist.
 
-    Spark reads them when it starts: from the newest step that has all before it to the newest of all, each. While it
-    runs it does not, and would not notice that one is gone.
+    When Spark starts, it reads the newest compacted file and all later steps. A running query does not read them, and
+    would not notice that one is missing.
     """
     lines = files[f"offsets/{batch}"].splitlines()[2:]
     for source, line in zip(numbers or range(len(lines)), lines, strict=False):
@@ -81,18 +80,18 @@ def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int
 
 
 def logged_paths(files: Mapping[str, bytes], source: int) -> frozenset[str]:
-    """Return the URIs of all files that a source has read, or has planned to."""
+    """Return the URIs of all files that a source has read or planned."""
     return frozenset(iterate_paths(files, source))
 
 
 def logged_times(files: Mapping[str, bytes], source: int) -> dict[str, int]:
-    """Return when each file was last changed, in ms since 1970, that a source has read, or has planned to."""
+    """Return the modification times, in ms since 1970, of all files that a source has read or planned."""
     lines = (_decoded(line) for name, data in _log_of(files, source) for line in _lines(data, name))
     return {line.path: line.timestamp for line in lines}
 
 
 def iterate_paths(files: Mapping[str, bytes], source: int) -> Iterator[str]:
-    """Yield the URIs of all files that a source has read, or has planned to, some of them twice."""
+    """Yield the URIs of all files that a source has read or planned, some of them twice."""
     return (_decoded(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
 
 
@@ -103,22 +102,22 @@ def last_step(files: Mapping[str, bytes], source: int) -> int:
 
 
 def with_moved_files(files: Mapping[str, bytes], source: int, before: str, now: str) -> dict[str, bytes]:
-    """Return a source's log as if its files had always been below the directory `now`, not `before`: both are URIs."""
-    made = {}
+    """Return a source's log with the directory `before` of each file replaced by `now`; both are URIs."""
+    moved_log = {}
     for name, data in _log_of(files, source):
         logged = map(_decoded, _lines(data, name))
         moved = [structs.replace(file, path=now + file.path.removeprefix(before)) for file in logged]
-        made[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, moved)])
-    return made
+        moved_log[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, moved)])
+    return moved_log
 
 
 def only_files(files: Mapping[str, bytes], source: int, kept: Collection[str]) -> dict[str, bytes]:
-    """Return Spark's files as if a source had read no others than those kept, which are URIs."""
-    made = dict(files)
+    """Return Spark's log without a source's files that are not in `kept`, which are URIs."""
+    filtered = dict(files)
     for name, data in _log_of(files, source):
         lines = [line for line in _lines(data, name) if _decoded(line).path in kept]
-        made[name] = b"\n".join([_VERSION, *lines])
-    return made
+        filtered[name] = b"\n".join([_VERSION, *lines])
+    return filtered
 
 
 def _log_of(files: Mapping[str, bytes], source: int) -> list[tuple[str, bytes]]:
@@ -129,13 +128,13 @@ def _decoded(line: bytes) -> LoggedFile:
     try:
         return _file.decode(line)
     except msgspec.MsgspecError as error:
-        raise UnreadableLogError(f"{line[:80]!r} names no file") from error
+        raise UnreadableLogError(f"{line[:80]!r} is not an entry of a file") from error
 
 
 def _lines(data: bytes, where: str) -> list[bytes]:
     version, *lines = data.splitlines()
     if version != _VERSION:
-        raise UnreadableLogError(f"{where} is of version {version[:20]!r}, expected v1")
+        raise UnreadableLogError(f"{where} has version {version[:20]!r}, expected v1")
     return [line for line in lines if line]
 
 
@@ -151,20 +150,20 @@ def files_read(files: Mapping[str, bytes], source: int, above: int, up_to: int) 
     while step <= up_to:
         last, data = step, files.get(f"{folder}{step}")
         if data is None:
-            # Spark has compacted the log, and deleted the single step's file some time later.
+            # Spark has compacted the log, and has deleted the step's file later.
             last = max((number for number in compacted if number >= step), default=-1)
             data = compacted.get(last)
         if data is None:
-            raise UnreadableLogError(f"{folder}{step} is not there, nor any file that would have it compacted")
+            raise UnreadableLogError(f"{folder}{step} is missing, and no compacted file has this step")
         yield from _between(data, step - 1, min(last, up_to), f"{folder}{last}")
         step = last + 1
 
 
 def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile]:
-    """Read a log file from its end: of a long history, mostly the newest steps are wanted."""
+    """Read a log file from its end: callers mostly need the newest steps of a long history."""
     if not data.startswith(_VERSION):
-        raise UnreadableLogError(f"{where} is of version {data[:20]!r}, expected v1")
-    found: list[LoggedFile] = []
+        raise UnreadableLogError(f"{where} has version {data[:20]!r}, expected v1")
+    read: list[LoggedFile] = []
     end = len(data)
     while end > len(_VERSION):
         start = data.rfind(b"\n", 0, end)
@@ -176,6 +175,6 @@ def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile
         if logged.step <= above:
             break
         if logged.step <= up_to:
-            found.append(logged)
-    found.reverse()
-    return found
+            read.append(logged)
+    read.reverse()
+    return read

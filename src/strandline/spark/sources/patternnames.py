@@ -1,9 +1,9 @@
 """Refuses input files whose names Spark takes for patterns: it would read rows more than once.
 
 For each path of an epoch that looks like a pattern, Spark 4 reads all files of the epoch once more
-(`DataSource.checkAndGlobPathIfNecessary` without globbing). Files in partition directories, as `day=1/`, are listed by
-directory, and read once. A single file is, too; it is refused all the same, since which files an epoch has, and which
-are planned with a checkpoint, is a matter of time.
+(`DataSource.checkAndGlobPathIfNecessary` without globbing). Spark lists files in partition directories, as `day=1/`, by
+directory, and reads them once. It also reads a single file of an epoch once; that file is refused too, since it depends
+on timing which files are in an epoch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from strandline.spark.sources.filechecks import FileSource, qualified
 from strandline.spark.sources.log import LoggedFile, UnreadableLogError, files_read, last_step
 
 _PATTERN = set("{}[]*?\\")
-"""What makes a path a pattern for Hadoop."""
+"""The characters that make a path a pattern for Hadoop."""
 _PARTITION = re.compile("/[^/=]+=[^/]*/")
 
 
 class PatternNames:
-    """Checks the files of each epoch before it is processed, and those that Spark has planned to read next."""
+    """Checks the files of each epoch before it is processed, and those that Spark has planned for the next ones."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class PatternNames:
         batch: int,
         numbers: Sequence[int],
     ) -> None:
-        """`directory` is the query's; `files` are Spark's as of a batch, with which the sources begin."""
+        """`directory` is the query's; `files` is Spark's log as of `batch`, the last one before the start."""
         self._spark = spark
         self._directory = directory
         self._numbers = numbers
         self._steps = {source: source.reached(files, batch, numbers) for source in sources}
 
     def begin(self, batch: int) -> None:
-        """Raise ConfigurationError if an epoch that is about to be processed has a file with such a name."""
+        """Raise ConfigurationError if the next epoch has a file with such a name."""
         if not self._steps:
             return
         offsets = {f"offsets/{batch}": (self._directory / f"offsets/{batch}").read_bytes()}
@@ -57,25 +57,25 @@ class PatternNames:
                     self._check(source, files_read(self._logs(source, before, reached), source.number, before, reached))
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
-        """Raise as `begin` does for files planned behind a checkpoint: if it had one, renaming would not help."""
+        """Check, as `begin` does, files that Spark has planned after a checkpoint: a restore would need their names."""
         for source in self._steps:
             with suppress(UnreadableLogError):
                 reached, last = source.reached(files, batch, self._numbers), last_step(files, source.number)
                 self._check(source, files_read(files, source.number, reached, last))
 
     def _logs(self, source: FileSource, above: int, up_to: int) -> dict[str, bytes]:
-        """Read the files of a source's log that have some steps: each, or one that has them compacted."""
+        """Read the log files of some steps of a source: single ones, or else the compacted ones."""
         folder = self._directory / f"sources/{source.number}"
         names = (name for step in range(above + 1, up_to + 1) for name in (f"{step}", f"{step}.compact"))
         return self._read(folder / name for name in names) or self._read(folder.glob("*.compact"))
 
     def _read(self, paths: Iterable[Path]) -> dict[str, bytes]:
-        """Read those of these files that are there."""
-        found = {}
+        """Read those of these files that exist."""
+        files = {}
         for path in paths:
             with suppress(FileNotFoundError):
-                found[path.relative_to(self._directory).as_posix()] = path.read_bytes()
-        return found
+                files[path.relative_to(self._directory).as_posix()] = path.read_bytes()
+        return files
 
     def _check(self, source: FileSource, read: Iterable[LoggedFile]) -> None:
         paths = [unquote(file.path) for file in read]
@@ -85,16 +85,17 @@ class PatternNames:
         raise ConfigurationError(
             f"{source.text}: Spark takes the name of the input file {pattern} for a pattern, since it has one of the "
             f"characters {' '.join(sorted(_PATTERN))}; it would read rows of files in the same epoch more than once",
-            hint="rename the file or the directory; the job goes on from its last checkpoint, and reads it then",
+            hint="rename the file or the directory, and start the job again: it continues from its last checkpoint, "
+            "and reads the file",
         )
 
     def _is_read_once(self, source: FileSource, paths: Iterable[str]) -> bool:
-        """Whether Spark lists by path, or by partition directories below a root that is no pattern itself."""
+        """Whether Spark lists files recursively, or by partition directories below a root that is not a pattern."""
         options = source.relation.options
         if options.get("recursivefilelookup", "false").lower() == "true":
             return True
         root = options.get("path", "*")
         if _PATTERN & set(root):
             return False
-        above = len(unquote(qualified(self._spark, root)))
-        return any(_PARTITION.search(path, above) for path in paths)
+        root_length = len(unquote(qualified(self._spark, root)))
+        return any(_PARTITION.search(path, root_length) for path in paths)

@@ -1,7 +1,7 @@
-"""How far the sources are: where they began, what each checkpoint keeps of it, and how they are set back.
+"""The progress of sources: stores where they began, uploads their positions with checkpoints, and restores them.
 
-Spark keeps that in a directory of its own. It is of this run alone; what is durable is what is copied out of it: once
-into the job's record of its start, and with each checkpoint.
+Spark keeps positions in a directory that belongs to one run. To make them durable, Strandline copies the directory's
+files: once to the job's record of its start, and with each checkpoint.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ _NEEDED_BATCHES = 2
 """A checkpoint needs Spark's log of its batch, and of the one before."""
 
 
-def read_progress(folder: Folder, manifest: Manifest | None, start: Start | None, *, own: bool) -> dict[str, bytes]:
-    """Return Spark's files as of a checkpoint, or of where it all began; none for sources that have not begun.
+def read_progress(
+    folder: Folder, manifest: Manifest | None, start: Start | None, *, of_this_job: bool
+) -> dict[str, bytes]:
+    """Return Spark's files as of a checkpoint, or of the job's start; none for sources that have not begun.
 
-    Raises CorruptionError, which names the checkpoint if it is the job's own.
+    Raises CorruptionError, which names the checkpoint if it belongs to this job.
     """
     if manifest is not None and manifest.source is not None:
-        with damage_in(manifest.checkpoint if own else None):
+        with damage_in(manifest.checkpoint if of_this_job else None):
             return read_source(folder, manifest.source)
     return {} if start is None else start_files(start)
 
 
 def rewind(directory: Path, files: Mapping[str, bytes], *, fork: bool = False) -> None:
-    """Make the directory `spark-{generation}`, from which Spark goes on, of what `read_progress` has given.
+    """Write the files of `read_progress` to the directory `spark-{generation}`, from which Spark continues.
 
-    Those of older generations go. A newer driver may be at work on this machine already: its own is left alone.
+    Deletes those of older generations, but not of newer ones: a newer driver may run on this machine already.
     """
     generation = int(directory.name.removeprefix("spark-"))
     for old in directory.parent.glob("spark-*"):
@@ -63,13 +65,13 @@ def rewind(directory: Path, files: Mapping[str, bytes], *, fork: bool = False) -
             shutil.rmtree(old, ignore_errors=True)
     write_files(files, directory)
     if fork and files:
-        # Of two queries that it takes for one, Spark stops the older: that of the job whose snapshot it is.
+        # With the id of the snapshot's job, Spark would take the two queries for one, and stop the older.
         (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
 
 
 @dataclass
-class _Wanted:
-    """A checkpoint that needs the sources' progress after a batch; before the first there is none: -1."""
+class _Request:
+    """A checkpoint that needs the sources' progress after a batch; -1 is before the first batch."""
 
     checkpoint: CheckpointId
     batch: int
@@ -78,10 +80,10 @@ class _Wanted:
 
 @dataclass
 class SourceProgress:
-    """Keeps where the sources began, and gives checkpoints how far they are.
+    """Stores where the sources began, and uploads their progress for checkpoints.
 
-    Spark's thread says when a batch begins; the supervisor delivers, when it has time: Spark deletes old files
-    meanwhile, so that what is overdue is read in Spark's thread.
+    Spark's thread calls `begin`; the supervisor calls `deliver` in its loop. Spark may delete old files before that:
+    Spark's thread reads the files of an overdue request.
     """
 
     _directory: Path
@@ -93,107 +95,107 @@ class SourceProgress:
     _start_is_kept: bool
     _retained_batches: int
     _numbers: Sequence[int]
-    """Spark's numbers of the sources, as `log.py` explains."""
+    """Spark's numbers of the sources, by line: see `log.py`."""
     _captured: Sequence[Callable[[CheckpointId, int, Mapping[str, bytes]], None]]
-    """Are told what a checkpoint has."""
+    """Callbacks with the files of each checkpoint."""
     _checks: Sequence[Callable[[int], None]]
-    """Look at a batch before it is processed."""
+    """Checks of a batch before it is processed."""
     _topics: KafkaTopics
 
     def __post_init__(self) -> None:
         self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
-        self._wanted: _Wanted | None = None
+        self._request: _Request | None = None
         self._lock = threading.Lock()
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:
-        """A checkpoint needs the progress after this batch, once Spark has logged it as done."""
-        self._wanted = _Wanted(checkpoint, batch)
+        """Request the progress after a batch for a checkpoint, once Spark has committed the batch."""
+        self._request = _Request(checkpoint, batch)
 
     def begin(self, batch: int) -> None:
-        """Before a batch is processed: what could be lost from now on is made durable, or read.
+        """Before a batch is processed: store the start, and read an overdue request's files before Spark deletes them.
 
         Raises CorruptionError as `deliver` does.
         """
         for check in self._checks:
             check(batch)
         if not self._start_is_kept:
-            # Without it, a source that began at "now" would begin anew after a failure.
+            # Without it, a source that began at "latest" would skip rows after a failure.
             files = capture_start(self._directory)
             if files is None:
-                raise UnavailableError(f"{self._directory}: Spark has not written down where the sources begin")
+                raise UnavailableError(f"{self._directory}: Spark has not stored the sources' first offsets")
             save_start(self._jobdir, self._claim, files, list(self._names), self._clock)
             self._start_is_kept = True
-        wanted = self._wanted
-        if wanted is not None and 0 <= wanted.batch <= batch - self._overdue:
+        request = self._request
+        if request is not None and 0 <= request.batch <= batch - self._overdue:
             try:
-                self._capture(wanted)
+                self._capture(request)
             except CorruptionError:
                 raise
             except StrandlineError as error:
-                self._fail(wanted, error)
+                self._fail(request, error)
 
     def deliver(self, has_looked: Callable[[], bool]) -> None:
-        """Give the pending checkpoint what it waits for, if that is there.
+        """Upload the progress that the pending checkpoint needs, if Spark has written it.
 
-        `has_looked`: whether the sources were looked at, so that those which begin at "now" have begun. Raises
-        CorruptionError if files that Spark counts on are gone: what is done from now on, no restart could go on from.
-        Raises ConfigurationError or ConflictError if rows were read of another topic than the checkpoint names.
+        `has_looked`: whether Spark has polled the sources, so that those which begin at "latest" have begun. Raises
+        CorruptionError if files are missing that Spark needs for a restart. Raises ConfigurationError or ConflictError
+        if rows came from another topic than the checkpoint names.
         """
-        wanted = self._wanted
-        if wanted is None:
+        request = self._request
+        if request is None:
             return
-        if self._coordinator.pending != wanted.checkpoint:
-            self._done(wanted)
+        if self._coordinator.pending != request.checkpoint:
+            self._done(request)
             return
         base = self._coordinator.confirmed
         try:
-            files = self._files_of(wanted, has_looked)
-            if files is None or not self._topics.check(wanted.batch, files):
+            files = self._files_of(request, has_looked)
+            if files is None or not self._topics.check(request.batch, files):
                 return
             info = upload_source(
-                self._jobdir, files, wanted.checkpoint, wanted.batch, base.source if base else None, self._names
+                self._jobdir, files, request.checkpoint, request.batch, base.source if base else None, self._names
             )
         except (FencedError, CorruptionError, ConfigurationError, ConflictError):
             raise
         except StrandlineError as error:
-            self._fail(wanted, error)
+            self._fail(request, error)
             return
-        self._done(wanted)
-        if wanted.batch >= 0:
+        self._done(request)
+        if request.batch >= 0:
             for captured in self._captured:
-                captured(wanted.checkpoint, wanted.batch, files)
-        self._coordinator.add_source(wanted.checkpoint, info)
+                captured(request.checkpoint, request.batch, files)
+        self._coordinator.add_source(request.checkpoint, info)
 
-    def _files_of(self, wanted: _Wanted, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:
-        """Return the files of the batch that is wanted, None if Spark has not written them yet."""
-        if wanted.batch < 0:
+    def _files_of(self, request: _Request, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:
+        """Return the files of the request's batch, None if Spark has not written them yet."""
+        if request.batch < 0:
             has_begun = (self._directory / "offsets" / "0").exists() or has_looked()
             return capture_start(self._directory) if has_begun else None
-        if wanted.files is None and (self._directory / "commits" / str(wanted.batch)).exists():
-            self._capture(wanted)
-        return wanted.files
+        if request.files is None and (self._directory / "commits" / str(request.batch)).exists():
+            self._capture(request)
+        return request.files
 
-    def _capture(self, wanted: _Wanted) -> None:
+    def _capture(self, request: _Request) -> None:
         with self._lock:
-            if wanted.files is None:
+            if request.files is None:
                 if not (self._directory / "metadata").exists():
                     raise self._damaged("metadata")
-                files = capture(self._directory, wanted.batch)
-                if missing := damage_in_logs(files, wanted.batch, self._numbers):
+                files = capture(self._directory, request.batch)
+                if missing := damage_in_logs(files, request.batch, self._numbers):
                     raise self._damaged(missing)
-                wanted.files = files
+                request.files = files
 
     def _damaged(self, missing: str) -> CorruptionError:
         return CorruptionError(
-            f"{self._directory / missing}: gone, and Spark needs it to go on after a restart",
-            hint="the job restores from its last checkpoint; if something cleans up below local_dir, as some systems "
-            "do with /tmp, give another local_dir in Settings",
+            f"{self._directory / missing} is missing, and Spark needs it after a restart",
+            hint="the job restores from its last checkpoint; if another program deletes files below local_dir, as some "
+            "systems do in /tmp, set another local_dir in Settings",
         )
 
-    def _fail(self, wanted: _Wanted, error: StrandlineError) -> None:
-        self._done(wanted)
-        self._coordinator.fail(wanted.checkpoint, f"the source's progress could not be stored: {error}")
+    def _fail(self, request: _Request, error: StrandlineError) -> None:
+        self._done(request)
+        self._coordinator.fail(request.checkpoint, f"the source's progress could not be stored: {error}")
 
-    def _done(self, wanted: _Wanted) -> None:
-        if self._wanted is wanted:
-            self._wanted = None
+    def _done(self, request: _Request) -> None:
+        if self._request is request:
+            self._request = None

@@ -1,1 +1,1 @@
-"""Streams: what a program is written with, and the graph of steps that it makes."""
+"""Streams, with which programs build the graph of a pipeline, and the sources that streams begin with."""

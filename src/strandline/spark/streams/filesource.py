@@ -1,4 +1,4 @@
-"""Files as a source whose files the job takes away itself, once no checkpoint can need them."""
+"""The source of files, whose files the job can delete or archive once no checkpoint can need them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 _GLOB = set("*?[{")
 _ANY_AGE = "36500d"
-"""Spark ignores files that are older than the newest by more than a week, without a word: also all that come after one
-whose time was in the future."""
+"""Spark silently ignores files that are more than a week older than the newest: also all files that come after one
+with a time in the future."""
 
 
 def files_source(
@@ -55,27 +55,27 @@ def files_source(
     """Begin a pipeline with the files of a directory, in any format that Spark streams; `options` are Spark's.
 
     With `clean`, the job deletes files, or moves them into `archive_dir` with their path below the source's directory,
-    once a checkpoint covers them and no older one is kept that could need them. It leaves alone what was changed after
-    it was read, and never overwrites a file of the archive. Nothing else may read the directory, and a file's name must
-    not be used again. Storage that refuses is asked again after the next checkpoint; the job does not wait for it.
+    once a checkpoint covers them and no older checkpoint that is kept needs them. It keeps files that have changed
+    since they were read, and never overwrites a file of the archive. No other program may read the directory, and a
+    file name must not be reused. If storage fails, the job retries after the next checkpoint; it does not wait.
 
-    Files of any age are read, unless the option `maxFileAge` says otherwise.
+    Files of any age are read, unless the option `maxFileAge` sets a limit.
 
-    `moved_from` is the directory in which the files were before they were moved or copied to `path`, with their paths
-    below it: the job takes those that it had read there for read. Without it, a job is refused whose source reads
-    another directory than before.
+    `moved_from` is the directory from which the files were moved or copied to `path`, with their paths below it: files
+    that the job has read there count as read. Without it, start() refuses a source that reads another directory than
+    before.
 
-    `on_error` says what becomes of rows that are malformed, in JSON, CSV and XML: "fail", or "dead-letter", or an
-    `sl.OnError`; see `dead_letters`. Without it, Spark's `mode` counts: by default, what does not fit is null.
+    `on_error` is the policy for malformed rows of JSON, CSV and XML: "fail", "dead-letter", or an `sl.OnError`; see
+    `dead_letters`. Without it, Spark's `mode` applies: by default, values that do not fit are null.
 
     >>> payments = files_source("in/", schema="customer string, amount bigint", clean="delete", name="payments")
     """
     spark = spark or SparkSession.getActiveSession()
     if spark is None:
-        raise ConfigurationError("files_source() found no Spark session", hint="make one first: strandline.session()")
+        raise ConfigurationError("files_source() found no Spark session", hint="create one first: strandline.session()")
     check_session(spark)
-    where = absolute(path)
-    cleaning = _cleaning(spark, where, clean, archive_dir)
+    directory = absolute(path)
+    cleaning = _cleaning(spark, directory, clean, archive_dir)
     if max_files_per_epoch is not None:
         if not isinstance(max_files_per_epoch, int) or max_files_per_epoch < 1:
             raise ConfigurationError(f"max_files_per_epoch is {max_files_per_epoch!r}, expected 1 or more, or None")
@@ -89,36 +89,36 @@ def files_source(
             if on_error is not None:
                 check_malformed("files_source()", on_error)
                 schema = with_corrupt_column(spark, format, schema, options)
-            df = spark.readStream.format(format).schema(schema).options(**options).load(where)
+            df = spark.readStream.format(format).schema(schema).options(**options).load(directory)
     except PySparkException as error:
         raise ConfigurationError(
-            f"files_source() cannot read {where} as {format}: {first_line(error)}",
-            hint="the directory must be there, and format and schema be ones that Spark knows",
+            f"files_source() cannot read {directory} as {format}: {first_line(error)}",
+            hint="the directory must exist, and Spark must support the format and the schema",
         ) from None
     if not all(relation.is_files for relation in relations_of(df)):
         raise ConfigurationError(
-            f"files_source(): '{format}' is no format of files", hint="read it with spark.readStream and stream(df)"
+            f"files_source(): '{format}' is not a file format", hint="read it with spark.readStream and stream(df)"
         )
     return source_stream(df, name, cleaning, on_error)
 
 
 def check_not_shared(nodes: Sequence[FrameSource]) -> None:
-    """Refuse a job that reads a directory a second time whose files it takes away."""
+    """Raise ConfigurationError if a source reads a directory whose files another source removes."""
     for node in nodes:
         if node.cleaning is None:
             continue
-        mine = PurePosixPath(_plain(node.cleaning.path))
+        cleaned = PurePosixPath(_plain(node.cleaning.path))
         for other in nodes:
             for path in _directories(other.df) if other is not node else ():
-                if path.is_relative_to(mine) or mine.is_relative_to(path):
+                if path.is_relative_to(cleaned) or cleaned.is_relative_to(path):
                     raise ConfigurationError(
-                        f"the job reads {path} with one source, and takes the files in {mine} away with another",
-                        hint="begin both pipelines with one files_source(), or take no files away",
+                        f"the job reads {path} with one source, and another source removes the files in {cleaned}",
+                        hint="begin both pipelines with one files_source(), or leave clean= out",
                     )
 
 
-def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink], directory: str) -> None:
-    """Refuse sinks that write where the job reads or has its checkpoints, or several formats into one directory."""
+def check_disjoint(nodes: Sequence[FrameSource], sinks: Sequence[Sink], directory: str) -> None:
+    """Raise ConfigurationError for sinks that write where the job reads or has its checkpoints, or in two formats."""
     files = [sink for sink in sinks if isinstance(sink, FileSink)]
     formats: dict[str, str] = {}
     for sink in files:
@@ -131,32 +131,32 @@ def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink], directory: 
         if formats.setdefault(path, sink.format) != sink.format:
             raise ConfigurationError(
                 f"two sinks write to {sink.path}, as {formats[path]} and as {sink.format}: no reader reads both",
-                hint="give each a directory of its own",
+                hint="give each sink another directory",
             )
         for node in nodes:
             for read in _directories(node.df, patterns=False):
                 if PurePosixPath(path).is_relative_to(read):
                     raise ConfigurationError(
                         f"a sink writes to {sink.path}, and the job reads {read}: it would read its own results",
-                        hint="give the sink a directory outside of what the job reads",
+                        hint="give the sink a directory outside of the source's",
                     )
 
 
 def make_cleaner(spark: SparkSession, nodes: Sequence[FrameSource], df: DataFrame) -> SourceCleaner:
-    """Return what takes files away for a query that reads `df`, which all of these sources are in."""
+    """Return the cleaner of these sources' files, for the query that reads `df`."""
     cleaned = [(node, node.cleaning) for node in nodes if node.cleaning is not None]
     if not cleaned:
         return SourceCleaner({})
     leaves = list(leaves_of(df))
-    found = {}
+    files = {}
     for node, cleaning in cleaned:
-        (own,) = leaves_of(node.df)
-        numbers = [number for number, leaf in enumerate(leaves) if leaf.equals(own)]
+        (source,) = leaves_of(node.df)
+        numbers = [number for number, leaf in enumerate(leaves) if leaf.equals(source)]
         if len(numbers) != 1:
-            log.warning("the files in %s are not taken away: Spark's number of the source is not known", cleaning.path)
+            log.warning("the files in %s are not removed: Spark's number of the source is not known", cleaning.path)
             continue
-        found[numbers[0]] = open_source_files(spark, cleaning)
-    return SourceCleaner(found, source_numbers(df))
+        files[numbers[0]] = open_source_files(spark, cleaning)
+    return SourceCleaner(files, source_numbers(df))
 
 
 def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: str | Path | None) -> Cleaning | None:
@@ -165,15 +165,14 @@ def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: st
     if (clean == "archive") != (archive_dir is not None):
         raise ConfigurationError(
             f"files_source() was given clean={clean!r} and archive_dir={archive_dir!r}",
-            hint='give both clean="archive" and archive_dir="…", or neither',
+            hint='set both clean="archive" and archive_dir="…", or neither',
         )
     if clean is None:
         return None
     if _GLOB & set(path):
         raise ConfigurationError(
-            f"files_source() was given {path}: of a pattern, it is not said below which directory files may be taken "
-            "away",
-            hint="give the directory; it is read with all directories below that are partitions, as in day=1/",
+            f"files_source() was given clean={clean!r} and the pattern {path}, expected a directory",
+            hint="pass the directory: Spark also reads the partition directories below it, as day=1/",
         )
     if archive_dir is None:
         return Cleaning(path)
@@ -183,21 +182,21 @@ def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: st
 
 
 def _check_archive(spark: SparkSession, path: str, archive: str) -> None:
-    home, source, target = _file_system(spark, path), Path(_plain(path)), Path(_plain(archive))
-    apart = home != _file_system(spark, archive)
-    if not apart and home.startswith("file:"):
+    file_system, source, target = _file_system(spark, path), Path(_plain(path)), Path(_plain(archive))
+    is_other = file_system != _file_system(spark, archive)
+    if not is_other and file_system.startswith("file:"):
         source, target = source.resolve(), target.resolve()
-        apart = source.exists() and source.stat().st_dev != _existing(target).stat().st_dev
-    if apart:
+        is_other = source.exists() and source.stat().st_dev != _existing(target).stat().st_dev
+    if is_other:
         raise ConfigurationError(
             f"files_source(): archive_dir {archive} is on another file system than {path}: files cannot be renamed "
             "into it",
-            hint="choose a directory on the same one",
+            hint="choose a directory on the same file system",
         )
     if target.is_relative_to(source):
         raise ConfigurationError(
             f"files_source(): archive_dir {archive} is in the directory {path}, and would be read again",
-            hint="choose one beside it",
+            hint="choose a directory outside of it",
         )
 
 
@@ -208,11 +207,11 @@ def _file_system(spark: SparkSession, path: str) -> str:
 
 
 def _existing(path: Path) -> Path:
-    return next(above for above in (path, *path.parents) if above.exists())
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _directories(df: DataFrame, *, patterns: bool = True) -> Iterator[PurePosixPath]:
-    """Return where the files are that a DataFrame reads; of a pattern, the directory above all that may match it."""
+    """Yield the directories that a DataFrame reads; for a pattern, the directory above all matches."""
     for relation in relations_of(df):
         if relation.is_files and "path" in relation.options:
             parts = PurePosixPath(_plain(absolute(relation.options["path"]))).parts
@@ -222,6 +221,6 @@ def _directories(df: DataFrame, *, patterns: bool = True) -> Iterator[PurePosixP
 
 
 def _plain(path: str) -> str:
-    """Return a path without the file system's name."""
+    """Return a path without scheme and host."""
     parsed = urlsplit(path)
     return os.path.normpath(unquote(parsed.path) if parsed.scheme else path)

@@ -1,4 +1,4 @@
-"""What Spark reads, and the steps that are its own: it says what their rows look like."""
+"""Graph nodes of Spark's sources and DataFrame steps, whose columns and types Spark computes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from strandline.spark.base.ddl import ddl_of, first_line, schema_of
 from strandline.spark.base.plans import find_computed_column, find_cross_row_operation
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import raise_unreadable
-from strandline.spark.sources.checks import brought_by, leaves_of
+from strandline.spark.sources.checks import leaves_of, source_of_leaf
 from strandline.spark.sources.files import Cleaning
 
 Step = Callable[[DataFrame], DataFrame]
 _ACTION = "must be executed with writeStream.start"
-"""What Spark says of an action on a stream."""
-_OTHERS = "df.v is a column of that DataFrame alone: write F.col('v'), or 'v' in SQL"
+"""Part of Spark's error for an action on a stream."""
+_COLUMN_HINT = "df.v is a column of that DataFrame alone: write F.col('v'), or 'v' in SQL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,30 +39,30 @@ class FrameSource(SourceNode):
 
     df: DataFrame = field(kw_only=True)
     cleaning: Cleaning | None = None
-    """What becomes of its files once no checkpoint needs them."""
+    """What to do with its files once no checkpoint needs them."""
 
     @cached_property
     def probe(self) -> DataFrame:
-        """A stream that looks like it, and is another one, as an epoch's rows are not the DataFrame `df` either."""
+        """A stream with the same columns. Like an epoch's rows, it is another DataFrame than `df`."""
         return _stream_of(self.df.sparkSession, self.df.schema)
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
-        """Return the DDL of an SQL expression over the rows of a node that came of this source."""
+        """Return the DDL type of an SQL expression over the rows of a node below this source."""
         try:
             with suppress_error_logs():
-                # In an aggregate, where it will stand: in there, an aggregate or an explode() is refused.
+                # In an aggregate, as it is used later: Spark then refuses nested aggregates and explode().
                 probe = probe_of(node)
-                found = probe.groupBy().agg(F.expr(f"first({expression}) as v"))
+                result = probe.groupBy().agg(F.expr(f"first({expression}) as v"))
         except AnalysisException as error:
             raise ConfigurationError(
                 f"{what} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
             ) from None
-        _check_hidden(probe, found, what, node.columns.hidden)
-        return ddl_of(found.schema["v"].dataType)
+        _check_hidden(probe, result, what, node.columns.hidden)
+        return ddl_of(result.schema["v"].dataType)
 
 
 all_sources: WeakSet[FrameSource] = WeakSet()
-"""All that this process has, in jobs or not."""
+"""All sources of this process, in jobs or not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,24 +71,24 @@ class FrameStep(StepNode):
 
     step: Step = field(kw_only=True)
     probe: DataFrame = field(kw_only=True)
-    """Never run: what follows is checked on it, so that names and columns of an earlier step are found."""
+    """A DataFrame for checks of the steps that follow; it never runs."""
     failed: FailedNode | None = None
-    """Of a source's rows, the dead letters of those that cannot be read, which are not among these."""
+    """The dead letters of a source's malformed rows, which this step removes."""
 
 
-def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
-    """Return the node of what Spark reads."""
+def frame_source(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
+    """Return the node of a DataFrame that Spark reads."""
     source = FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
     all_sources.add(source)
     return source
 
 
-def readable(source: FrameSource, column: str, on_error: OnError) -> FrameStep:
-    """Return the rows of a source that could be read; the others have their text in a column."""
+def readable_rows(source: FrameSource, column: str, on_error: OnError) -> FrameStep:
+    """Return the rows of a source that are not malformed; `column` has the text of malformed ones."""
     bad, name = F.col(quoted(column)), source.name.replace("'", "''")
     if on_error.fails:
         unreadable = F.expr(raise_unreadable(name, quoted(column))).cast("boolean")
-        return transformed(source, lambda df: df.where(bad.isNull() | unreadable).drop(column), "stream")
+        return apply_step(source, lambda df: df.where(bad.isNull() | unreadable).drop(column), "stream")
     letter = {
         "operator": f"nullif('{name}', '')",
         "step": "'read'",
@@ -99,85 +99,85 @@ def readable(source: FrameSource, column: str, on_error: OnError) -> FrameStep:
         "traceback": "cast(null as string)",
     }
     letters = [f"{sql} as {name}" for name, sql in letter.items()]
-    of_bad = transformed(source, lambda df: df.where(bad.isNotNull()).selectExpr(*letters), "stream")
-    failed = FailedNode(of_bad.columns, of_bad, on_error=on_error, name=source.name or "the source")
-    good = transformed(source, lambda df: df.where(bad.isNull()).drop(column), "stream")
+    dead_letters = apply_step(source, lambda df: df.where(bad.isNotNull()).selectExpr(*letters), "stream")
+    failed = FailedNode(dead_letters.columns, dead_letters, on_error=on_error, name=source.name or "the source")
+    good = apply_step(source, lambda df: df.where(bad.isNull()).drop(column), "stream")
     return replace(good, failed=failed)
 
 
-def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:
-    """Return the node of a step of Spark's on the rows of another; refuse one that does not fit a stream."""
-    said, before = f"{what}() in {line_of_program()}", probe_of(node)
+def apply_step(node: Node, step: Step, method: str = "transform") -> FrameStep:
+    """Return the node of a DataFrame step on the rows of a node; raise ConfigurationError if it does not fit."""
+    where, before = f"{method}() in {line_of_program()}", probe_of(node)
     try:
         with suppress_error_logs():
             after = step(before)
     except AnalysisException as error:
         if _ACTION in str(error):
             raise ConfigurationError(
-                f"{said} reads rows (with an action of Spark's, as count(), collect() and cache() are): a step says "
-                "what is to be done with rows, and has none when it is written",
+                f"{where} reads rows (with an action of Spark, such as count(), collect() or cache()): a step only "
+                "defines a computation, and there are no rows yet",
                 hint="sinks.foreach_batch(…) runs a function with each epoch's rows; map() calls one for each row",
             ) from None
         raise ConfigurationError(
-            f"{said} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}",
-            hint=_OTHERS if "RESOLVED_ATTRIBUTE" in str(error) else "",
+            f"{where} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}",
+            hint=_COLUMN_HINT if "RESOLVED_ATTRIBUTE" in str(error) else "",
         ) from None
     if not isinstance(after, DataFrame):
         raise ConfigurationError(
-            f"{said} gave {after!r:.100}, expected a DataFrame",
-            hint="return what it makes of the DataFrame it is given",
+            f"{where} returned {after!r:.100}, expected a DataFrame",
+            hint="return a DataFrame computed from the argument",
         )
-    _check_step(before, after, said, node.columns.hidden)
+    _check_step(before, after, where, node.columns.hidden)
     return FrameStep(_columns(after.schema), node, step=step, probe=after)
 
 
-def _check_step(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
-    """Refuse a step that looks at more than one row at a time, at rows of another stream, or at hidden columns."""
-    own = [brought_by(leaf) for leaf in leaves_of(before)]
-    brought = [brought_by(leaf) for leaf in leaves_of(after)]
-    if not brought:
+def _check_step(before: DataFrame, after: DataFrame, where: str, hidden: Sequence[str]) -> None:
+    """Raise ConfigurationError for a step across rows, with rows of another stream, or with hidden columns."""
+    known = [source_of_leaf(leaf) for leaf in leaves_of(before)]
+    sources = [source_of_leaf(leaf) for leaf in leaves_of(after)]
+    if not sources:
         raise ConfigurationError(
-            f"{said} gives rows of a table, which would come again with each epoch, and none of the stream",
-            hint="return what it makes of the DataFrame it is given: lambda df: df.join(table, …)",
+            f"{where} returns rows of a table, and none of the stream: each epoch would emit the table's rows again",
+            hint="return a DataFrame computed from the argument: lambda df: df.join(table, …)",
         )
-    found = find_cross_row_operation(after)
-    if found is None and not all(any(one.equals(mine) for mine in own) for one in brought):
+    operation = find_cross_row_operation(after)
+    if operation is None and not all(any(source.equals(each) for each in known) for source in sources):
         raise ConfigurationError(
-            f"{said} brings in another stream, which the job does not read",
-            hint="begin it with sl.stream(other, name='…') as well; streams meet by key: "
+            f"{where} uses another stream, which the job does not read",
+            hint="begin it with sl.stream(other, name='…') too, and combine streams by key: "
             "a.key_by(…).join(b.key_by(…), …) or connect(…)",
         )
-    if found is not None:
-        raise ConfigurationError(f"{said} has {found.name}: {found.reason}", hint=found.hint)
-    _check_hidden(before, after, said, hidden)
+    if operation is not None:
+        raise ConfigurationError(f"{where} has {operation.name}: {operation.reason}", hint=operation.hint)
+    _check_hidden(before, after, where, hidden)
 
 
-def _check_hidden(before: DataFrame, after: DataFrame, said: str, hidden: Sequence[str]) -> None:
-    """Refuse what computes with hidden columns."""
-    if unseen := find_computed_column(after, before, hidden):
+def _check_hidden(before: DataFrame, after: DataFrame, where: str, hidden: Sequence[str]) -> None:
+    """Raise ConfigurationError for a computation with hidden columns."""
+    if column := find_computed_column(after, before, hidden):
         raise ConfigurationError(
-            f"{said} makes something of all columns, and so of {unseen}, which rows carry unseen: a '*' inside of a "
-            "function stands for it, too",
+            f"{where} computes with all columns, including the hidden column {column}: a '*' inside a function "
+            "includes it",
             hint="name the stream's columns: F.struct(*stream.columns), df.na.drop(subset=stream.columns)",
         )
 
 
 def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
-    """Give every row its time, and whose watermark it moves."""
-    at = F.unix_micros(F.col(quoted(spec.column)))
-    # Spark has times that Python does not.
-    in_time = F.when(at > LAST_US, F.lit(LAST_US)).when(at < FIRST_US, F.lit(FIRST_US)).otherwise(at)
-    timed = df.withColumn(TIME, in_time)
+    """Add the hidden columns of the row's time, and of the origin whose watermark it moves."""
+    time = F.unix_micros(F.col(quoted(spec.column)))
+    # Spark has times outside the range of Python's.
+    clamped = F.when(time > LAST_US, F.lit(LAST_US)).when(time < FIRST_US, F.lit(FIRST_US)).otherwise(time)
+    timed = df.withColumn(TIME, clamped)
     return timed.withColumn(ORIGIN, F.col(quoted(spec.per)).cast("string")) if spec.per else timed
 
 
 def probe_of(node: Node) -> DataFrame:
-    """Return a streaming DataFrame that looks like a node's rows, for checking what follows; it never runs."""
+    """Return a streaming DataFrame with a node's columns, for checks of the steps that follow; it never runs."""
     source, *_ = sources_of(node)
     if not isinstance(source, FrameSource):
         raise ConfigurationError(
-            "this step is Spark's to run, and the stream is one of a test's events: there is no Spark",
-            hint="use map() or flat_map(), or begin the test with rows as this step gives them",
+            "Spark must run this step, but the stream has a test's events, and there is no Spark",
+            hint="use map() or flat_map(), or begin the test with rows as this step returns them",
         )
     match node:
         case FrameStep():
@@ -192,11 +192,11 @@ def probe_of(node: Node) -> DataFrame:
 
 
 def _stream_of(spark: SparkSession, schema: StructType) -> DataFrame:
-    """Return a stream with these columns, for looking at its plan."""
-    nothing = (F.lit(None).cast(column.dataType).alias(column.name) for column in schema.fields)
-    return spark.readStream.format("rate").load().select(*nothing)
+    """Return a streaming DataFrame with these columns, for inspection of its plan."""
+    nulls = (F.lit(None).cast(column.dataType).alias(column.name) for column in schema.fields)
+    return spark.readStream.format("rate").load().select(*nulls)
 
 
 def _columns(schema: StructType) -> Columns:
-    shown = [column for column in schema.fields if column.name not in HIDDEN]
-    return Columns(tuple((column.name, ddl_of(column.dataType)) for column in shown), sort_hidden(schema.names))
+    visible = [column for column in schema.fields if column.name not in HIDDEN]
+    return Columns(tuple((column.name, ddl_of(column.dataType)) for column in visible), sort_hidden(schema.names))

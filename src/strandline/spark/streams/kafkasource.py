@@ -1,4 +1,4 @@
-"""Topics of Kafka as streaming DataFrames, by Spark's own connector."""
+"""Reads Kafka topics as streaming DataFrames, with Spark's connector."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from strandline.spark.sources.kafka import COMMIT_GROUP
 _SCALA = "2.13"
 _KAFKA, _AVRO = "spark-sql-kafka-0-10", "spark-avro"
 _NOT_PUBLISHED = {(_KAFKA, "4.3.0"): "4.2.0", (_AVRO, "4.3.0"): "4.1.1", (_AVRO, "4.2.0"): "4.1.1"}
-"""What is not in Maven's central repository for a release of Spark, and the newest before it that is."""
+"""Modules that Maven Central does not have for a release of Spark, with the last version that it has."""
 _SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
-_THERE = (
+_EXCLUDED = (
     "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "org.slf4j:slf4j-api",
     "com.google.code.findbugs:jsr305", "org.xerial.snappy:snappy-java", "org.scala-lang:scala-library",
 )  # fmt: skip
-"""What the connector names and Spark has itself: 60 MB that need not be fetched."""
+"""Dependencies of the connector that Spark already has: 60 MB less to download."""
 
 
 def session_settings(*, avro: bool = False, version: str | None = None) -> dict[str, str]:
-    """Return the settings with which a session has Spark's connector for Kafka; with `avro`, from_avro, too.
+    """Return the settings of a session with Spark's connector for Kafka and, with `avro`, with from_avro.
 
-    Spark fetches it from Maven's central repository when the session is made, and keeps it. `version` is the
-    connector's, if it shall be another than that of the Spark that is installed.
+    Spark downloads it from Maven Central when the session is created, and caches it. `version` is the connector's
+    version, by default that of the installed Spark.
 
     >>> spark = session("payments", **kafka.session_settings())
     """
-    own = pyspark.__version__
-    found = {
-        module: version or _NOT_PUBLISHED.get((module, own), own) for module in (_KAFKA, *([_AVRO] if avro else []))
+    installed = pyspark.__version__
+    versions = {
+        module: version or _NOT_PUBLISHED.get((module, installed), installed)
+        for module in (_KAFKA, *([_AVRO] if avro else []))
     }
     return {
-        "spark.jars.packages": ",".join(f"org.apache.spark:{module}_{_SCALA}:{at}" for module, at in found.items()),
-        "spark.jars.excludes": ",".join(_THERE),
+        "spark.jars.packages": ",".join(
+            f"org.apache.spark:{name}_{_SCALA}:{number}" for name, number in versions.items()
+        ),
+        "spark.jars.excludes": ",".join(_EXCLUDED),
     }
 
 
@@ -55,16 +58,16 @@ def read(
     max_rows_per_epoch: int | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return topics, named or by a pattern, as a streaming DataFrame.
+    """Return topics, by name or by a pattern, as a streaming DataFrame.
 
-    Its columns: key and value (binary), topic, partition, offset, timestamp, timestampType, and headers. `starting` is
-    where the job's life begins: "earliest", "latest", or offsets as Spark takes them; from then on, its checkpoints
-    say. With `commit_to`, each checkpoint commits how far it came as the offsets of that group, for tools that watch
-    lag. `options` are Spark's; those that begin with "kafka." are the client's.
+    Its columns are key and value (binary), topic, partition, offset, timestamp, timestampType, and headers. A new job
+    starts at `starting`: "earliest", "latest", or offsets in Spark's format; later starts use its checkpoints. With
+    `commit_to`, each checkpoint commits its offsets for that consumer group, for tools that monitor lag. `options` are
+    Spark's; those that begin with "kafka." are the client's.
 
-    Rows of transactions are read when these are committed, and those of aborted ones never. A partition is read up to
-    the first row of a transaction that is still open. With `options={"kafka.isolation.level": "read_uncommitted"}`
-    all rows are read at once, those of aborted transactions too.
+    Rows of a transaction are read after its commit, and never if it is aborted. A partition is read up to the first row
+    of an open transaction. With `options={"kafka.isolation.level": "read_uncommitted"}`, all rows are read at once,
+    also those of aborted transactions.
 
     >>> payments = stream(kafka.read(spark, "one:9092", "payments"), name="payments")
     """
@@ -74,7 +77,7 @@ def read(
             hint="write it like kafka.read(spark, 'one:9092', 'payments')",
         )
     if isinstance(topics, re.Pattern):
-        which = {"subscribePattern": topics.pattern}
+        selection = {"subscribePattern": topics.pattern}
     else:
         names = [topics] if isinstance(topics, str) else topics
         if (
@@ -86,16 +89,16 @@ def read(
                 f"kafka.read(): topics is {topics!r:.200}, expected a name, several, or a pattern: re.compile('…')",
                 hint="write it like 'payments' or ['payments', 'refunds']",
             )
-        which = {"subscribe": ",".join(names)}
+        selection = {"subscribe": ",".join(names)}
     if max_rows_per_epoch is not None and (not isinstance(max_rows_per_epoch, int) or max_rows_per_epoch < 1):
         raise ConfigurationError(
             f"kafka.read(): max_rows_per_epoch is {max_rows_per_epoch!r:.200}, expected 1 or more",
-            hint="write it like max_rows_per_epoch=100_000, or leave it out: an epoch then has all that is there",
+            hint="write it like max_rows_per_epoch=100_000, or leave it out: an epoch then has all available rows",
         )
     if not isinstance(starting, str) or not (starting in ("earliest", "latest") or starting.lstrip().startswith("{")):
         raise ConfigurationError(
             f"kafka.read(): starting is {starting!r:.200}, expected 'earliest', 'latest', or offsets",
-            hint='offsets are JSON, as Spark has them: \'{"payments": {"0": 1200, "1": -2}}\'',
+            hint='offsets are JSON in Spark\'s format: \'{"payments": {"0": 1200, "1": -2}}\'',
         )
     if commit_to is not None and (not isinstance(commit_to, str) or not commit_to.strip()):
         raise ConfigurationError(
@@ -108,9 +111,9 @@ def read(
             hint='write it like options={"kafka.security.protocol": "SASL_SSL", …}',
         )
     check_session(spark, "kafka.read()")
-    given = {
+    settings = {
         "kafka.bootstrap.servers": servers,
-        **which,
+        **selection,
         "startingOffsets": starting,
         "includeHeaders": "true",
         "kafka.isolation.level": "read_committed",
@@ -120,11 +123,11 @@ def read(
     }
     try:
         with suppress_error_logs():
-            return spark.readStream.format("kafka").options(**given).load()
+            return spark.readStream.format("kafka").options(**settings).load()
     except PySparkException as error:
-        if "kafka" in (said := first_line(error)) and "Failed to find" in said:
+        if "kafka" in (reason := first_line(error)) and "Failed to find" in reason:
             raise ConfigurationError(
                 "kafka.read(): the session lacks Spark's connector for Kafka",
-                hint="make it with the connector's settings: sl.session('…', **sl.kafka.session_settings())",
+                hint="create it with the connector's settings: sl.session('…', **sl.kafka.session_settings())",
             ) from None
-        raise ConfigurationError(f"kafka.read() cannot read {servers}: {said}") from None
+        raise ConfigurationError(f"kafka.read() cannot read {servers}: {reason}") from None

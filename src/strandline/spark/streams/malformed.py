@@ -1,4 +1,4 @@
-"""Rows that Spark could not read: whether it keeps their text, and in which column."""
+"""Finds the column in which Spark keeps the text of malformed rows, and checks that there is one."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _OPTION = "columnNameOfCorruptRecord"
 _FORMATS = ("json", "csv", "xml")
 
 
-def check_malformed(where: str, given: Any) -> OnError:
-    """Return what becomes of rows that cannot be read; refuse what no source can do."""
-    found = on_error_of(where, given)
-    if found.then == "skip":
+def check_malformed(where: str, value: Any) -> OnError:
+    """Return the policy for malformed rows; raise ConfigurationError for one that sources do not support."""
+    on_error = on_error_of(where, value)
+    if on_error.then == "skip":
         raise ConfigurationError(
-            f"{where}: on_error is 'skip', and a source gives rows that cannot be read, or does not count them",
-            hint="say 'dead-letter' and stream.dead_letters.to(sl.sinks.noop()): they are counted, and nobody sees "
-            "them; or have Spark drop them uncounted, with its option mode='DROPMALFORMED'",
+            f"{where}: on_error is 'skip', which sources do not support",
+            hint="write 'dead-letter' and stream.dead_letters.to(sl.sinks.noop()), which counts and discards them; or "
+            "set Spark's option mode='DROPMALFORMED', which drops them without a count",
         )
-    return found
+    return on_error
 
 
 def corrupt_column(df: DataFrame) -> str:
-    """Return the column that the text of malformed rows is in; refuse a DataFrame without one."""
+    """Return the column with the text of malformed rows; raise ConfigurationError if the DataFrame has none."""
     options = [relation.options.get(_OPTION.lower()) for relation in relations_of(df)]
-    name = next(filter(None, options), None) or _usual_name(df.sparkSession)
+    name = next(filter(None, options), None) or _default_name(df.sparkSession)
     if name not in df.columns or not isinstance(df.schema[name].dataType, StringType):
         raise ConfigurationError(
-            f"stream(): on_error was given, and the DataFrame has no column {name}, a string, with the text of rows "
-            f"that could not be read; it has {', '.join(df.columns)}",
-            hint=f'add it to the schema: spark.readStream.schema("…, {name} string").json(…); of JSON in a column: '
-            f'from_json(value, "…, {name} string"), and select what is in it',
+            f"stream(): on_error is set, but the DataFrame has no string column {name} with the text of malformed "
+            f"rows; it has {', '.join(df.columns)}",
+            hint=f'add it to the schema: spark.readStream.schema("…, {name} string").json(…); for JSON in a column: '
+            f'from_json(value, "…, {name} string"), and select its fields',
         )
     return name
 
@@ -45,23 +45,23 @@ def corrupt_column(df: DataFrame) -> str:
 def with_corrupt_column(
     spark: SparkSession, format: str, schema: str | StructType, options: dict[str, Any]
 ) -> str | StructType:
-    """Return a schema with the column that Spark puts the text of malformed rows into."""
+    """Return a schema with the column for the text of malformed rows."""
     if format.lower() not in _FORMATS:
         raise ConfigurationError(
-            f"files_source(): on_error was given for {format} files, and Spark keeps malformed rows of "
-            f"{', '.join(_FORMATS)} alone",
-            hint="leave it out: other formats have no rows that are malformed one by one",
+            f"files_source(): on_error is set for {format} files, but Spark keeps malformed rows only of "
+            f"{', '.join(_FORMATS)}",
+            hint="leave it out: in other formats, single rows cannot be malformed",
         )
-    given = {name.lower(): value for name, value in options.items()}
-    if str(given.get("mode", "permissive")).lower() != "permissive":
+    lowercase = {name.lower(): value for name, value in options.items()}
+    if str(lowercase.get("mode", "permissive")).lower() != "permissive":
         raise ConfigurationError(
-            f"files_source(): on_error was given, and mode={given['mode']!r}, with which Spark keeps no malformed row",
+            f"files_source(): on_error is set, but with mode={lowercase['mode']!r} Spark keeps no malformed rows",
             hint="leave mode= out",
         )
-    name = given.get(_OPTION.lower()) or _usual_name(spark)
+    name = lowercase.get(_OPTION.lower()) or _default_name(spark)
     fields = schema_of(schema) if isinstance(schema, str) else schema
     return fields if name in fields.names else StructType([*fields.fields]).add(name, StringType())
 
 
-def _usual_name(spark: SparkSession) -> str:
+def _default_name(spark: SparkSession) -> str:
     return str(spark.conf.get("spark.sql.columnNameOfCorruptRecord"))

@@ -1,4 +1,4 @@
-"""Stateless steps of streams; what rows carry unseen goes along."""
+"""Stateless steps of streams, which keep the hidden columns of rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from strandline.plan.maps import map_rows
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import spark_type
-from strandline.spark.streams.frames import FrameSource, Step, probe_of, transformed
-from strandline.spark.streams.words import Worded
+from strandline.spark.streams.frames import FrameSource, Step, apply_step, probe_of
+from strandline.spark.streams.hints import MissingMethodHints
 from strandline.types.spark_schema import SparkType
 
 
-class Steps(Worded):
-    """Rows, and the stateless steps on them. Every method gives a new stream."""
+class Steps(MissingMethodHints):
+    """Rows, and the stateless steps on them. Every method returns a new stream."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -35,7 +35,7 @@ class Steps(Worded):
 
     @property
     def types(self) -> dict[str, str]:
-        """The stream's columns and their types, as text: `sl.Value(stream.types["amount"])` declares a state alike."""
+        """The stream's columns and their types, as text: `sl.Value(stream.types["amount"])` is a state of that type."""
         columns = self._node.columns
         return {name: columns.ddl_of(name) for name in columns.names}
 
@@ -43,7 +43,7 @@ class Steps(Worded):
     def schema(self) -> Any:
         """The stream's Spark schema."""
         if not all(isinstance(source, FrameSource) for source in sources_of(self._node)):
-            # A test's events: there is no Spark, and no type that only Spark knows.
+            # A test's events: there is no Spark session.
             return spark_type(self._node.columns.schema("schema"))
         return probe_of(self._node).drop(*self._node.columns.hidden).schema
 
@@ -59,12 +59,12 @@ class Steps(Worded):
         _check_columns("select_expr", *expressions)
         return self._select("select_expr", lambda df, hidden: df.selectExpr(*expressions, *hidden))
 
-    def _select(self, what: str, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
-        """Select columns; the hidden ones stay, unless a `*` took them along already."""
+    def _select(self, method: str, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
+        """Select columns, and the hidden ones unless a `*` selects them already."""
         hidden = list(self._node.columns.hidden)
-        if hidden and TIME in transformed(self._node, lambda df: step(df, []), what).columns.hidden:
+        if hidden and TIME in apply_step(self._node, lambda df: step(df, []), method).columns.hidden:
             hidden = []
-        return self._step(what, lambda df: step(df, hidden))
+        return self._step(method, lambda df: step(df, hidden))
 
     def with_column(self, name: str, column: Column) -> Self:
         """Add or replace a column."""
@@ -72,7 +72,7 @@ class Steps(Worded):
         return self._step("with_column", lambda df: df.withColumn(name, column))
 
     def where(self, condition: str | Column) -> Self:
-        """Keep the rows that fulfil a condition, SQL or a Column."""
+        """Keep the rows for which a condition is true, SQL or a Column."""
         _check_columns("where", condition)
         return self._step("where", lambda df: df.where(condition))
 
@@ -81,19 +81,19 @@ class Steps(Worded):
     def transform(self, step: Step) -> Self:
         """Apply any stateless function from DataFrame to DataFrame.
 
-        One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
+        A function that keeps unknown columns, as withColumn does, also keeps the rows' event time.
         """
         return self._step("transform", step)
 
-    def _step(self, what: str, step: Step) -> Self:
-        return type(self)(transformed(self._node, step, what))
+    def _step(self, method: str, step: Step) -> Self:
+        return type(self)(apply_step(self._node, step, method))
 
     def map(
         self, function: Callable[[Any], Any], output: str | SparkType, *, on_error: OnError | Then = "fail"
     ) -> Self:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`.
 
-        `on_error` says what becomes of a row that the function fails for: "fail", "skip", "dead-letter", or an
+        `on_error` is the policy for rows for which the function fails: "fail", "skip", "dead-letter", or an
         `sl.OnError`; see `dead_letters`.
         """
         return self._mapped(map_rows(self._node, "map", function, output, on_error))
@@ -107,12 +107,12 @@ class Steps(Worded):
     ) -> Self:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`.
 
-        `on_error` is as in map(): of a row that the function fails for, none of the rows that it gave before is given.
+        `on_error` is as in map(). If the function fails for a row, the rows that it has yielded for it are dropped.
         """
         return self._mapped(map_rows(self._node, "flat_map", function, output, on_error))
 
     def _mapped(self, node: MapNode) -> Self:
-        """Return the main output of a function of each row."""
+        """Return the main output of a function of rows."""
         raise NotImplementedError
 
     def map_async(
@@ -127,16 +127,16 @@ class Steps(Worded):
         fallback: Any = FAIL,
         on_error: OnError | Then = "fail",
     ) -> Self:
-        """Ask another system about each row: `concurrency` calls are under way at once in each of Spark's tasks.
+        """Call another system for each row, with up to `concurrency` concurrent calls in each of Spark's tasks.
 
-        The function is async, or an ordinary one, which runs in threads. It gives a dict or tuple that fits `output`, a
-        list of such, or None for no row. Rows stay in order; with ordered=False, they come as answers do.
+        The function is async, or an ordinary one, which runs in threads. It returns a dict or tuple that fits `output`,
+        a list of these, or None for no row. Rows stay in order; with ordered=False, they come in the order of answers.
 
-        A call that fails, or has no answer after `timeout`, is made again as `retry` says: so often, or an `sl.Retry`.
-        What fails for good is given `fallback`: a row, None for no row, or what a function of (row, error) returns.
-        Else `on_error` counts, as in map(); and where it is "fail", an error ends the job, and a call without an answer
-        sends it back to its last checkpoint. After any failure, rows since the last checkpoint are asked about again:
-        calls should change nothing.
+        `retry`, a number or an `sl.Retry`, repeats calls that fail or have no answer after `timeout`. If all attempts
+        fail, the result is `fallback`: a row, None for no row, or a function of (row, error) that returns one of these.
+        Without it, `on_error` applies, as in map(). If that is "fail", an error ends the job, and a call without an
+        answer restarts it from its last checkpoint. After any failure, the job repeats the calls for rows since the
+        last checkpoint: calls should have no side effects.
 
         >>> async def country(row):
         ...     return {"ip": row.ip, "country": await lookup(row.ip)}
@@ -149,26 +149,26 @@ class Steps(Worded):
     def watermark(
         self, column: str, delay: Duration = "0s", *, per: str | None = None, idle: Duration | None = None
     ) -> Self:
-        """Give every row the time in a timestamp column, and the stream a watermark.
+        """Set the event time of rows to a timestamp column, and define the stream's watermark.
 
-        The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.
-        With `per`, the newest times of that column's values (a partition, a device) are told apart and the slowest
-        counts; with `idle`, a value that was silent for so long is not waited for. Without it the job remembers every
-        value for ever, and one that ends holds the watermark up. Rows count once they reach the first keyed operator.
-        What operators give has the time of the event, or the timer, that it came of.
+        The watermark is the newest time so far, less `delay`, by which events may be late. It moves when an epoch ends.
+        With `per`, there is a newest time for each value of that column (a partition, a device), and the smallest
+        counts; with `idle`, a value without rows for this time does not count. Without `idle`, the job keeps every
+        value for ever, and a value without new rows stops the watermark. Rows count when they reach the first keyed
+        operator. Output rows of operators have the time of the event, or of the timer, that caused them.
         """
         return type(self)(watermark_on(self._node, column, delay, per, idle))
 
 
 def _check_columns(
-    step: str, *given: Any, expected: str = "SQL or a Column", of: tuple[type, ...] = (str, Column)
+    step: str, *columns: Any, expected: str = "SQL or a Column", of: tuple[type, ...] = (str, Column)
 ) -> None:
-    """Refuse what Spark takes for no column."""
-    for each in given:
+    """Raise ConfigurationError for values that are not columns for Spark."""
+    for each in columns:
         if callable(each) and not isinstance(each, of):
             raise ConfigurationError(
                 f"{step}() was given a function, expected {expected}: Spark computes it, not Python",
-                hint='write it as SQL, "amount > 10", or as F.col("amount") > 10; for what only Python can say: '
+                hint='write it as SQL, "amount > 10", or as F.col("amount") > 10; if only Python can compute it: '
                 'flat_map(lambda row: [row] if … else [], output="…")',
             )
         if not isinstance(each, of):

@@ -1,6 +1,6 @@
-"""Streams: what a program is written with. Building one does nothing but remember and check the steps.
+"""The streams with which a program defines its pipeline. Their methods only record and check the steps.
 
-All kinds stand in one file, since each gives others; what they do is in the modules around.
+All kinds are in one file, since their methods return each other; the steps are in `plan/` and the modules around.
 """
 
 from __future__ import annotations
@@ -32,54 +32,54 @@ from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
-from strandline.spark.streams.frames import FrameStep, read, readable
+from strandline.spark.streams.frames import FrameStep, frame_source, readable_rows
+from strandline.spark.streams.hints import MissingMethodHints
 from strandline.spark.streams.malformed import check_malformed, corrupt_column
 from strandline.spark.streams.steps import Steps
-from strandline.spark.streams.words import Worded
 from strandline.types.spark_schema import SparkType, check_names
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A stream on its way into a sink."""
+    """A stream and the sink that its rows are sent to."""
 
     stream: Stream
     sink: Sink
     line: str = field(default_factory=line_of_program)
-    """Where in the program it was written."""
+    """The line of the program that creates it."""
 
 
 class Stream(Steps):
-    """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
+    """Rows between sources, keyed operators and sinks. Every method returns a new stream."""
 
     def __init__(self, node: Node, operator: OperatorNode | MapNode | None = None) -> None:
         super().__init__(node)
         self._operator = operator
-        """What this is the main output of, if there is nothing in between."""
+        """The operator whose main output this is, None after any other step."""
 
     def side(self, name: str) -> Stream:
-        """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
+        """Return a side output of the last operator: the rows that its function sends there with ctx.emit()."""
         if not isinstance(self._operator, OperatorNode):
             raise ConfigurationError(
                 f"side: there is no side output '{name}' here, known: none",
-                hint="call side() on what process(…, sides={…}) gave, before any other step",
+                hint="call side() on the result of process(…, sides={…}), before any other step",
             )
         return Stream(output_of(self._operator, name))
 
     @property
     def dead_letters(self) -> Stream:
-        """The events that the step just before failed for, where its `on_error` is "dead-letter".
+        """The events for which the last step failed, if its `on_error` is "dead-letter".
 
-        Rows of `operator`, `step` (the method that failed, or "key_by", "read"), `reason`, `key` and `event` as JSON,
-        `event_time` and `traceback`: the same columns of every operator. Each failing event gives exactly one.
+        The columns are the same for every step: `operator`, `step` (the method that failed, or "key_by", "read"),
+        `reason`, `key` and `event` as JSON, `event_time` and `traceback`. Each failed event is exactly one row.
         """
         if isinstance(self._node, FrameStep) and self._node.failed is not None:
             return Stream(self._node.failed)
         if self._operator is None or not self._operator.on_error.has_dead_letters:
             raise ConfigurationError(
                 "dead_letters: there are none here",
-                hint='say process(…, on_error="dead-letter"), or so of map(), a join, files_source() and the others, '
-                "and take dead_letters of what that gave, before any other step",
+                hint='set on_error="dead-letter" in process(…), map(), a join, files_source() or another step, and use '
+                "dead_letters of its result, before any other step",
             )
         return Stream(output_of(self._operator, DEAD_LETTERS))
 
@@ -87,11 +87,11 @@ class Stream(Steps):
         return Stream(output_of(node), node)
 
     def union(self, *others: Stream) -> Stream:
-        """Return the rows of this stream and of others as one stream; the same one twice gives its rows twice.
+        """Return the rows of this stream and of others as one stream; a stream that is passed twice counts twice.
 
-        All need the same columns, by name and type; they may be in another order. Each keeps its watermark, and the
-        slowest one's counts, as with several sources: `idle` of one that may be silent. Rows come as Spark's shuffle
-        delivers them, whichever stream they are of.
+        All need the same columns, by name and type, in any order. Each keeps its watermark, and the smallest counts, as
+        with several sources: set `idle` for a stream that may be silent. Rows of all streams are mixed, in the order in
+        which Spark's shuffle delivers them.
         """
         for other in others:
             if not isinstance(other, Stream):
@@ -106,16 +106,16 @@ class Stream(Steps):
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
 
-        Rows of one key meet in one place, in the order in which Spark's shuffle delivers them; with `order_by`, the
+        One partition gets all rows of a key, in the order in which Spark's shuffle delivers them; with `order_by`, the
         rows of each epoch are sorted by these columns.
         """
-        return KeyedStream(keyed_by(self._node, keys, listed(order_by)))
+        return KeyedStream(keyed_by(self._node, keys, as_names(order_by)))
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
         if not isinstance(sink, Sink):
             is_target = isinstance(sink, Target)
-            hint = "write sinks.Transactional(target)" if is_target else "take one from sl.sinks, for example files()"
+            hint = "write sinks.Transactional(target)" if is_target else "use one from sl.sinks, for example files()"
             raise ConfigurationError(f"to() was given {sink!r}, expected a sink", hint=hint)
         output = Output(self, sink)
         for source in sources_of(self._node):
@@ -123,13 +123,13 @@ class Stream(Steps):
         return output
 
 
-class Aggregates(Worded):
-    """The methods that keyed and windowed streams have for built-in aggregation."""
+class Aggregates(MissingMethodHints):
+    """The methods of keyed and windowed streams for built-in aggregation."""
 
-    _is_before_key_by = True
+    _is_keyed = True
 
     def _cut(self) -> tuple[Keyed, WindowKind | None, Rules]:
-        """Return the keyed rows, and the kind of window if there is one, with its rules."""
+        """Return the keyed rows, and the kind of window and its rules, if any."""
         raise NotImplementedError
 
     def agg(
@@ -144,31 +144,31 @@ class Aggregates(Worded):
         on_error: OnError | Then = "fail",
         **more: Aggregate,
     ) -> Stream:
-        """Compute built-in aggregates, at the speed of Spark and Arrow: no Python runs per row.
+        """Compute built-in aggregates in Spark and Arrow: no Python code runs per row.
 
-        Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
-        windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
-        reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
-        given as a dict first. `uid`, `parallelism` and `max_parallelism` are as in process(). `on_error` says what
-        becomes of rows without a key: "fail", "skip", "dead-letter", or an `sl.OnError`; see `dead_letters`.
+        The output has the key columns, window_start and window_end for windows of time, and a column for each result.
+        Without windows, each epoch emits the new results of the keys that it changed. A window emits its results when
+        the watermark reaches its end; with `lateness`, it emits results again that late events change. Pass results
+        whose names cannot be keywords as a dict. `uid`, `parallelism` and `max_parallelism` are as in process().
+        `on_error` is the policy for rows without a key: "fail", "skip", "dead-letter", or an `sl.OnError`; see
+        `dead_letters`.
 
-        Where there is state already, each result goes on by its name: `total=sl.agg.sum("v").added()` for one that is
-        new, `.renamed(was="old")` for one that had another name, and `drop=["uid.result"]` of the start for one that
-        is gone.
+        Stored state is matched to results by name: write `total=sl.agg.sum("v").added()` for a new result,
+        `.renamed(was="old")` for one that had another name, and `drop=["uid.result"]` in start() for a removed one.
         """
         keyed, kind, rules = self._cut()
         numbers = parallelism, max_parallelism
-        given = combine_aggregates(results, more)
-        return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", *numbers, on_error))
+        aggregates = combine_aggregates(results, more)
+        return _main_output(aggregate_on(keyed, kind, rules, aggregates, uid, name or "agg", *numbers, on_error))
 
 
 _Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
 
 
-class Processed(Worded, Generic[_Process]):
-    """Rows partitioned by key, of one stream or of two: the place for a function with state."""
+class Processed(MissingMethodHints, Generic[_Process]):
+    """Rows of one or two streams, partitioned by key, to be processed by a function with state."""
 
-    _is_before_key_by = True
+    _is_keyed = True
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
@@ -184,32 +184,32 @@ class Processed(Worded, Generic[_Process]):
     ) -> Stream:
         """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
-        `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
-        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint:
-        `uid=sl.uid("new", was="old")` to rename it. `parallelism` is its number of partitions where that is not to be
-        the job's, and may change at every start; `max_parallelism` bounds it, and changes through a savepoint alone
-        (`sl.state.patch`). `on_error` says what becomes of an event that the function fails for: "fail", "skip",
-        "dead-letter", or an `sl.OnError`; see `dead_letters`.
+        `output` is the DDL schema of its output rows, `sides` that of each side output by name: `side(name)` of the
+        result has the rows that ctx.emit() sends there. `uid` names the operator's state in every checkpoint; rename it
+        by `uid=sl.uid("new", was="old")`. `parallelism` is its number of partitions, by default the job's, and may
+        change at every start; `max_parallelism` is its upper bound, and changes only by a savepoint (`sl.state.patch`).
+        `on_error` is the policy for events for which the function fails: "fail", "skip", "dead-letter", or an
+        `sl.OnError`; see `dead_letters`.
         """
         return _main_output(process_on(self._keyed, process, output, uid, sides=sides, **options))
 
 
 class ConnectedStreams(Processed[KeyedCoProcess]):
-    """Two streams that are keyed alike: the place for a function that sees the events of both."""
+    """Two streams with the same key, to be processed by a function of the events of both."""
 
-    _is_called = "a pair of connected streams"
+    _description = "a pair of connected streams"
 
 
 class BroadcastStream(Processed[KeyedBroadcastProcess]):
-    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
+    """A keyed stream and a broadcast stream, to be processed by a KeyedBroadcastProcess."""
 
-    _is_called = "a stream with a broadcast one"
+    _description = "a stream with a broadcast one"
 
 
 class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
-    """A stream partitioned by key: the place for functions with state."""
+    """A stream partitioned by key, to be processed by functions with state."""
 
-    _is_called = "a keyed stream"
+    _description = "a keyed stream"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -229,14 +229,14 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         accumulate: bool = True,
         time: windows.Time = "event",
     ) -> WindowedStream:
-        """Cut each key's events into windows by their event time.
+        """Group each key's events into windows by their event time.
 
-        A window's result comes once the watermark has reached its end. An event that comes later still changes the
-        result, which then comes again, until the watermark is `lateness` beyond the end. Events that are too late for
-        every window, or have no time, are dropped and counted; with `late`, they are the side output of this name.
-        With `early`, the results so far of windows that changed come too: so often by the clock, or as sl.Early says.
-        Each is of all of the window's events; with accumulate=False, of those since its last result. With
-        `time="processing"`, windows follow the clock alone.
+        A window emits its result when the watermark reaches its end. Until the watermark is `lateness` past the end,
+        later events still change the result, and the window emits it again. Events that are too late for every window,
+        or have no time, are dropped and counted; with `late`, they are the side output of this name. With `early`,
+        windows that changed also emit their results so far: after this time by the clock, or as sl.Early defines. Each
+        result covers all events of the window; with accumulate=False, those since its last result. With
+        `time="processing"`, windows use the clock in place of event time.
         """
         rules = windows.rules_of(self._keyed, kind, lateness, late, early, time, accumulate)
         return WindowedStream(self._keyed, kind, rules)
@@ -249,10 +249,10 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         ttl: TTL | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """Reduce each key's events to one, and give it after each event.
+        """Reduce each key's events to one row, and emit it after each event.
 
-        `function(event, event)` gives a row of the same columns. The first event of a key is given as it is, and the
-        key's columns are always the key. With `ttl`, a key that had no events for so long begins anew. `uid`,
+        `function(event, event)` returns a row with the same columns. The first event of a key is emitted unchanged, and
+        the key columns always have the key. With `ttl`, a key without events for this time starts again. `uid`,
         `parallelism`, `max_parallelism` and `on_error` are as in process().
 
         >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
@@ -269,30 +269,31 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         ttl: TTL | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """Fold each key's events into one value, and give it after each event: `function(value, event)` gives the next.
+        """Fold each key's events into one value, `function(value, event)`, and emit it after each event.
 
-        Gives rows of the key's columns and those of `output`. Of one column, the value is what stands in it; of
-        several, it is a row of them: read by name, given as a tuple or dict. `ttl` and the others are as in reduce().
+        The output has the key columns and those of `output`. If `output` has one column, the value is that column's; if
+        several, the value is a row, read by name and returned as a tuple or dict. `ttl` and the others are as in
+        reduce().
 
         >>> totals = sales.key_by("user").fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
         return _main_output(rolling.fold_on(self._keyed, output, initial, function, uid, ttl, options))
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
-        """Bring together two streams that are keyed alike, for a function that sees the events of both."""
+        """Connect two streams with the same key, for a function of the events of both."""
         return ConnectedStreams(joins.connect(self._keyed, _keyed_of(other, "connect")))
 
     def broadcast(self, rules: Stream, *, order_by: str | Iterable[str] = ()) -> BroadcastStream:
-        """Let every partition hear of a small stream, for a KeyedBroadcastProcess: rules, settings, exchange rates.
+        """Send a small stream to every partition, for a KeyedBroadcastProcess: rules, settings, exchange rates.
 
-        Its rows of one epoch come before the keyed stream's, sorted by `order_by`, then by their event times.
+        In each epoch, its rows come before those of the keyed stream, sorted by `order_by`, then by event time.
         """
         if not isinstance(rules, Stream):
             raise ConfigurationError(
                 f"broadcast() was given a {type(rules).__name__}, expected a Stream",
-                hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
+                hint="write a.key_by(…).broadcast(rules): rules have no key, every partition gets all of them",
             )
-        return BroadcastStream(joins.broadcast(self._keyed, rules._node, listed(order_by)))
+        return BroadcastStream(joins.broadcast(self._keyed, rules._node, as_names(order_by)))
 
     def join(
         self,
@@ -306,19 +307,18 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         late: joins.Late = (None, None),
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
+        """Pair rows of one key whose event times are close: `within` is the interval for the other row's time.
 
         `("-10 min", "5 min")` pairs a row with those of the other stream from 10 minutes before it to 5 minutes after
-        it, both included; not so with bounds="()", "[)" or "(]". The result has this stream's columns, then the
-        other's; a key that has one name in both is there once, and `prefixes` tell other columns apart. A pair has the
-        later of the two times. `how` is `inner`, or `left`, `right` or `full`: then a row without partner comes alone,
-        with nulls, once the watermark says that none can come. Rows older than the watermark are left out; with
-        late=("a", "b"), this stream's are the side output "a", and the other's "b". Rows without a key
-        or a time are bad: `on_error` says what becomes of them. It, `uid`, `parallelism` and `max_parallelism` are as
-        in process().
+        it, both included; bounds="()", "[)" or "(]" exclude them. The result has this stream's columns, then the
+        other's; a key column with the same name in both appears once, and `prefixes` distinguish other columns. A pair
+        has the later of the two times. `how` is `inner`, or `left`, `right` or `full`: then a row without partner is
+        emitted with nulls, once the watermark shows that none can come. Rows older than the watermark are dropped; with
+        late=("a", "b"), this stream's are the side output "a", and the other's "b". `on_error` is the policy for rows
+        without a key or a time. It, `uid`, `parallelism` and `max_parallelism` are as in process().
         """
-        said = joins.JoinOptions("join", uid, how, prefixes, late, options)
-        return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, said))
+        join_options = joins.JoinOptions("join", uid, how, prefixes, late, options)
+        return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, join_options))
 
     def window_join(
         self,
@@ -333,14 +333,13 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
-        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of. Where
-        the gap is a function, it is asked about the rows of both.
-        Arguments and columns are as in join(), and behind the columns `window_start` and `window_end`. Results have the
-        time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
-        side outputs as in join().
+        Session windows are those of both streams together: rows of either stream extend a session. A gap function is
+        called with rows of both. Arguments and columns are as in join(), followed by the columns `window_start` and
+        `window_end`. Results have the last time inside the window. Rows whose windows are all complete are dropped, or
+        are side outputs as in join().
         """
-        said = joins.JoinOptions("window_join", uid, how, prefixes, late, options)
-        return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, said))
+        join_options = joins.JoinOptions("window_join", uid, how, prefixes, late, options)
+        return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, join_options))
 
     def as_of_join(
         self,
@@ -356,29 +355,30 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     ) -> Stream:
         """Pair each row with the version of its key that was valid at its event time: prices, rates, addresses.
 
-        Each row of `versions` is a new version of its key, valid from its event time on until that of the next one. Of
-        two with the same time, the one that comes last counts. A row waits until the watermark has passed its time,
-        and is given with that time; one without a version is left out, or comes with nulls if `how` is "left", and so
-        if the version is older than `max_age`. `deleted` names a boolean column of the versions, which the result has
-        not: where it is true, the key has no version from that time on. Rows older than the watermark are left out;
-        versions older than it count from now on, and do not change what was given. With late=("a", "b"), both kinds are
-        side outputs. Columns, `uid` and the others are as in join().
+        Each row of `versions` is a new version of its key, valid from its event time until that of the next one. Of two
+        with the same time, the last to arrive counts. A row is emitted when the watermark has passed its time, and has
+        that time. A row without a version, or whose version is older than `max_age`, is dropped, or has nulls if `how`
+        is "left". `deleted` names a boolean column of the versions, which the result does not have: if it is true, the
+        key has no version from that time on. Rows older than the watermark are dropped; versions older than it apply to
+        rows that are emitted later. With late=("a", "b"), both kinds are side outputs. Columns, `uid` and the others
+        are as in join().
         """
-        said = joins.JoinOptions("as_of_join", uid, how, prefixes, late, options)
-        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, deleted, said))
+        join_options = joins.JoinOptions("as_of_join", uid, how, prefixes, late, options)
+        keyed = _keyed_of(versions, "as_of_join")
+        return _main_output(joins.as_of_join(self._keyed, keyed, max_age, deleted, join_options))
 
 
 @dataclass(frozen=True)
 class WindowedStream(Aggregates):
-    """A keyed stream cut into windows: the place for functions of a window's events.
+    """A keyed stream in windows, to be processed by functions of a window's events.
 
-    What they give are rows of the key's columns, `window_start`, `window_end` (neither for Global windows) and the
-    columns of the result. A row's time is the last one in its window, so that a following window of the same size
-    takes it in. `uid`, `parallelism`, `max_parallelism` and `on_error` are as in process() of a keyed stream. A window
-    whose result fails is a dead letter itself; it gives nothing, and ends as any other.
+    Output rows have the key columns, `window_start`, `window_end` (neither for Global windows) and the columns of the
+    result. A row's time is the last time inside its window, so that a following window of the same size includes it.
+    `uid`, `parallelism`, `max_parallelism` and `on_error` are as in process() of a keyed stream. A window whose result
+    fails is one dead letter; it emits no result, and ends normally.
     """
 
-    _is_called = "a windowed stream"
+    _description = "a windowed stream"
 
     keyed: Keyed
     kind: WindowKind
@@ -397,10 +397,10 @@ class WindowedStream(Aggregates):
         merge: Callable[[Any, Any], Any] | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """Fold each window's events into one value: `function(value, event)` gives the next value.
+        """Fold each window's events into one value: `function(value, event)` returns the next value.
 
-        `output` is the DDL of the result's columns. Of one column, the value is what stands in it; of several, it is a
-        row of them: read by name, given as a tuple or dict. Session windows need `merge(value, value)` too.
+        `output` is the DDL of the result's columns. If it has one column, the value is that column's; if several, the
+        value is a row, read by name and returned as a tuple or dict. Session windows also need `merge(value, value)`.
 
         >>> hours = sales.window(Tumbling("1h"))
         >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
@@ -414,7 +414,7 @@ class WindowedStream(Aggregates):
         uid: str,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """Reduce each window's events to one: `function(event, event)` gives a row of the same columns.
+        """Reduce each window's events to one row: `function(event, event)` returns a row with the same columns.
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
@@ -434,8 +434,8 @@ class WindowedStream(Aggregates):
     ) -> Stream:
         """Aggregate each window's events: `create()`, `add(acc, event) -> acc`, `result(acc)`, as sl.Aggregating does.
 
-        `type` is the accumulator's; the result is the value of the one column of `output`, or a tuple or dict of
-        several. Session windows need `merge(acc, acc) -> acc` too.
+        `type` is the accumulator's type; the result is the value of the one column of `output`, or a tuple or dict of
+        several. Session windows also need `merge(acc, acc) -> acc`.
 
         >>> mean = sales.window(Session("10 min")).aggregate(
         ...     "struct<n: bigint, total: bigint>", create=lambda: (0, 0),
@@ -456,9 +456,9 @@ class WindowedStream(Aggregates):
     ) -> Stream:
         """Keep each window's events and call `function(key, window, events)` with all of them.
 
-        They come in the order of the epochs they came in; within one as key_by() has them. `window` has `start` and
+        Events are in the order of their epochs; within an epoch, in the order of key_by(). `window` has `start` and
         `end`; it is None for Global windows. The function yields or returns rows, dicts or tuples, of the columns in
-        `output`. It may be called more than once for a window: with `early`, with late events, after a failure.
+        `output`. It may be called more than once for a window: with `early`, for late events, after a failure.
 
         >>> def top3(key, window, events):
         ...     for event in sorted(events, key=lambda e: -e.amount)[:3]:
@@ -471,8 +471,8 @@ class WindowedStream(Aggregates):
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, options))
 
 
-def listed(names: Any) -> tuple[Any, ...]:
-    """Return one name or several as several; what is no name is refused with the names that there are."""
+def as_names(names: Any) -> tuple[Any, ...]:
+    """Return one name or several as a tuple. Other values pass too: the check of the names refuses them."""
     return (names,) if isinstance(names, str | Column) or not isinstance(names, Iterable) else tuple(names)
 
 
@@ -480,11 +480,11 @@ def _main_output(operator: OperatorNode) -> Stream:
     return Stream(output_of(operator), operator)
 
 
-def _keyed_of(other: object, what: str) -> Keyed:
+def _keyed_of(other: object, method: str) -> Keyed:
     if not isinstance(other, KeyedStream):
         raise ConfigurationError(
-            f"{what}: the other stream is a {type(other).__name__}, expected a keyed stream",
-            hint=f"key it by the same thing: a.key_by(…).{what}(b.key_by(…), …)",
+            f"{method}: the other stream is a {type(other).__name__}, expected a keyed stream",
+            hint=f"key it by the same columns: a.key_by(…).{method}(b.key_by(…), …)",
         )
     return other._keyed
 
@@ -492,9 +492,9 @@ def _keyed_of(other: object, what: str) -> Keyed:
 def stream(df: DataFrame, name: str | None = None, *, on_error: OnError | Then | None = None) -> Stream:
     """Begin a pipeline with a Structured Streaming DataFrame: any source, any stateless steps.
 
-    In a job that reads several, each needs a `name`, for the life of the job: how far it was read is found by it.
-    `on_error` says what becomes of rows that could not be read, whose text Spark has put into `_corrupt_record`:
-    "fail", or "dead-letter", see `dead_letters`. The stream has not got this column.
+    If a job reads several sources, each needs a `name` that never changes: checkpoints store positions by name.
+    `on_error` is the policy for malformed rows, whose text Spark has put into `_corrupt_record`: "fail", or
+    "dead-letter", see `dead_letters`. The stream does not have this column.
 
     >>> payments = stream(spark.readStream.schema(schema).json("in/"), name="payments")
     """
@@ -507,10 +507,10 @@ def source_stream(
     cleaning: Cleaning | None = None,
     on_error: OnError | Then | None = None,
 ) -> Stream:
-    """Return the stream of a source, checked."""
+    """Check a source, and return its stream."""
     check_source(df)
     check_names(df.columns, "stream()")
-    source = read(df, check_source_name(name), cleaning)
+    source = frame_source(df, check_source_name(name), cleaning)
     if on_error is None:
         return Stream(source)
-    return Stream(readable(source, corrupt_column(df), check_malformed("stream()", on_error)))
+    return Stream(readable_rows(source, corrupt_column(df), check_malformed("stream()", on_error)))

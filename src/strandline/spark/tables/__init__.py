@@ -1,7 +1,7 @@
-"""The state in snapshots as tables, for `sl.state`.
+"""Reads the state in snapshots as tables, for `sl.state`.
 
-A snapshot is a savepoint, a checkpoint (`…/job/chk-17`), or a job's folder: its newest checkpoint. It is read wherever
-it lies, while the job runs or not.
+A snapshot is a savepoint, a checkpoint (`…/job/chk-17`), or a job's folder, which means its newest checkpoint. The job
+may run or not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
 from strandline.snapshot.tables import reader
 from strandline.snapshot.tables import table as snapshot_tables
 from strandline.snapshot.tables.table import Table, TableSummary, find_table
-from strandline.spark.tables.options import FORMAT, STORAGE
-from strandline.spark.tables.source import StrandlineSource
+from strandline.spark.tables.source import FORMAT, STORAGE, StrandlineSource
 from strandline.types.columns import from_arrow_type, to_python
 
 __all__ = ["lookup", "opened", "read", "register", "tables"]
@@ -28,7 +27,7 @@ __all__ = ["lookup", "opened", "read", "register", "tables"]
 def register(spark: SparkSession) -> None:
     """Let a session read `spark.read.format("strandline")`.
 
-    Options are `url`, `table` or `metadata`, and the storage's own as `storage.…`.
+    Its options are `url`, `table` or `metadata`, and options of the storage as `storage.…`.
     """
     spark.dataSource.register(StrandlineSource)
 
@@ -41,12 +40,12 @@ def read(
     metadata: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return a table of a snapshot, `uid.state`, as a DataFrame: one task for each partition or file.
+    """Return a table of a snapshot, `uid.state`, as a DataFrame with one task for each partition or file.
 
-    Of a job's folder, that is the checkpoint which is the newest now, however often the DataFrame is used; the job that
-    runs keeps its files until the DataFrame was not used for an hour. Filters do not make it read less: for a few keys,
-    there are `lookup` and `opened`. `metadata` instead is one of `snapshot`, `operators`, `states`, `partitions`,
-    `files` and `history`. Raises NotFoundError if there is no such snapshot or table, and CorruptionError.
+    For a job's folder, it always reads the checkpoint that is the newest at this call; a running job keeps the files
+    until an hour after the DataFrame's last use. Filters do not reduce what is read: for a few keys, use `lookup` or
+    `opened`. Instead of a table, `metadata` is one of `snapshot`, `operators`, `states`, `partitions`, `files` and
+    `history`. Raises NotFoundError if there is no such snapshot or table, and CorruptionError.
 
     >>> seen = sl.state.read(spark, "s3://bucket/ck/fraud", "detect.seen")      # doctest: +SKIP
     >>> seen.where("card = 'c-17'").show()                                      # doctest: +SKIP
@@ -67,7 +66,7 @@ def read(
 
 
 def tables(url: str | Path, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
-    """Say which tables a snapshot has, and what is known of them without reading."""
+    """Return a summary of each table of a snapshot, without reading rows."""
     with pinned_snapshot(str(url), storage_options) as snapshot:
         return snapshot_tables.tables(snapshot)
 
@@ -75,22 +74,22 @@ def tables(url: str | Path, storage_options: Mapping[str, str] | None = None) ->
 def lookup(
     url: str | Path, table: str, key: Any, *, storage_options: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of one key in a table of a snapshot; none if it is not there. Only what may hold it is read.
+    """Return the rows of one key in a table of a snapshot, none if it is missing. Reads only files that may hold it.
 
-    `key` is a value, of several columns a tuple or a dict. Who looks up many keys uses `opened`. Raises StateTypeError
-    for what is no key of the operator.
+    `key` is a value, or for several columns a tuple or a dict. To look up many keys, use `opened`. Raises
+    StateTypeError if `key` does not fit the operator's key.
     """
     with opened(url, storage_options) as snapshot:
         return snapshot.lookup(table, key)
 
 
 def opened(url: str | Path, storage_options: Mapping[str, str] | None = None) -> SnapshotReader:
-    """Open a snapshot in which one key after the other is looked up: `with sl.state.opened(url) as snapshot: …`."""
+    """Open a snapshot to look up many keys: `with sl.state.opened(url) as snapshot: …`."""
     return SnapshotReader(str(url), storage_options)
 
 
 class SnapshotReader:
-    """A snapshot that is looked into until it is closed; several threads may."""
+    """A snapshot that is open for look-ups. It is thread-safe."""
 
     def __init__(self, url: str, storage_options: Mapping[str, str] | None) -> None:
         with ExitStack() as stack:
@@ -101,15 +100,15 @@ class SnapshotReader:
 
     def lookup(self, table: str, key: Any) -> list[dict[str, Any]]:
         """Return the rows of one key, as `lookup` does."""
-        found = self._tables.get(table)
-        if found is None:
-            found = self._tables[table] = find_table(self._snapshot, table)
-        rows = self._reader.look_up(found, key)
+        known = self._tables.get(table)
+        if known is None:
+            known = self._tables[table] = find_table(self._snapshot, table)
+        rows = self._reader.look_up(known, key)
         columns = [to_python(column, from_arrow_type(column.type)) for column in rows.columns]
         return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def close(self) -> None:
-        """Let go of its files."""
+        """Release the snapshot's files."""
         self._stack.close()
 
     def __enter__(self) -> Self:

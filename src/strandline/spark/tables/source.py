@@ -1,16 +1,16 @@
-"""The tables of a snapshot as a data source of PySpark: a task for each partition of the state, or file.
+"""A data source of PySpark for the tables of a snapshot, with a task for each partition of the state, or file.
 
-Spark asks in Python processes of its own: for the columns and the plan beside the driver, for rows on executors. What
-these are told is all that they need: they do not look for the snapshot again.
+Spark calls it in separate Python processes: next to the driver for the columns and the plan, on executors for rows. A
+`Split` has all that an executor needs: it does not search for the snapshot again.
 
-No filter decides what is read: up to Spark 4.3, all uses of a DataFrame read what the last plan with filters says, and
-those with other filters, or none, would miss rows.
+No filter is pushed down: up to Spark 4.3, all uses of a DataFrame read the splits of the last plan with filters, and
+uses with other filters, or none, would miss rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pyarrow as pa
@@ -19,15 +19,49 @@ from pyspark.sql.types import StructField, StructType
 
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.pins import renew
+from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo
 from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
 from strandline.snapshot.tables.metadata import metadata, metadata_schema
 from strandline.snapshot.tables.reader import StateReader
 from strandline.snapshot.tables.table import Table, find_table
 from strandline.spark.base.ddl import spark_type
-from strandline.spark.tables.options import FORMAT, Options
 from strandline.storage.place import Place
 from strandline.types.columns import from_arrow_type
+
+FORMAT = "strandline"
+STORAGE = "storage."
+"""The prefix of options of the storage."""
+_KNOWN = ("url", "table", "metadata")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Valid options. Either `table` or `metadata` is ""."""
+
+    url: str = field(repr=False)
+    table: str
+    metadata: str
+    storage: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Options:
+        """Check the options that Spark passes. Errors quote no values, which may be secrets."""
+        storage = {name[len(STORAGE) :]: value for name, value in options.items() if name.startswith(STORAGE)}
+        rest = {name: value for name, value in options.items() if not name.startswith(STORAGE)}
+        unknown = sorted(set(rest).difference(_KNOWN))
+        if unknown:
+            raise ConfigurationError(
+                f'format("{FORMAT}"): unknown option {", ".join(unknown)}',
+                hint=f"known are {', '.join(_KNOWN)}, and options of the storage as {STORAGE}NAME",
+            )
+        if not rest.get("url") or bool(rest.get("table")) == bool(rest.get("metadata")):
+            raise ConfigurationError(
+                f'format("{FORMAT}"): expected the options url, and either table or metadata; got '
+                f"{', '.join(sorted(rest)) or 'none'}",
+                hint='.option("url", "s3://…/job").option("table", "uid.state")',
+            )
+        return cls(rest["url"], rest.get("table", ""), rest.get("metadata", ""), storage)
 
 
 class StrandlineSource(DataSource):
@@ -40,7 +74,7 @@ class StrandlineSource(DataSource):
     def schema(self) -> StructType:
         options = Options.of(self.options)
         columns = metadata_schema(options.metadata) if options.metadata else _schema(options)
-        # Not as text, of which it depends on the session what a timestamp is.
+        # Not as DDL: in DDL, the session's settings define the type of a timestamp.
         return StructType([StructField(field.name, spark_type(from_arrow_type(field.type))) for field in columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -50,34 +84,34 @@ class StrandlineSource(DataSource):
 
 @dataclass(frozen=True)
 class Split(InputPartition):
-    """What one task reads: a range of key groups."""
+    """The part of a table that one task reads: a range of key groups."""
 
     place: Place
     metadata: str
     operator: OperatorInfo
-    """With the partitions and files alone that the range needs."""
+    """The operator with only the partitions and files of the range."""
     state: str
     name: str
-    """The table's."""
+    """The table's name."""
     now_us: int | None
     watermark_us: int | None
     groups: range
 
     def table(self) -> Table:
-        """Return the table, without a look at the snapshot."""
+        """Return the table, without reading the snapshot."""
         state = next(state for state in self.operator.states if state.name == self.state)
         folder = folder_at(self.place)
         return Table(folder, self.metadata, self.operator, state, self.name, self.now_us, self.watermark_us)
 
 
 class TableReader(DataSourceReader):
-    """Reads a state."""
+    """Reads the rows of a state."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        # It stays pinned for the tasks, which renew the pin while they read.
+        # The pin stays for the tasks, which renew it while they read.
         snapshot = pin_snapshot(self._options.url, self._options.storage)
         if snapshot.pin:
             renew(snapshot.folder, snapshot.pin)
@@ -89,7 +123,7 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Split):
-            # Where there are none to read, Spark makes one of its own.
+            # If there are no partitions, Spark passes one of its own.
             return
         table = partition.table()
         with table.renewing(), StateReader() as reader:
@@ -99,7 +133,7 @@ class TableReader(DataSourceReader):
 
 
 class MetadataReader(DataSourceReader):
-    """Reads what the manifest says."""
+    """Reads metadata of the manifest."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -124,13 +158,13 @@ def _whole(table: Table, options: Options) -> Split:
 
 
 def _part(operator: OperatorInfo, table: Table, groups: range) -> OperatorInfo:
-    """Return an operator with nothing but what a range of key groups of a table needs."""
+    """Return an operator with only the partitions or files that a range of key groups of a table needs."""
 
-    def wanted(first: int, last: int) -> bool:
+    def is_needed(first: int, last: int) -> bool:
         return table.is_broadcast or (first < groups.stop and last >= groups.start)
 
     if table.files is None:
-        parts = [part for part in table.partitions if wanted(part.first_key_group, part.last_key_group)]
+        parts = [part for part in table.partitions if is_needed(part.first_key_group, part.last_key_group)]
         return msgspec.structs.replace(operator, partitions=parts)
-    files = [file for file in table.files if wanted(file.first_key_group, file.last_key_group)]
+    files = [file for file in table.files if is_needed(file.first_key_group, file.last_key_group)]
     return msgspec.structs.replace(operator, tables={table.state.name: files})

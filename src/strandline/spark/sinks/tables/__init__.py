@@ -1,5 +1,5 @@
-"""Table formats: data files that tasks write, and that a transaction of the table lists once a checkpoint is published.
+"""Sinks into table formats: tasks write data files, and a transaction of the table adds them after the checkpoint.
 
-`sink.py` is what they have in common: the record of how far a sink came, in the table itself, claims, and what becomes
-of files that nobody lists. `delta.py` and `iceberg.py` say how each format does it. `datafiles.py` runs in the tasks.
+`sink.py` is common to all formats: the record of a sink's progress in the table, claims, and the cleanup of files that
+no checkpoint lists. `delta.py` and `iceberg.py` are the formats. `ends/tables/datafiles.py` runs in the tasks.
 """

@@ -1,4 +1,4 @@
-"""Delta tables: the record is an application transaction, which Delta's own commits check for conflicts."""
+"""Delta tables as sinks. The record is an application transaction, which Delta's commits check for conflicts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, SinkError, StrandlineError
 from strandline.core.ids import Epoch, unique_name
-from strandline.ends.arguments import place_of
+from strandline.ends.arguments import check_location
 from strandline.ends.committables import TaskAttempt
-from strandline.ends.tables.columns import check_names, fitting, plain
+from strandline.ends.tables.columns import check_names, fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, Layout, WriteDataFiles
-from strandline.ends.tables.errors import in_a_line
+from strandline.ends.tables.errors import describe_error
 from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
@@ -31,32 +31,31 @@ from strandline.storage.place import Place
 log = logging.getLogger(__name__)
 
 _IDENTITY = "strandline.identity"
-"""In the log, of each transaction of a sink's."""
+"""The key of the sink's identity in the log, in each of its transactions."""
 _EPOCH_BITS = 40
-"""Of an application transaction's version; the others are the generation, which counts more."""
+"""The lower bits of an application transaction's version; the higher ones are the generation."""
 _VIOLATION = re.compile(r"(\d+) rows failed validation check")
-_OF_STORAGE = re.compile(r"Generic (?!DeltaTable )\w+ error")
+_STORAGE_ERROR = re.compile(r"Generic (?!DeltaTable )\w+ error")
 _PLAIN = re.compile(r"[A-Za-z0-9_=./-]+")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
-_NOT_ALONE = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
-"""What a column may have that writers must compute or check, row by row."""
+_COMPUTED = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
+"""Properties of columns that writers must compute or check for each row."""
 
 
 class DeltaSink(TableSink):
     """Write rows into a Delta table, exactly once: visible when the checkpoint after them completes, in one version.
 
     Tasks write the data files; the driver adds them to the table's log. With `key`, rows replace those that have the
-    same key, the last one of a checkpoint those before it: the driver merges them, in its own memory.
+    same key, and the last one of a checkpoint counts: the driver merges them in memory.
 
-    `url` is a directory, or s3://, gs://, az:// or abfss://; the table is made if it is not there. `storage_options`
-    are as for checkpoints (`endpoint`, `access_key_id`, …); what is missing comes from the environment. `new_columns`
-    is "refuse" or "add": what becomes of columns that the table does not have. A job that begins anew where an earlier
-    life of it has left rows is refused, unless `existing="keep"`, or they are replaced by `key`. A file ends at
-    `target_bytes`, and with the checkpoint; with `compact_every=n`, small files are held together after every n-th
-    commit.
+    `url` is a directory, or s3://, gs://, az:// or abfss://; a missing table is created. `storage_options` are those of
+    checkpoints (`endpoint`, `access_key_id`, …); missing ones come from the environment. `new_columns` is "refuse" or
+    "add", for columns that the table does not have. A job that begins anew in a table with rows of its earlier life is
+    refused, unless `existing="keep"`, or rows are replaced by `key`. A file ends at `target_bytes`, or with the
+    checkpoint; with `compact_every=n`, small files are compacted after every n-th commit.
 
-    Other writers may use the table at the same time. A restore to an older checkpoint takes back what later ones have
-    added, in a version of its own; not what was compacted since, and not what was merged by key.
+    Other writers may use the table at the same time. A restore to an older checkpoint removes files that later ones
+    have added, in a separate version; rows that were compacted since, or merged by key, stay.
     """
 
     def __init__(
@@ -74,17 +73,17 @@ class DeltaSink(TableSink):
     ) -> None:
         self.url = _url(url)
         super().__init__(
-            f"sinks.delta('{_shown(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
+            f"sinks.delta('{_without_secrets(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
             existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
         )  # fmt: skip
         if not isinstance(compact_every, int) or isinstance(compact_every, bool) or compact_every < 0:
             raise ConfigurationError(
                 f"{self._where}: compact_every is {compact_every!r:.200}, expected a number of commits",
-                hint="write it like compact_every=50, or leave it out: then nothing is compacted",
+                hint="write it like compact_every=50, or leave it out, for no compaction",
             )
         self.compact_every = compact_every
-        self.destination = f"Delta table {_shown(self.url)}"
-        # Nor what was compacted.
+        self.destination = f"Delta table {_without_secrets(self.url)}"
+        # Compacted rows cannot be distinguished either.
         self.takes_back = self.takes_back and not compact_every
         self._commits = 0
         self._seen = -1
@@ -111,19 +110,19 @@ class DeltaSink(TableSink):
         self._check_partition(columns, self.partition_by)
 
     def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
-        there = pa.schema(table.schema())
-        self._check_written_as_is(table, key)
+        existing = pa.schema(table.schema())
+        self._check_supported(table, key)
         self._convert(columns)
-        schema, new = fitting(self._where, columns, there, key=key, may_add=self.new_columns == "add")
+        schema, new = fit_columns(self._where, columns, existing, key=key, may_add=self.new_columns == "add")
         split = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != split:
             raise ConfigurationError(
                 f"{self._where}: the table is partitioned by {list(split) or 'nothing'}, not by "
                 f"{list(self.partition_by)}",
-                hint="leave partition_by out for a table that is there",
+                hint="leave partition_by out for an existing table",
             )
         if key:
-            # What is merged is divided by the merge.
+            # The merge divides its rows itself.
             return Layout(schema), new
         check_names(self._where, "the table's partitioning", split, schema)
         self._check_partition(schema, split)
@@ -143,33 +142,33 @@ class DeltaSink(TableSink):
     def in_effect(self, table: Any) -> CommitRecord | None:
         at, seen = int(table.version()), self._seen
         if self.record(table) is None:
-            # What the table was put back to, before the sink was there, may be in no log any more.
+            # The log may no longer have the version, from before the sink, to which the table was put back.
             return None
         for entry in _entries(table):
             if entry["version"] > at:
                 continue
             if entry["version"] <= seen:
                 break
-            # RESTORE and REPLACE leave the record as it is.
-            said = entry.get("operation", "")
-            if said == "RESTORE":
+            # RESTORE and REPLACE do not change the record.
+            operation = entry.get("operation", "")
+            if operation == "RESTORE":
                 to = self._restored(entry.get("operationParameters", {}))
                 if to is None:
                     return None
                 at, seen = to, -1
-            elif "REPLACE TABLE" in said:
+            elif "REPLACE TABLE" in operation:
                 return None
             elif seen < 0 and entry.get(_IDENTITY) == self._opened.identity:
-                # An older run has looked at what was before.
+                # An older run has checked the versions before.
                 break
         return self.record(table if at == int(table.version()) else self._as_of(at))
 
     def _restored(self, parameters: Mapping[str, Any]) -> int | None:
-        """Return the version that a table was put back to, if that is known."""
+        """Return the version to which a table was restored, if it is known."""
         version, time_ms = parameters.get("version"), parameters.get("datetime")
         if version is not None:
             return int(version)
-        # Spark's is a text of its session's time zone.
+        # Spark writes a text in its session's time zone.
         if time_ms is None:
             return None
         return int(self._as_of(datetime.fromtimestamp(int(time_ms) / 1000, UTC)).version())
@@ -180,7 +179,7 @@ class DeltaSink(TableSink):
         return table
 
     def knows(self, table: Any, context: SinkContext) -> bool:
-        return table.transaction_version(_names(context)) is not None
+        return table.transaction_version(_application(context)) is not None
 
     def commit_files(
         self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
@@ -206,12 +205,12 @@ class DeltaSink(TableSink):
         try:
             merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
         except self._delta.exceptions.DeltaError as error:
-            if (found := _VIOLATION.search(str(error))) is None:
+            if (match := _VIOLATION.search(str(error))) is None:
                 raise
             rules = [value for name, value in table.metadata().configuration.items() if "delta.constraints." in name]
             raise SinkError(
-                f"{self._where}: {found[1]} rows are against what the table demands: {'; '.join(rules) or 'no nulls'}",
-                hint="change the table until it takes them; and leave such rows out in a step before the sink",
+                f"{self._where}: {match[1]} rows violate constraints of the table: {'; '.join(rules) or 'no nulls'}",
+                hint="change the table so that it accepts them; and drop such rows in a step before the sink",
             ) from None
         self._seen = seen
 
@@ -229,24 +228,23 @@ class DeltaSink(TableSink):
         return isinstance(error, self._delta.exceptions.CommitFailedError)
 
     def may_pass(self, error: Exception) -> bool:
-        # What its storage says comes as OSError, or as no more than a text.
+        # Errors of storage are OSErrors, or known only by their text.
         return isinstance(error, OSError) or (
-            isinstance(error, self._delta.exceptions.DeltaError) and _OF_STORAGE.search(str(error)) is not None
+            isinstance(error, self._delta.exceptions.DeltaError) and _STORAGE_ERROR.search(str(error)) is not None
         )
 
     def words(self, error: Exception) -> str:
-        return in_a_line(error, self._options)
+        return describe_error(error, self._options)
 
     def _compact(self) -> None:
-        """Write the rows of small files into larger ones, and put these in their place.
+        """Replace small files by larger ones with the same rows.
 
-        deltalake's own optimize does not see that another writer has compacted the same files meanwhile, and adds their
-        rows a second time.
+        deltalake's optimize does not detect another writer's compaction of the same files, and duplicates their rows.
         """
-        table, made = self.load(), self._delta.transaction
+        table, actions = self.load(), self._delta.transaction
         by_part: dict[str, list[dict[str, Any]]] = {}
         for each in _files_of(table):
-            # A path with other characters is not as the log has it.
+            # With other characters, a path differs from the one in the log.
             if each["size_bytes"] < self.target_bytes // 2 and _PLAIN.fullmatch(each["path"]):
                 by_part.setdefault(str(each.get("partition")), []).append(each)
         small = {each["path"]: each["size_bytes"] for part in by_part.values() if len(part) > 1 for each in part}
@@ -261,20 +259,20 @@ class DeltaSink(TableSink):
         fragments = {fragment.path: fragment for fragment in rows.get_fragments()}
         if not small.keys() <= fragments.keys():
             return
-        # A partition after the other: files of few are open at a time.
+        # One partition after the other, so that few files are open at a time.
         batches = (batch for path in small for batch in fragments[path].to_batches(schema=rows.schema))
         files, now_ms = task.write(batches, TaskAttempt(0, unique_name())), int(time.time() * 1000)
         table = self.load()
         if small.keys() <= {each["path"] for each in _files_of(table)}:
-            said = {"strandline": f"job {self._opened.job}, sink {self._opened.sink}", "isBlindAppend": False}
+            metadata = {"strandline": f"job {self._opened.job}, sink {self._opened.sink}", "isBlindAppend": False}
             table.create_write_transaction(
                 [
                     *self._added(files, split, now_ms, is_new=False),
-                    *(made.RemoveAction(path, False, now_ms, size) for path, size in small.items()),
+                    *(actions.RemoveAction(path, False, now_ms, size) for path, size in small.items()),
                 ],
                 "append", table.schema(), partition_by=split,
-                # In the next version, or not at all.
-                commit_properties=self._delta.CommitProperties(custom_metadata=said, max_commit_retries=0),
+                # No retry: only the next version has no conflict.
+                commit_properties=self._delta.CommitProperties(custom_metadata=metadata, max_commit_retries=0),
             )  # fmt: skip
 
     def _added(self, files: Sequence[DataFile], split: Sequence[str], now_ms: int, *, is_new: bool) -> list[Any]:
@@ -289,23 +287,23 @@ class DeltaSink(TableSink):
     def _properties(self, record: CommitRecord, gone: Collection[str] = ()) -> Any:
         run = self._opened
         version = (record.generation << _EPOCH_BITS) | record.epoch
-        said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
-        apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _names(run)]
+        metadata = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
+        apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _application(run)]
         transactions = [self._delta.Transaction(app, version) for app in apps]
-        return self._delta.CommitProperties(custom_metadata=said, app_transactions=transactions)
+        return self._delta.CommitProperties(custom_metadata=metadata, app_transactions=transactions)
 
     def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
-        """Return what takes away the files that older runs have added of later epochs."""
+        """Return the actions that remove files of later epochs of older runs."""
         record = self._later_record(table, epoch)
         if record is None:
             return []
         configuration = table.metadata().configuration
-        mine = re.compile(self._later_paths)
-        found = [each for each in _files_of(table) if (match := mine.match(each["path"])) and int(match[2]) > epoch]
+        pattern = re.compile(self._later_paths)
+        later = [each for each in _files_of(table) if (match := pattern.match(each["path"])) and int(match[2]) > epoch]
         is_kept = configuration.get("delta.appendOnly") == "true"
-        # A file of which others have deleted rows is in the log with these, and its name alone does not take it away.
+        # The log has a deletion vector beside the file's name then, and the name alone does not remove the file.
         is_marked = configuration.get("delta.enableDeletionVectors") == "true"
-        if self.key or is_kept or is_marked or self.compact_every or not found:
+        if self.key or is_kept or is_marked or self.compact_every or not later:
             log.warning(
                 "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are in %s and %s",
                 self._label, epoch, record.epoch, self._where,
@@ -316,22 +314,23 @@ class DeltaSink(TableSink):
         if is_kept:
             return []
         remove = self._delta.transaction.RemoveAction
-        return [remove(each["path"], True, now_ms, each["size_bytes"]) for each in found]
+        return [remove(each["path"], True, now_ms, each["size_bytes"]) for each in later]
 
-    def _check_written_as_is(self, table: Any, key: Sequence[str]) -> None:
-        """Raise ConfigurationError for tables whose writers must do more than write the rows."""
+    def _check_supported(self, table: Any, key: Sequence[str]) -> None:
+        """Raise ConfigurationError for tables that need more of a writer than its rows."""
         configuration = table.metadata().configuration
-        wrong = [f"{name} = {value}" for name, value in configuration.items() if name.startswith("delta.constraints.")]
+        constraints = [item for item in configuration.items() if item[0].startswith("delta.constraints.")]
+        unsupported = [f"{name} = {value}" for name, value in constraints]
         if configuration.get("delta.columnMapping.mode", "none") != "none":
-            wrong.append("column mapping")
+            unsupported.append("column mapping")
         if key and configuration.get("delta.appendOnly") == "true":
-            wrong.append("delta.appendOnly, which knows no upserts")
+            unsupported.append("delta.appendOnly, which excludes upserts")
         for column in table.schema().fields:
-            wrong += [f"{name} of column '{column.name}'" for name in _NOT_ALONE if name in column.metadata]
-        if wrong and not (key and all("constraints" in each for each in wrong)):
+            unsupported += [f"{name} of column '{column.name}'" for name in _COMPUTED if name in column.metadata]
+        if unsupported and not (key and all("constraints" in each for each in unsupported)):
             raise ConfigurationError(
-                f"{self._where}: the table has {', '.join(wrong)}, which this sink does not know",
-                hint="write to a table without, and from there with a program that does",
+                f"{self._where}: the table has {', '.join(unsupported)}, which this sink does not support",
+                hint="write to a table without it, and copy the rows from there with another program",
             )
 
     def _convert(self, columns: pa.Schema) -> Any:
@@ -348,7 +347,7 @@ class DeltaSink(TableSink):
 
     def _check_partition(self, columns: pa.Schema, split: Sequence[str]) -> None:
         for name in split:
-            kind = plain(columns.field(name).type)
+            kind = plain_type(columns.field(name).type)
             if not (pa.types.is_integer(kind) or kind in (pa.string(), pa.bool_(), pa.date32())):
                 raise ConfigurationError(
                     f"{self._where}: the table is partitioned by '{name}', which is {kind}; expected whole numbers, "
@@ -359,7 +358,7 @@ class DeltaSink(TableSink):
             raise ConfigurationError(f"{self._where}: partition_by leaves no column for the files")
 
     def _sync(self) -> None:
-        """Make the log's newest entries durable, where that is this machine's: Delta leaves it to the machine."""
+        """Sync the newest entries of a log on this machine, since Delta does not."""
         if "://" in self.url or not self._opened.fsync:
             return
         directory = Path(self.url) / "_delta_log"
@@ -380,17 +379,17 @@ def _deltalake() -> Any:
     return deltalake
 
 
-def _names(run: SinkContext) -> str:
-    """Return the application that stands for a sink of this name in all lives of a job."""
+def _application(run: SinkContext) -> str:
+    """Return the application id of a sink of this name in all lives of a job."""
     return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:32]}"
 
 
 def _url(url: str | Path) -> str:
-    text = place_of("sinks.delta()", "url", url).rstrip("/")
+    text = check_location("sinks.delta()", "url", url).rstrip("/")
     parts = urlsplit(text)
     if "://" in text and parts.scheme not in _SCHEMES:
         raise ConfigurationError(
-            f"sinks.delta('{_shown(text)}'): a table cannot be at {parts.scheme}://",
+            f"sinks.delta('{_without_secrets(text)}'): a table cannot be at {parts.scheme}://",
             hint=f"give a directory, or one of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}",
         )
     if parts.scheme == "file":
@@ -400,30 +399,30 @@ def _url(url: str | Path) -> str:
     return text.replace("s3a://", "s3://", 1)
 
 
-def _shown(url: str) -> str:
+def _without_secrets(url: str) -> str:
     return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://", url)
 
 
 def _creatable(columns: pa.Schema) -> pa.Schema:
-    """Return columns as a new table has them: each may be null, since rows of older programs lack what is new."""
-    return pa.schema([pa.field(column.name, plain(column.type), True) for column in columns])
+    """Return the columns of a new table. All may be null, since rows of older programs lack later columns."""
+    return pa.schema([pa.field(column.name, plain_type(column.type), True) for column in columns])
 
 
 def _files_of(table: Any) -> list[dict[str, Any]]:
     """Return path, size and partition of each file of a table."""
     added = pa.table(table.get_add_actions(flatten=False))
-    found: list[dict[str, Any]] = added.select(
+    files: list[dict[str, Any]] = added.select(
         [name for name in ("path", "size_bytes", "partition") if name in added.column_names]
     ).to_pylist()
-    return found
+    return files
 
 
 def _entries(table: Any) -> Iterator[dict[str, Any]]:
-    """Return what the log says of a table's versions, the newest first; older ones are read when they are wanted."""
-    given, many = int(table.version()) + 1, 2
+    """Yield the log's entries of a table's versions, the newest first. Older ones are read on demand."""
+    end, count = int(table.version()) + 1, 2
     while True:
-        found = table.history(many)
-        yield from (entry for entry in found if entry["version"] < given)
-        if len(found) < many:
+        entries = table.history(count)
+        yield from (entry for entry in entries if entry["version"] < end)
+        if len(entries) < count:
             return
-        given, many = found[-1]["version"], many * 8
+        end, count = entries[-1]["version"], count * 8

@@ -1,4 +1,4 @@
-"""What each table format is to its sink: a table that is loaded, changed in one transaction, and loaded again."""
+"""The interface of table formats: load a table, change it in one transaction, and load it again."""
 
 from __future__ import annotations
 
@@ -13,78 +13,77 @@ import pyarrow as pa
 from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.tables.datafiles import DataFile, Layout, StagedFiles
-from strandline.ends.tables.errors import is_refused
+from strandline.ends.tables.errors import is_access_error
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.storage.place import Place
 
 T = TypeVar("T")
 
 NewColumns = Literal["refuse", "add"]
-"""What becomes of columns of the job that the table does not have."""
+"""The treatment of the job's columns that the table does not have."""
 
 ExistingRows = Literal["refuse", "keep"]
-"""What becomes of a job that begins anew where an earlier life of it has left rows."""
-
+"""The treatment of a job that begins anew in a table with rows of its earlier life."""
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 _CONFLICTS = 4
-"""How often another writer may be faster before it matters how long all that took."""
+"""Up to this number of conflicts, an attempt may exceed its patience."""
 
 
 @dataclass(frozen=True, order=True)
 class CommitRecord:
-    """In the table: what `generation` or an older one staged up to `epoch` is in it. Newer ones have not claimed it."""
+    """The table has all rows that `generation` or an older one staged up to `epoch`. No newer one has claimed it."""
 
     generation: int
     epoch: int
 
     def covers(self, staged: StagedFiles) -> bool:
-        """Whether this is in the table, or was."""
+        """Whether these rows are or were in the table."""
         return staged.generation <= self.generation and staged.epoch <= self.epoch
 
 
 class TableFormat(Sink):
-    """A sink's way into a table. `table` is the format's own object, loaded for one attempt."""
+    """A sink's access to a table. `table` is an object of the format's library, loaded for one attempt."""
 
     _where: str
-    """The sink and its table, in words."""
+    """The sink and its table, for messages."""
     _context: SinkContext | None = None
 
     @abstractmethod
     def load(self) -> Any:
-        """Return the table as it is now; None if there is none."""
+        """Return the present table; None if there is none."""
 
     @abstractmethod
     def create(self, columns: pa.Schema) -> None:
-        """Make the table, if nobody else does at the same time."""
+        """Create the table, unless another writer creates it at the same time."""
 
     @abstractmethod
     def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
-        """Return how the table wants rows of these columns, merged by a key or added, and which it must be given first.
+        """Return the layout for rows of these columns, merged by key or added, and the columns that the table lacks.
 
-        Raises ConfigurationError if it cannot have them.
+        Raises ConfigurationError if the table cannot hold the rows.
         """
 
     @abstractmethod
     def check_creatable(self, columns: pa.Schema) -> None:
-        """Raise ConfigurationError if a table with these columns cannot be made."""
+        """Raise ConfigurationError if a table with these columns cannot be created."""
 
     @abstractmethod
     def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
-        """Give the table columns that it does not have."""
+        """Add columns to the table."""
 
     @abstractmethod
     def place_of(self, table: Any) -> Place | None:
-        """Return where the table's files are, or will be; None if that is known only when it is made."""
+        """Return the place of the table's files; None if it is unknown until the table exists."""
 
     @abstractmethod
     def record(self, table: Any, identity: str = "") -> CommitRecord | None:
-        """Return what the table says of this sink, or of one of another life."""
+        """Return the table's record of this sink, or of the sink with another identity."""
 
     @abstractmethod
     def in_effect(self, table: Any) -> CommitRecord | None:
-        """Return the record that goes with the table's rows: an older one, or none, if only these were put back."""
+        """Return the record that matches the table's rows: an older one, or None, if only the rows were put back."""
 
     @abstractmethod
     def knows(self, table: Any, context: SinkContext) -> bool:
@@ -94,59 +93,59 @@ class TableFormat(Sink):
     def commit_files(
         self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
     ) -> None:
-        """In one transaction: add the files, put the record in place of the one that was loaded.
+        """In one transaction: add the files, and replace the loaded record.
 
-        With `after`, take away what older runs of this sink have added of later epochs. It fails with a conflict if
+        With `after`, remove the files of later epochs that older runs of this sink have added. Fails with a conflict if
         another transaction has changed the record since the table was loaded.
         """
 
     @abstractmethod
     def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
-        """In one transaction: put rows in the place of those with the same key, and the record."""
+        """In one transaction: replace rows with the same key, and the record."""
 
     @abstractmethod
     def is_conflict(self, error: Exception) -> bool:
-        """Whether another writer was faster: from the table as it is now, the same may succeed."""
+        """Whether another writer was faster: another attempt on the reloaded table may succeed."""
 
     @abstractmethod
     def may_pass(self, error: Exception) -> bool:
-        """Whether the table is away, so that it is worth trying again."""
+        """Whether the table is unavailable, so that another attempt may succeed."""
 
     @abstractmethod
     def words(self, error: Exception) -> str:
-        """Return what a library says in one line, without secrets."""
+        """Return a library's error as one line, without secrets."""
 
     def committed(self, table: Any) -> None:
-        """After a transaction: make it outlast a power failure, hold small files together."""
+        """After a transaction: make it durable, and compact small files."""
 
     def _attempt(self, act: Callable[[Any], T], patience_s: float) -> T:
-        """Do something with the table as it is, until it succeeds or cannot, or patience ends.
+        """Call `act` with the loaded table until it succeeds or fails for good, or raise UnavailableError in the end.
 
-        Raises UnavailableError then. What became of a transaction whose answer was lost, the record says.
+        If the answer to a transaction is lost, the record tells whether it was committed.
         """
         delay_s, until, conflicts = _FIRST_DELAY_S, time.monotonic() + patience_s, 0
         while True:
             try:
                 return act(self.load())
             except ConflictError as error:
-                why, conflicts = error.message, conflicts + 1
+                reason, conflicts = error.message, conflicts + 1
             except UnavailableError as error:
-                why = error.message
+                reason = error.message
             except StrandlineError:
                 raise
             except Exception as error:
-                why = self.words(error)
-                if is_refused(error):
+                reason = self.words(error)
+                if is_access_error(error):
                     raise AccessError(
-                        f"{self._where}: access was refused: {why}", hint="check who the job is to storage and catalog"
+                        f"{self._where}: access was refused: {reason}", hint="check storage and catalog credentials"
                     ) from None
                 if self.is_conflict(error):
                     conflicts += 1
                 elif not self.may_pass(error):
-                    raise SinkError(f"{self._where}: {why}", hint="rows that wait stay staged") from error
-            # Where others are faster, the table answers, however slow it is.
+                    raise SinkError(f"{self._where}: {reason}", hint="waiting rows stay staged") from error
+            # After a conflict the table is available, however slow it is.
             if time.monotonic() + delay_s > until and not 0 < conflicts <= _CONFLICTS:
-                raise UnavailableError(f"{self._where}: {why}")
+                raise UnavailableError(f"{self._where}: {reason}")
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
@@ -156,7 +155,7 @@ class TableFormat(Sink):
 
     @property
     def fsync(self) -> bool:
-        """Whether what is written must outlast a power failure of this machine."""
+        """Whether written files must survive a power failure of this machine."""
         return self._context is None or self._context.fsync
 
     @property

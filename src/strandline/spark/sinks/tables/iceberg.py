@@ -1,4 +1,4 @@
-"""Iceberg tables: the record is a table property, set in the same commit as the snapshot that adds the rows."""
+"""Iceberg tables as sinks. The record is a table property, set in the same commit as the snapshot with the rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
-from strandline.ends.tables.columns import fitting, plain
+from strandline.ends.tables.columns import fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, Layout
-from strandline.ends.tables.errors import in_a_line
+from strandline.ends.tables.errors import describe_error
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
@@ -33,40 +33,39 @@ log = logging.getLogger(__name__)
 _PROPERTY = "strandline.sink."
 _IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
-"""Partitionings whose values the files' own statistics say, and how rows are split for them."""
+"""Supported partition transforms, whose values follow from a file's statistics, and the units of the split."""
 _S3 = {
     "s3.endpoint": "endpoint", "s3.region": "region", "s3.access-key-id": "access_key_id",
     "s3.secret-access-key": "secret_access_key", "s3.session-token": "session_token",
 }  # fmt: skip
-"""What catalogs say of storage, in the words of ours."""
+"""Names of storage options in catalogs and here."""
 _PASSING = frozenset((
     "ConnectionError", "Timeout", "TimeoutError", "OperationalError", "InterfaceError", "ServiceUnavailableError",
     "ServerError", "CommitStateUnknownException",
 ))  # fmt: skip
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
-_BEHIND = "older than last sequence number"
-"""What a catalog of the library's own says of a snapshot if another branch got one meanwhile."""
+_OLD_SEQUENCE = "older than last sequence number"
+"""Part of the error of pyiceberg's catalogs for a snapshot after another branch got one."""
 _INDEX = "__index__"
-_NUMBER = b"PARQUET:field_id"
+_FIELD_ID = b"PARQUET:field_id"
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
 class IcebergSink(TableSink):
     """Write rows into an Iceberg table, exactly once: visible when the checkpoint after them completes, in one commit.
 
-    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, the last
-    one of a checkpoint those before it: the driver merges them, in its own memory, and one commit makes a snapshot
-    without the old rows and one with the new ones.
+    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, and the
+    last one of a checkpoint counts: the driver merges them in memory, and one commit makes a snapshot without the old
+    rows and one with the new ones.
 
     `catalog` is the name of one in pyiceberg's configuration, or its properties: `{"name": …, "type": "sql", "uri": …,
-    "warehouse": …}`, `{"type": "rest", …}`. `table` is `namespace.table`, made if it is not there. Data files go to
-    storage with what the catalog says (`s3.endpoint`, `s3.access-key-id`, …), or with `storage_options`, as for
-    checkpoints. `new_columns` is "refuse" or "add": what becomes of columns that the table does not have.
-    A job that begins anew where an earlier life of it has left rows is refused, unless `existing="keep"`, or they are
-    replaced by `key`.
+    "warehouse": …}`, `{"type": "rest", …}`. `table` is `namespace.table`; a missing table is created. Data files are
+    written with the catalog's options for storage (`s3.endpoint`, `s3.access-key-id`, …), or with `storage_options`, as
+    for checkpoints. `new_columns` is "refuse" or "add", for columns that the table does not have. A job that begins
+    anew in a table with rows of its earlier life is refused, unless `existing="keep"`, or rows are replaced by `key`.
 
-    Other writers may use the table at the same time. A restore to an older checkpoint takes back what later ones have
-    added, in a snapshot of its own; not what was rewritten since, and not what was merged by key.
+    Other writers may use the table at the same time. A restore to an older checkpoint removes files that later ones
+    have added, in a separate snapshot; rows that were rewritten since, or merged by key, stay.
     """
 
     def __init__(
@@ -83,10 +82,10 @@ class IcebergSink(TableSink):
         name: str | None = None,
     ) -> None:
         if not isinstance(table, str) or "." not in table or not all(table.split(".")):
-            # What is in its place may be a catalog, with secrets.
-            given = repr(table) if isinstance(table, str) else f"of type {type(table).__name__}"
+            # The argument may be a catalog by mistake, with secrets.
+            value = repr(table) if isinstance(table, str) else f"of type {type(table).__name__}"
             raise ConfigurationError(
-                f"sinks.iceberg(): the table is {given:.200}, expected 'namespace.table'",
+                f"sinks.iceberg(): the table is {value:.200}, expected 'namespace.table'",
                 hint="write it like sinks.iceberg(catalog, 'shop.orders'): the catalog comes first",
             )
         super().__init__(
@@ -103,7 +102,7 @@ class IcebergSink(TableSink):
         self.table = table
         self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
         self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
-        # Without who it is, or with which password.
+        # Without user and password.
         uri = re.sub(r"://[^/\s]*@", "://", self._properties.get("uri", "").partition("?")[0])
         self.destination = f"Iceberg table {table} of catalog {self._catalog_name} {uri}".rstrip()
         self._lock = threading.Lock()
@@ -117,8 +116,8 @@ class IcebergSink(TableSink):
             table = self._catalog().load_table(self.table)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
-        # The library would try a commit that met a conflict again by itself, with a record that it must not replace.
-        # Of this copy alone: it is not written.
+        # Without this, the library would retry a commit after a conflict, and replace another writer's record.
+        # Only this copy has the property: it is not written.
         properties = {**table.metadata.properties, **_NO_RETRIES}
         table.metadata = table.metadata.model_copy(update={"properties": properties})
         return table
@@ -128,12 +127,12 @@ class IcebergSink(TableSink):
 
         catalog = self._catalog()
         catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        schema = pa.schema([pa.field(column.name, _ours(column.type), True) for column in columns])
+        schema = pa.schema([pa.field(column.name, _iceberg_type(column.type), True) for column in columns])
         try:
             if not self.partition_by:
                 catalog.create_table(self.table, schema)
                 return
-            with catalog.create_table_transaction(self.table, schema) as making, making.update_spec() as spec:
+            with catalog.create_table_transaction(self.table, schema) as transaction, transaction.update_spec() as spec:
                 for column in self.partition_by:
                     spec.add_identity(column)
         except TableAlreadyExistsError:
@@ -149,33 +148,33 @@ class IcebergSink(TableSink):
                 )
 
     def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
-        there = table.schema().as_arrow()
-        self._check_types([column for column in columns if column.name not in there.names])
+        existing = table.schema().as_arrow()
+        self._check_types([column for column in columns if column.name not in existing.names])
         may_add = self.new_columns == "add"
-        schema, new = fitting(self._where, columns, there, key=key, may_add=may_add)
-        new = [pa.field(column.name, _ours(column.type)) for column in new]
-        schema = pa.schema([pa.field(c.name, _ours(c.type), c.nullable) for c in schema])
+        schema, new = fit_columns(self._where, columns, existing, key=key, may_add=may_add)
+        new = [pa.field(column.name, _iceberg_type(column.type)) for column in new]
+        schema = pa.schema([pa.field(c.name, _iceberg_type(c.type), c.nullable) for c in schema])
         if key:
             self._check_parts(table)
             return Layout(schema), new
-        # A column that is renamed later, or dropped and made anew, is known by its number.
-        schema = pa.schema([_numbered(c, there.field(c.name)) if c.name in there.names else c for c in schema])
+        # Field ids identify a column that is renamed later, or dropped and added again.
+        schema = pa.schema([_with_id(c, existing.field(c.name)) if c.name in existing.names else c for c in schema])
         split = []
         for field in table.spec().fields:
-            column, how = table.schema().find_column_name(field.source_id), str(field.transform)
-            if how == "void":
+            column, transform = table.schema().find_column_name(field.source_id), str(field.transform)
+            if transform == "void":
                 continue
-            if how not in _UNITS or column not in schema.names:
+            if transform not in _UNITS or column not in schema.names:
                 raise ConfigurationError(
-                    f"{self._where}: the table is partitioned by {how}({column}); this sink knows "
-                    f"{', '.join(_UNITS)} of columns that the job gives",
-                    hint="change the table's partitioning, or give the sink a key: rows are then written otherwise",
+                    f"{self._where}: the table is partitioned by {transform}({column}); this sink supports "
+                    f"{', '.join(_UNITS)} of the job's columns",
+                    hint="change the table's partitioning, or give the sink a key: then pyiceberg writes the rows",
                 )
-            split.append((column, _UNITS[how]))
+            split.append((column, _UNITS[transform]))
         return Layout(schema, split), new
 
     def _check_parts(self, table: Any) -> None:
-        """Refuse a table into whose parts pyiceberg divides rows by a package of its own, where that is not there."""
+        """Refuse a partitioned table for which pyiceberg needs the package pyiceberg-core, if it is not installed."""
         for field in table.spec().fields:
             if str(field.transform) not in ("identity", "void") and find_spec("pyiceberg_core") is None:
                 column = table.schema().find_column_name(field.source_id)
@@ -187,7 +186,7 @@ class IcebergSink(TableSink):
 
     def _check_types(self, columns: Iterable[pa.Field]) -> None:
         for column in columns:
-            if not _is_known(_ours(column.type)):
+            if not _is_known(_iceberg_type(column.type)):
                 raise ConfigurationError(
                     f"{self._where}: Iceberg has no type for column '{column.name}', which is {column.type}",
                     hint="cast it before the sink",
@@ -198,7 +197,7 @@ class IcebergSink(TableSink):
         with transaction.update_schema() as update:
             update.union_by_name(pa.schema(columns))
         if time.time() * 1000 <= table.metadata.last_updated_ms:
-            # The library dates this change by the clock, but a snapshot as _in_order() says.
+            # The library takes the clock's time for this change, but a snapshot's time from _in_order().
             with transaction.update_snapshot().fast_append():
                 pass
         self._end(transaction)
@@ -206,11 +205,12 @@ class IcebergSink(TableSink):
     def place_of(self, table: Any) -> Place | None:
         if table is None:
             return None
-        said = {ours: table.io.properties[theirs] for theirs, ours in _S3.items() if theirs in table.io.properties}
-        if said.get("endpoint", "").startswith("http://"):
-            said["allow_http"] = "true"
+        properties = table.io.properties
+        catalog_options = {name: properties[key] for key, name in _S3.items() if key in properties}
+        if catalog_options.get("endpoint", "").startswith("http://"):
+            catalog_options["allow_http"] = "true"
         remote = not table.location().startswith("file:")
-        options = self._options or said if remote else {}
+        options = self._options or catalog_options if remote else {}
         return Place(url=f"{table.location().rstrip('/')}/data", options=options, fsync=self.fsync)
 
     def record(self, table: Any, identity: str = "") -> CommitRecord | None:
@@ -219,90 +219,91 @@ class IcebergSink(TableSink):
         if text is None:
             return None
         try:
-            said = json.loads(text)
-            found, whose = CommitRecord(int(said["generation"]), int(said["epoch"])), (said["job"], said["sink"])
+            fields = json.loads(text)
+            record = CommitRecord(int(fields["generation"]), int(fields["epoch"]))
+            job, sink = fields["job"], fields["sink"]
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
                 f"{self._where}: the property {name} is {text!r:.200}, and no record of the sink",
-                hint="put back what it was",
+                hint="restore its former value",
             ) from error
-        if not identity and whose != (self._opened.job, self._opened.sink):
+        if not identity and (job, sink) != (self._opened.job, self._opened.sink):
             raise ConfigurationError(
-                f"{self._where}: the property {name} is the record of sink '{whose[1]}' of job '{whose[0]}'; expected "
+                f"{self._where}: the property {name} is the record of sink '{sink}' of job '{job}'; expected "
                 f"that of {self._label}",
-                hint="give the sink another name: it begins anew in that table",
+                hint="give the sink another name: it begins with a new record in that table",
             )
-        return found
+        return record
 
     def in_effect(self, table: Any) -> CommitRecord | None:
-        # Properties stay as they are when a table is rolled back.
+        # A rollback of the table does not change its properties.
         snapshot, end = table.current_snapshot(), 0
         while snapshot is not None:
             if self._is_own(snapshot.summary):
-                return _said(snapshot.summary)
+                return _record_of(snapshot.summary)
             end, parent = snapshot.sequence_number or 0, snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
         record, snapshots = self.record(table), table.snapshots()
-        own = [each for each in snapshots if self._is_own(each.summary) and _said(each.summary) == record]
-        if not own:
-            # It is expired.
+        matches = [s for s in snapshots if self._is_own(s.summary) and _record_of(s.summary) == record]
+        if not matches:
+            # The snapshot has expired.
             return record
-        # A tag may keep it where later ones, up to those that the table shows, are expired. If none is, the table was
-        # put back: what expires by its age takes those before it along.
-        first = max(each.sequence_number or 0 for each in own)
-        there = sum(first < (each.sequence_number or 0) < end for each in snapshots)
-        return record if there < end - first - 1 else None
+        # A tag may keep the snapshot, while later ones up to the table's present ones have expired. If none of these
+        # has expired, the table was put back, since expiry by age begins with the oldest.
+        first = max(each.sequence_number or 0 for each in matches)
+        count = sum(first < (each.sequence_number or 0) < end for each in snapshots)
+        return record if count < end - first - 1 else None
 
     def _is_own(self, summary: Any) -> bool:
         return summary is not None and summary[_IDENTITY] == self._opened.identity
 
     def knows(self, table: Any, context: SinkContext) -> bool:
-        said = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
-        return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, said))
+        texts = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
+        return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, texts))
 
     def commit_files(
         self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
     ) -> None:
         later = [] if after is None else self._later(table, after)
         transaction = self._begin(table, record, None if after is None else self._gone)
-        said = self._said(record)
+        summary = self._summary(record)
         if files:
             root = table.location().rstrip("/")
             paths = [f"{root}/data/{file.path}" for file in files]
-            transaction.add_files(paths, snapshot_properties=said, check_duplicate_files=False)
+            transaction.add_files(paths, snapshot_properties=summary, check_duplicate_files=False)
         elif later:
-            with transaction.update_snapshot(snapshot_properties=said).overwrite() as snapshot:
+            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
                 for file in later:
                     snapshot.delete_data_file(file)
         else:
-            # Without rows, too: commits are compared by the snapshot that they follow.
-            with transaction.update_snapshot(snapshot_properties=said).fast_append():
+            # An empty snapshot: conflicts are detected by the parent snapshot.
+            with transaction.update_snapshot(snapshot_properties=summary).fast_append():
                 pass
         self._end(transaction)
 
     def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
         _keep_nulls()
-        transaction, said = self._begin(table, record), self._said(record)
-        written = [rows]
+        transaction, summary = self._begin(table, record), self._summary(record)
+        tables = [rows]
         replaced = list(self._replaced(table, rows, key))
         if replaced:
-            with transaction.update_snapshot(snapshot_properties=said).overwrite() as snapshot:
+            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
                 for file, kept in replaced:
                     snapshot.delete_data_file(file)
-                    written.append(kept)
-        transaction.append(pa.concat_tables(written, promote_options="permissive"), snapshot_properties=said)
+                    tables.append(kept)
+        transaction.append(pa.concat_tables(tables, promote_options="permissive"), snapshot_properties=summary)
         self._end(transaction)
 
     def committed(self, table: Any) -> None:
         if not self._opened.fsync or not table.location().startswith("file:"):
             return
-        # Where the table is on this machine, its library leaves it to the machine.
+        # The library does not sync files on this machine.
         table = self.load()
         snapshot = table.current_snapshot()
         written = [table.metadata_location]
         if snapshot is not None:
-            own = [m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id]
-            written += [snapshot.manifest_list, *(manifest.manifest_path for manifest in own)]
+            new = [m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id]
+            written += [snapshot.manifest_list, *(manifest.manifest_path for manifest in new)]
         paths = [Path(unquote(urlsplit(path).path)) for path in written]
         for path in paths:
             sync_file(path)
@@ -310,14 +311,14 @@ class IcebergSink(TableSink):
             sync_directory(directory)
 
     def is_conflict(self, error: Exception) -> bool:
-        return type(error).__name__ in _CONFLICTS or _BEHIND in str(error)
+        return type(error).__name__ in _CONFLICTS or _OLD_SEQUENCE in str(error)
 
     def may_pass(self, error: Exception) -> bool:
-        names = {made.__name__ for made in type(error).__mro__}
+        names = {kind.__name__ for kind in type(error).__mro__}
         return bool(names & _PASSING) or isinstance(error, OSError)
 
     def words(self, error: Exception) -> str:
-        return in_a_line(error, {**self._properties, **self._options})
+        return describe_error(error, {**self._properties, **self._options})
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -331,28 +332,28 @@ class IcebergSink(TableSink):
         from pyiceberg.table import update
 
         run = self._opened
-        said = {"generation": record.generation, "epoch": record.epoch, "job": run.job}
+        fields = {"generation": record.generation, "epoch": record.epoch, "job": run.job}
         sinks = {**(gone or {}), run.identity: run.sink}
-        records = {_PROPERTY + identity: json.dumps({**said, "sink": sink}) for identity, sink in sinks.items()}
+        records = {_PROPERTY + identity: json.dumps({**fields, "sink": sink}) for identity, sink in sinks.items()}
         transaction, metadata = table.transaction(), table.metadata
-        made: Any = update
-        # Else only another writer's snapshot is a conflict.
+        requirements: Any = update
+        # Without these, only another writer's snapshot is a conflict.
         transaction._stage((), (
-            made.AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
-            made.AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+            requirements.AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
+            requirements.AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
         ))  # fmt: skip
         transaction.set_properties(records)
         return transaction
 
     def _end(self, transaction: Any) -> None:
-        """Commit a transaction; where the catalog says that another one was faster, make sure before files go.
+        """Commit a transaction. After a conflict, delete its files only if the table does not have its snapshots.
 
-        The library would delete what the commit has written. But an answer that was lost on the way may have been asked
-        for again below, and what says no then has met its own commit: the table would list files that are gone.
+        The library would always delete them. But a lower layer may have repeated the request after a lost answer, and
+        the conflict is with the commit itself: then the table would list deleted files.
         """
         producers = list(transaction._snapshot_producers)
         for producer in producers:
-            producer._clean_all_uncommitted = _leave
+            producer._clean_all_uncommitted = _keep_files
         transaction._updates = _in_order(transaction._updates, transaction._table.metadata.last_updated_ms + 1)
         try:
             transaction.commit_transaction()
@@ -365,7 +366,7 @@ class IcebergSink(TableSink):
                         producer._clean_all_uncommitted()
             raise
 
-    def _said(self, record: CommitRecord) -> dict[str, str]:
+    def _summary(self, record: CommitRecord) -> dict[str, str]:
         run = self._opened
         return {
             "strandline.job": run.job, "strandline.sink": run.sink, _IDENTITY: run.identity,
@@ -373,59 +374,59 @@ class IcebergSink(TableSink):
         }  # fmt: skip
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
-        """Return the files that older runs have added of later epochs."""
+        """Return the files of later epochs that older runs have added."""
         record = self._later_record(table, epoch)
         if record is None:
             return []
-        mine = re.compile(rf"/{self._later_paths}[^/]*$")
+        pattern = re.compile(rf"/{self._later_paths}[^/]*$")
         files = [task.file for task in table.scan().plan_files()]
-        found = [file for file in files if (match := mine.search(file.file_path)) and int(match[2]) > epoch]
-        if not found:
+        later = [file for file in files if (match := pattern.search(file.file_path)) and int(match[2]) > epoch]
+        if not later:
             log.warning(
                 "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s", self._label, epoch,
                 record.epoch, self._where,
             )  # fmt: skip
-        return found
+        return later
 
     def _replaced(self, table: Any, rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[Any, pa.Table]]:
-        """Return the files that hold some of these rows' keys, and what else is in each."""
+        """Yield the files that have some of these rows' keys, each with its other rows."""
         from pyiceberg import expressions
         from pyiceberg.io.pyarrow import ArrowScan
 
-        # Its types do not say that a column's name will do.
-        made: Any = expressions
-        near = made.AlwaysTrue()
+        # Untyped, since its type annotations exclude names of columns.
+        e: Any = expressions
+        row_filter = e.AlwaysTrue()
         for column in key:
             kind = rows.schema.field(column).type
             if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
                 ends = pc.min_max(rows[column])
-                least = made.GreaterThanOrEqual(column, ends["min"].as_py())
-                near = made.And(near, least, made.LessThanOrEqual(column, ends["max"].as_py()))
+                least = e.GreaterThanOrEqual(column, ends["min"].as_py())
+                row_filter = e.And(row_filter, least, e.LessThanOrEqual(column, ends["max"].as_py()))
         keys, names = rows.select(list(key)), list(key)
         try:
-            tasks = list(table.scan(row_filter=near).plan_files())
+            tasks = list(table.scan(row_filter=row_filter).plan_files())
         except OverflowError:
-            # It has looked for what comes before the first date that there is, or after the last.
+            # The library has computed the date before the first possible one, or after the last.
             tasks = list(table.scan().plan_files())
         for task in tasks:
-            there = ArrowScan(table.metadata, table.io, table.schema(), made.AlwaysTrue()).to_table([task])
-            there = there.cast(pa.schema([pa.field(c.name, plain(c.type), c.nullable) for c in there.schema]))
-            numbered = there.select(names).append_column(_INDEX, pa.array(range(there.num_rows), pa.int64()))
+            stored = ArrowScan(table.metadata, table.io, table.schema(), e.AlwaysTrue()).to_table([task])
+            stored = stored.cast(pa.schema([pa.field(c.name, plain_type(c.type), c.nullable) for c in stored.schema]))
+            numbered = stored.select(names).append_column(_INDEX, pa.array(range(stored.num_rows), pa.int64()))
             others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
-            if len(others) < there.num_rows:
-                yield task.file, there.take(others.take(pc.sort_indices(others)))
+            if len(others) < stored.num_rows:
+                yield task.file, stored.take(others.take(pc.sort_indices(others)))
 
 
-def _said(summary: Any) -> CommitRecord:
+def _record_of(summary: Any) -> CommitRecord:
     return CommitRecord(int(summary[_GENERATION]), int(summary[_EPOCH]))
 
 
 def _in_order(updates: Sequence[Any], since_ms: int) -> tuple[Any, ...]:
-    """Return the updates of a transaction, with no snapshot before a time: that after the last change of the table.
+    """Return the updates of a transaction, with no snapshot before the time `since_ms`, after the table's last change.
 
-    The clock may be behind that of the last writer. Where a table's log goes back by more than a minute, engines that
-    use Iceberg's Java library refuse the commit, or cannot load the table any more. pyiceberg checks nothing, and
-    replaces a time that is equal to the last one by the clock's.
+    The clock may be behind the last writer's. If a table's log goes back by more than a minute, Iceberg's Java library
+    refuses the commit, or cannot load the table any more. pyiceberg does not check that, and replaces a time that is
+    equal to the last one by the clock's.
     """
     return tuple(
         update.model_copy(update={"snapshot": snapshot.model_copy(update={"timestamp_ms": since_ms})})
@@ -435,8 +436,8 @@ def _in_order(updates: Sequence[Any], since_ms: int) -> tuple[Any, ...]:
     )
 
 
-def _leave() -> None:
-    """Leave what a commit has written."""
+def _keep_files() -> None:
+    """Do not delete the files of a commit."""
 
 
 def _pyiceberg(where: str) -> None:
@@ -451,47 +452,47 @@ def _pyiceberg(where: str) -> None:
 
 @cache
 def _keep_nulls() -> None:
-    """Have pyiceberg read and write lists and maps of structs that are null as null: it makes them empty."""
+    """Patch pyiceberg so that null lists and maps of structs stay null: it makes them empty."""
     from pyiceberg.io import pyarrow
 
     base: Any = pyarrow.ArrowProjectionVisitor
 
     class Visitor(base):  # type: ignore[misc]
-        def list(self, kind: Any, given: Any, values: Any) -> Any:
-            return _with_nulls_of(given, super().list(kind, given, values))
+        def list(self, kind: Any, array: Any, values: Any) -> Any:
+            return _with_nulls_of(array, super().list(kind, array, values))
 
-        def map(self, kind: Any, given: Any, keys: Any, values: Any) -> Any:
-            return _with_nulls_of(given, super().map(kind, given, keys, values))
+        def map(self, kind: Any, array: Any, keys: Any, values: Any) -> Any:
+            return _with_nulls_of(array, super().map(kind, array, keys, values))
 
     pyarrow.ArrowProjectionVisitor = Visitor  # type: ignore[misc]
 
 
-def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | None:
-    if given is None or made is None or given.null_count == made.null_count:
-        return made
-    # An offset that is null makes a null; to choose by it would lose the numbers of the columns within.
-    is_null = pa.concat_arrays([given.is_null(), pa.array([False])])
-    offsets = pc.if_else(is_null, pa.scalar(None, made.offsets.type), made.offsets)
-    within = (made.keys, made.items) if pa.types.is_map(made.type) else (made.values,)
-    return type(made).from_arrays(offsets, *within, type=made.type)
+def _with_nulls_of(source: pa.Array | None, result: pa.Array | None) -> pa.Array | None:
+    if source is None or result is None or source.null_count == result.null_count:
+        return result
+    # A null offset makes a null value; pc.if_else on the values would lose the field ids of inner columns.
+    is_null = pa.concat_arrays([source.is_null(), pa.array([False])])
+    offsets = pc.if_else(is_null, pa.scalar(None, result.offsets.type), result.offsets)
+    children = (result.keys, result.items) if pa.types.is_map(result.type) else (result.values,)
+    return type(result).from_arrays(offsets, *children, type=result.type)
 
 
-def _ours(kind: pa.DataType) -> pa.DataType:
-    """Return a type as Iceberg has it, which knows no whole numbers of less than 32 bits."""
-    kind = plain(kind)
+def _iceberg_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in Iceberg, whose smallest integers have 32 bits."""
+    kind = plain_type(kind)
     return pa.int32() if pa.types.is_signed_integer(kind) and kind.bit_width < 32 else kind
 
 
-def _numbered(column: pa.Field, there: pa.Field) -> pa.Field:
-    """Return a column with the numbers by which Iceberg knows it, and what is within it."""
-    kind, known = column.type, there.type
+def _with_id(column: pa.Field, existing: pa.Field) -> pa.Field:
+    """Return a column with the field ids of the table's column and its inner columns."""
+    kind, known = column.type, existing.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_numbered(inner, known.field(inner.name)) for inner in kind.fields])
+        kind = pa.struct([_with_id(inner, known.field(inner.name)) for inner in kind.fields])
     elif pa.types.is_list(kind):
-        kind = pa.list_(_numbered(kind.value_field, known.value_field))
+        kind = pa.list_(_with_id(kind.value_field, known.value_field))
     elif pa.types.is_map(kind):
-        kind = pa.map_(_numbered(kind.key_field, known.key_field), _numbered(kind.item_field, known.item_field))
-    return pa.field(column.name, kind, column.nullable, {_NUMBER: there.metadata[_NUMBER]})
+        kind = pa.map_(_with_id(kind.key_field, known.key_field), _with_id(kind.item_field, known.item_field))
+    return pa.field(column.name, kind, column.nullable, {_FIELD_ID: existing.metadata[_FIELD_ID]})
 
 
 def _is_known(kind: pa.DataType) -> bool:

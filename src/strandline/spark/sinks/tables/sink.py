@@ -1,7 +1,7 @@
-"""Sinks whose rows are a table's: exactly once, by a record in the table that its own transactions keep.
+"""Exactly-once sinks into tables, with a record of the progress in the table's transactions.
 
-Tasks write data files where nobody looks for them. Once the checkpoint that lists these is published, one transaction
-of the table adds them, and says in the same breath how far the sink has come. A restart reads that, and does the rest.
+Tasks write data files that are not part of the table yet. Once the checkpoint that lists them is published, one
+transaction of the table adds them and updates the record. A restart reads the record, and adds the rest.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
-from strandline.ends.arguments import columns_of, options_of
+from strandline.ends.arguments import check_columns, check_options
 from strandline.ends.committables import TaskAttempt, decode_committables
 from strandline.ends.tables.columns import check_key, check_names
 from strandline.ends.tables.datafiles import (
-    LISTED,
+    COMMITTABLES,
     DataFile,
     Layout,
-    ReachedRecord,
     StagedFiles,
+    TableMark,
     WriteDataFiles,
-    fitted,
+    cast_rows,
 )
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles
@@ -60,16 +60,16 @@ from strandline.storage.place import Place
 log = logging.getLogger(__name__)
 
 _MERGE_BYTES = 256 << 20
-"""How much of staged rows, as Parquet, is merged in one transaction: they are in the driver's memory then."""
-_LOOK_AGAIN_S = 300.0
-"""After how long the table is asked again how it wants its rows: keys to storage may be lent for an hour."""
+"""The limit of a merge's staged rows, as Parquet: they are in the driver's memory."""
+_RELOAD_S = 300.0
+"""Time after which the sink reloads the layout and place of the table: credentials may expire after an hour."""
 _THREADS = 16
 _RUNS = 100
-"""Of how many runs that ended before they had claimed the table what they staged is looked for."""
+"""The cleanup covers up to this number of runs that ended before they claimed the table."""
 
 
 class TableSink(TableFormat):
-    """What sinks of table formats have in common."""
+    """The base of sinks into table formats."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class TableSink(TableFormat):
                 f"{where}: target_bytes is {target_bytes!r:.200}, expected a number of bytes, at least 1024",
                 hint="write it like target_bytes=64 << 20, which are 64 MB",
             )
-        self.key = columns_of(where, "key", key)
-        self.partition_by = columns_of(where, "partition_by", partition_by)
-        self._options = options_of(where, "storage_options", storage_options)
-        # What was merged is not told from what was there.
+        self.key = check_columns(where, "key", key)
+        self.partition_by = check_columns(where, "partition_by", partition_by)
+        self._options = check_options(where, "storage_options", storage_options)
+        # Merged rows cannot be distinguished from older rows.
         self.takes_back = not self.key
         self.new_columns = new_columns
         self.existing = existing
@@ -104,18 +104,18 @@ class TableSink(TableFormat):
         self._where = where
         self._claim_at: Epoch | None = None
         self._begins: tuple[list[StagedFiles], Epoch, bool] | None = None
-        """What the run goes on from, until it has claimed the table."""
+        """The arguments of `recover`, until the run has claimed the table."""
         self._before: list[CommitRecord | None] = []
-        """What the table had on record when the run claimed it."""
+        """The table's record before the run's claim; empty before the first attempt."""
         self._has_recovered = False
         """Whether the table has answered since the program started the job."""
         self._may_show = Epoch(0)
-        """Up to which epoch rows that runs of this process have shown may be in the table."""
+        """The last epoch of which runs of this process may have added rows."""
         self._prepared: tuple[str, float, Layout, Place] | None = None
         self._reached: CommitRecord | None = None
         self._gone: dict[str, str] = {}
-        """By identity: sinks whose rows of later epochs are taken back, too, by their names."""
-        self._told: SinkStatus | None = None
+        """The names of removed sinks whose rows of later epochs are taken back as well, by identity."""
+        self._status: SinkStatus | None = None
         self._rows = 0
         self._late_since = 0.0
 
@@ -128,7 +128,7 @@ class TableSink(TableFormat):
         try:
             table = self._attempt(lambda table: table, self.patience_s)
         except (UnavailableError, SinkError) as error:
-            raise ConfigurationError(error.message, hint="start what it needs, or correct where it is") from None
+            raise ConfigurationError(error.message, hint="start its server, or correct its address") from None
         if table is None:
             self.check_creatable(columns)
         else:
@@ -143,12 +143,12 @@ class TableSink(TableFormat):
             files.check_writable()
 
     def _begin_anew(self) -> None:
-        # Others may have had the job in between.
+        # Another driver may have run the job in between.
         self._has_recovered = False
 
     def check(self, context: SinkContext) -> None:
         if self._has_recovered and context.identity == self._opened.identity:
-            # A run of this process has begun there: the table may be away by now.
+            # A run of this process has begun in the table, which may be unavailable now.
             return
         table = None if self.key or self.existing == "keep" else self._attempt(lambda table: table, self.patience_s)
         if table is None or not self.knows(table, context):
@@ -159,19 +159,19 @@ class TableSink(TableFormat):
         if before is None or before.epoch > context.from_epoch:
             raise ConfigurationError(
                 f"sink '{context.sink}': {self._where} holds rows of an earlier life of job '{context.job}', which "
-                f"{context.begins or 'begins there'}: those of the same events would be there twice",
-                hint="write to another table, delete the rows, or give existing='keep' to have both; or, if it was to "
-                "go on where it was, the job name and checkpoint directory of then",
+                f"{context.begins or 'begins there'}: rows of the same events would be there twice",
+                hint="write to another table, delete the rows, or set existing='keep' to have both; or, to continue "
+                "the former job, use its name and checkpoint directory",
             )
 
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._claim_at, self._begins, self._before = None, None, []
         if self._prepared is not None:
-            # It is asked again how it wants its rows.
-            self._prepared = self._prepared[0], -_LOOK_AGAIN_S, *self._prepared[2:]
-        self._rows, self._late_since, self._told = 0, 0.0, SinkStatus(context.sink)
-        # Of files that the table is to list, and, where its vacuum does not look, of those that are merged and deleted.
+            # Reload the layout at the next write.
+            self._prepared = self._prepared[0], -_RELOAD_S, *self._prepared[2:]
+        self._rows, self._late_since, self._status = 0, 0.0, SinkStatus(context.sink)
+        # The folders of files that the table will list, and of files to merge, which its vacuum ignores.
         self._folder, self._merging = f"strandline-{context.identity}", f"_strandline/{context.identity}"
         self._gone = {context.identity_of(name): name for name in sorted(context.gone)}
 
@@ -182,39 +182,39 @@ class TableSink(TableFormat):
         return write_tasks(df, task)
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        staged, _ = self._listed(pending)
+        staged, _ = self._decode(pending)
         return self._deliver(staged, self.patience_s)[0]
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str]:
-        """Claim the table, and show what the checkpoint lists.
+        """Claim the table, and add the files that the checkpoint lists.
 
-        A program that starts needs the table for that, and a run that goes back: the claim takes away what came later,
-        which no later run would know of. One that goes on after a failure, or in another way, does not: while the table
-        is away, files go on waiting, and it is claimed before the first of them is added.
+        A start of the program needs the table for that, and so does a run that goes back: the claim removes later
+        files, and no later run could do that. Other runs do not, such as one after a failure: while the table is
+        unavailable, files wait, and the sink claims the table before it adds the first of them.
         """
         self._has_recovered = self._has_recovered and epoch >= self._may_show
-        staged, self._reached = self._listed(pending)
+        staged, self._reached = self._decode(pending)
         self._begins = staged, epoch, fresh
-        left, why = self._deliver(staged, self.patience_s if self._has_recovered else self.start_patience_s)
-        if why and not self._has_recovered:
-            raise UnavailableError(why)
+        left, reason = self._deliver(staged, self.patience_s if self._has_recovered else self.start_patience_s)
+        if reason and not self._has_recovered:
+            raise UnavailableError(reason)
         self._has_recovered = True
         return left
 
     def _deliver(self, staged: Sequence[StagedFiles], patience_s: float) -> tuple[list[str], str]:
-        """Make what is staged a part of the table; return what has to wait, and why."""
-        left, why = staged, ""
+        """Add staged files to the table; return those that have to wait, and why."""
+        left, reason = staged, ""
         try:
             self._claim(patience_s)
             self._show(staged, patience_s)
             left = []
         except UnavailableError as error:
-            why = error.message
-        self._tell(left, why)
-        return [each.text for each in left], why
+            reason = error.message
+        self._report(left, reason)
+        return [each.text for each in left], reason
 
     def _claim(self, patience_s: float) -> None:
-        """Claim the table for this run, unless that is done."""
+        """Claim the table for this run, once."""
         if self._begins is None:
             return
         staged, epoch, fresh = self._begins
@@ -224,35 +224,34 @@ class TableSink(TableFormat):
                 return False
             record = self.record(table)
             if record is not None and record.generation == self._opened.generation and self._before:
-                # The answer of an earlier try was lost.
+                # The answer to an earlier attempt was lost.
                 self._reached = record
                 return True
             self._check_claim(record, epoch if fresh else None)
             self._before = [record]
-            found = self._check_reached(self.in_effect(table))
-            due = [each.epoch for each in staged if found is None or not found.covers(each)]
-            at = min(due) - 1 if due else epoch
-            claimed = CommitRecord(self._opened.generation, at)
+            effective = self._check_record(self.in_effect(table))
+            due = [each.epoch for each in staged if effective is None or not effective.covers(each)]
+            claimed = CommitRecord(self._opened.generation, min(due) - 1 if due else epoch)
             self.commit_files(table, claimed, [], epoch)
             self._reached = claimed
             failpoints.hit("sink.table_claimed")
             return True
 
-        # 1. From here on, transactions of older generations fail.
-        is_there = self._attempt(claim, patience_s)
+        # 1. Claim the table: from here on, transactions of older generations fail.
+        exists = self._attempt(claim, patience_s)
         self._may_show = epoch
-        if not is_there:
-            # Unless the first rows have made it meanwhile.
+        if not exists:
+            # Unless the first rows have created the table meanwhile.
             if self._begins is not None:
                 self._begin_without_table()
             return
-        # 2. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
+        # 2. Delete later files of older runs: no checkpoint lists them, and the table never had them.
         place = self._attempt(self.place, patience_s)
-        self._forget(place, self._before[0], {file.path for each in staged for file in each.files})
+        self._delete_staged(place, self._before[0], {file.path for each in staged for file in each.files})
         self._begins = None
 
     def _begin_without_table(self) -> None:
-        """Leave it to the first rows to make the table and claim it, if there was none."""
+        """Let the first write create and claim the table, if there was none."""
         if self._begins is None:
             if self._claim_at is None:
                 raise self._lost(None)
@@ -264,7 +263,7 @@ class TableSink(TableFormat):
                 f"{self._where}: the table is gone, {what}",
                 hint=f"bring the table back; or {BEGIN_ANEW}",
             )
-        # In this order: rows are staged meanwhile.
+        # In this order: another thread stages rows meanwhile.
         self._claim_at = epoch
         self._begins = None
 
@@ -272,36 +271,36 @@ class TableSink(TableFormat):
         record = self._reached
         if record is None:
             return None
-        return ReachedRecord(self._opened.identity, Generation(record.generation), Epoch(record.epoch)).text
+        return TableMark(self._opened.identity, Generation(record.generation), Epoch(record.epoch)).text
 
     def status(self) -> SinkStatus | None:
-        return self._told
+        return self._status
 
     # -- steps
 
     def _later_record(self, table: Any, epoch: Epoch) -> CommitRecord | None:
-        """Return the record of rows of later epochs, of this sink or of one that the job has not any more."""
+        """Return the record of later epochs, of this sink or of a removed one."""
         records = (self.record(table, identity) for identity in ("", *self._gone))
         return max((each for each in records if each and each.epoch > epoch), default=None, key=lambda each: each.epoch)
 
     @property
     def _later_paths(self) -> str:
-        """The pattern of their paths: run and epoch are its groups."""
+        """The pattern of the paths of such files, with generation and epoch as groups."""
         return rf"strandline-(?:{'|'.join((self._opened.identity, *self._gone))})/g(\d+)/(\d+)-"
 
     def place(self, table: Any) -> Place:
-        """Return where a table's files are that is there."""
+        """Return the place of an existing table's files."""
         place = self.place_of(table)
         if place is None:
             raise self._lost(None)
         return place
 
     def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
-        """Return how the table wants these rows; make it, and claim it, if it was not there."""
+        """Return the table's layout and place; create and claim the table first if there was none."""
         text = repr(df.schema)
         if (prepared := self._prepared) is not None:
             known, since, layout, place = prepared
-            if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
+            if known == text and time.monotonic() < since + _RELOAD_S:
                 return layout, place
         columns = arrow_schema(df.schema)
 
@@ -333,9 +332,9 @@ class TableSink(TableFormat):
         except UnavailableError as error:
             if prepared is None or not is_known:
                 raise
-            # The data files can be written without the catalog, and are laid out as the table wants them by the commit.
+            # Data files do not need the catalog: the commit writes them again if the layout has changed.
             _, _, layout, place = prepared
-            log.warning("%s: rows are staged as %s wanted them before: %s", self._label, self._where, error.message)
+            log.warning("%s: rows are staged in the last layout of %s: %s", self._label, self._where, error.message)
         self._prepared = text, time.monotonic(), layout, place
         return layout, place
 
@@ -345,12 +344,12 @@ class TableSink(TableFormat):
             self._rows += self._attempt(lambda table, group=group: self._commit(table, group), patience_s)  # type: ignore[misc]
         merged = [file.path for each in staged if each.key for file in each.files]
         if merged:
-            # Their rows are in files of the table's own now.
+            # The merge has written their rows to other files.
             with suppress(StrandlineError):
                 folder_at(self._attempt(self.place, 0.0)).delete(merged)
 
     def _groups(self, staged: Sequence[StagedFiles]) -> Iterator[list[StagedFiles]]:
-        """Cut what waits into transactions, which hold epochs whole."""
+        """Divide staged files into transactions of whole epochs."""
         epochs: dict[int, list[StagedFiles]] = {}
         for each in sorted(staged, key=lambda each: (each.epoch, each.task)):
             epochs.setdefault(each.epoch, []).append(each)
@@ -358,7 +357,7 @@ class TableSink(TableFormat):
         for several in epochs.values():
             size = sum(file.bytes for each in (*group, *several) for file in each.files)
             key = several[0].key
-            # A program that was changed may have staged what waits for another key, or none, or with other columns.
+            # An older program may have staged files for another key, or with other columns.
             is_other = group and (group[0].key, group[0].columns) != (key, several[0].columns)
             if group and (is_other or (key and size > _MERGE_BYTES)):
                 yield group
@@ -368,38 +367,38 @@ class TableSink(TableFormat):
             yield group
 
     def _commit(self, table: Any, group: Sequence[StagedFiles]) -> int:
-        """Make these a part of the table, unless they are; return how many rows."""
-        # 1. The record, which the transaction below replaces: if it has changed by then, there is a conflict.
+        """Add these files to the table, unless it has them; return the number of rows."""
+        # 1. Read the record. The transaction below replaces it, and conflicts with other changes of it.
         record = None if table is None else self.record(table)
         if record is not None and record.generation > self._opened.generation:
             raise self._fenced(record)
-        if record is None or self._check_reached(self.in_effect(table)) is None:
+        if record is None or self._check_record(self.in_effect(table)) is None:
             raise self._lost(None)
         due = [each for each in group if not record.covers(each)]
         if not due:
             return 0
-        # 2. Every file is there, whole: a table that lists one that is not can be read by nobody.
+        # 2. Check that all files exist: a table with a missing file is unreadable.
         files, place, key = [file for each in due for file in each.files], self.place(table), due[0].key
         try:
-            self._check_there(place, files)
+            self._check_files(place, files)
         except CorruptionError:
-            # Unless another driver has taken them over.
+            # Another driver may have merged and deleted them.
             if self.record(self.load()) == record:
                 raise
             raise ConflictError(f"{self._where}: another driver has written its record") from None
-        # 3. The table may have been changed since they were written; if it is from here on, there is a conflict.
-        layout = self._layout_now(table, due[0])
-        again = [] if key else [each for each in due if not each.is_laid_out(layout)]
+        # 3. Check the layout, which may have changed since the write. Later changes cause a conflict.
+        layout = self._present_layout(table, due[0])
+        again = [] if key else [each for each in due if not each.has_layout(layout)]
         replaced = {file.path for each in again for file in each.files}
         reached = CommitRecord(self._opened.generation, max(each.epoch for each in due))
         failpoints.hit("sink.table_before")
-        # 4. Rows and record.
+        # 4. Commit the rows and the record.
         if key:
-            rows = self._newest(place, due, key)
-            fitting = [fitted(batch, layout.schema) for batch in rows.to_batches()]
-            self.commit_rows(table, reached, pa.concat_tables(fitting), key)
+            rows = self._last_rows(place, due, key)
+            tables = [cast_rows(batch, layout.schema) for batch in rows.to_batches()]
+            self.commit_rows(table, reached, pa.concat_tables(tables), key)
             if self.record(self.load()) != reached:
-                raise ConflictError(f"{self._where}: the record is not what the transaction has written")
+                raise ConflictError(f"{self._where}: the record is not the one that the transaction has written")
         else:
             written = [file for each in again for file in self._write_again(place, each, layout)]
             self.commit_files(table, reached, [*[file for file in files if file.path not in replaced], *written])
@@ -415,15 +414,15 @@ class TableSink(TableFormat):
             folder_at(place).delete(list(replaced))
         return sum(file.rows for file in files)
 
-    def _layout_now(self, table: Any, staged: StagedFiles) -> Layout:
-        """Return how the table wants what was staged, as it is by now."""
+    def _present_layout(self, table: Any, staged: StagedFiles) -> Layout:
+        """Return the table's present layout for staged files."""
         try:
             layout, new = self.layout(table, staged.schema, staged.key)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{error.message}; the table was changed after rows of the last checkpoint were staged for it",
-                hint=f"{error.hint}; rows that are staged need the table as it was, until they are in it; or give the "
-                f"sink another name and start the job with drop=['{self._opened.sink}'], which gives them up",
+                hint=f"{error.hint}; staged rows need the former table, until they are in it; or give the sink another "
+                f"name and start the job with drop=['{self._opened.sink}'], which discards them",
             ) from None
         if new:
             self.add_columns(table, new)
@@ -431,7 +430,7 @@ class TableSink(TableFormat):
         return layout
 
     def _write_again(self, place: Place, staged: StagedFiles, layout: Layout) -> list[DataFile]:
-        """Write staged rows as the table wants them now."""
+        """Write staged rows again in the table's present layout."""
         log.warning("%s: %s was changed: rows of epoch %d are written again", self._label, self._where, staged.epoch)
         self._prepared = None
         folder, run = folder_at(place), self._opened.generation
@@ -439,66 +438,66 @@ class TableSink(TableFormat):
         rows = (batch for file in staged.files for batch in staged.read(folder, file).to_batches())
         return task.write(rows, TaskAttempt(staged.task, unique_name()))
 
-    def _check_there(self, place: Place, files: Sequence[DataFile]) -> None:
+    def _check_files(self, place: Place, files: Sequence[DataFile]) -> None:
         folder = folder_at(place)
 
-        def look(file: DataFile) -> None:
+        def check(file: DataFile) -> None:
             try:
                 size = folder.head(file.path).size_bytes
             except NotFoundError:
                 size = -1
             if size != file.bytes:
-                found = "is gone" if size < 0 else f"has {size} bytes, expected {file.bytes}"
+                fault = "is gone" if size < 0 else f"has {size} bytes, expected {file.bytes}"
                 raise CorruptionError(
-                    f"{self._where}: the data file {folder.url}/{file.path} {found}: its rows, of the last checkpoint, "
+                    f"{self._where}: the data file {folder.url}/{file.path} {fault}: its rows, of the last checkpoint, "
                     "are not in the table yet",
-                    hint="something outside of the job deleted it, as vacuum does with files that a table does not "
-                    "list, after its retention; bring it back, or restore the job from a savepoint of before",
+                    hint="another program deleted it, such as a vacuum, which deletes files that a table does not list "
+                    "after its retention; restore the file, or the job from an older savepoint",
                 )
 
         if len(files) == 1:
-            look(files[0])
+            check(files[0])
             return
         with ThreadPoolExecutor(min(_THREADS, len(files)), "strandline-table") as pool:
-            list(pool.map(look, files))
+            list(pool.map(check, files))
 
-    def _newest(self, place: Place, staged: Sequence[StagedFiles], key: Sequence[str]) -> pa.Table:
-        """Return of each key the last row."""
+    def _last_rows(self, place: Place, staged: Sequence[StagedFiles], key: Sequence[str]) -> pa.Table:
+        """Return the last row of each key."""
         folder = folder_at(place)
         try:
             tables = [each.read(folder, file) for each in staged for file in each.files]
         except NotFoundError as error:
-            raise ConflictError(f"{self._where}: {error.message}, which was there") from None
+            raise ConflictError(f"{self._where}: {error.message}, and existed before") from None
         rows = pa.concat_tables(tables, promote_options="permissive")
         numbered = rows.select(list(key)).append_column("__index__", pa.array(range(rows.num_rows), pa.int64()))
         last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
         return rows.take(last.take(pc.sort_indices(last)))
 
-    def _forget(self, place: Place, before: CommitRecord | None, listed: set[str]) -> None:
-        """Delete what the runs from the last claim on have staged, and no checkpoint lists.
+    def _delete_staged(self, place: Place, before: CommitRecord | None, pending: set[str]) -> None:
+        """Delete the files that runs since the last claim have staged, and that no checkpoint lists.
 
-        Of older epochs, attempts of tasks that failed may have left files: those the table's own vacuum finds. They
-        are not told from those that the table has listed and does not any more, whose older versions it may be read in.
+        Failed attempts of tasks may have left files of older epochs: the table's vacuum deletes these. They cannot be
+        distinguished from files of older versions of the table, which may still be read.
         """
         folder, run = folder_at(place), self._opened.generation
         first, reached = (before.generation, before.epoch) if before else (1, 0)
-        # The table's own of older runs, which may be many, are not even listed.
+        # Do not list the table's files of older runs, which may be many.
         roots = [
             self._merging,
             *(f"{self._folder}/g{generation}" for generation in range(max(first, run - _RUNS), run)),
         ]
         with suppress(UnavailableError):
             for root in roots:
-                mine = re.compile(rf"(?:{self._merging}|{self._folder})/g(\d+)/(\d+)-")
-                found = [(info.path, mine.match(info.path)) for info in folder.list(root)]
+                pattern = re.compile(rf"(?:{self._merging}|{self._folder})/g(\d+)/(\d+)-")
+                matches = [(info.path, pattern.match(info.path)) for info in folder.list(root)]
                 folder.delete([
-                    path for path, match in found
-                    if match and path not in listed and int(match[1]) < run
+                    path for path, match in matches
+                    if match and path not in pending and int(match[1]) < run
                     and (root == self._merging or (int(match[1]), int(match[2])) > (first, reached))
                 ])  # fmt: skip
 
     def _check_claim(self, record: CommitRecord | None, begin: Epoch | None) -> None:
-        """Refuse a table that another driver has, or rows of this life, if it begins now, after the epoch `begin`."""
+        """Refuse a table that a newer driver has claimed, or that has rows after `begin` if this life begins there."""
         if record is None:
             return
         if record.generation > self._opened.generation:
@@ -506,8 +505,8 @@ class TableSink(TableFormat):
         if record.generation == self._opened.generation:
             raise UnavailableError(
                 f"{self._label}: generation {record.generation} of the job has claimed {self._where}, and the same "
-                "begins: another driver has replaced it, or the checkpoint directory was set back",
-                hint="keep one driver; after setting the directory back, start again until the generation is newer",
+                "generation begins: another driver has replaced it, or the checkpoint directory was set back",
+                hint="run one driver only; after setting the directory back, start again until the generation is newer",
             )
         if begin is not None and record.epoch > begin:
             raise CorruptionError(
@@ -516,40 +515,40 @@ class TableSink(TableFormat):
                 hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
             )
 
-    def _listed(self, pending: Sequence[str]) -> tuple[list[StagedFiles], CommitRecord | None]:
-        """Return what is staged, and what the table had on record by then."""
-        found = decode_committables(pending, LISTED, self._label)
+    def _decode(self, pending: Sequence[str]) -> tuple[list[StagedFiles], CommitRecord | None]:
+        """Return the staged files, and the table's record at the checkpoint."""
+        committables = decode_committables(pending, COMMITTABLES, self._label)
         records = [
             CommitRecord(each.generation, each.epoch)
-            for each in found
-            if isinstance(each, ReachedRecord) and each.sink == self._opened.identity
+            for each in committables
+            if isinstance(each, TableMark) and each.sink == self._opened.identity
         ]
-        return [each for each in found if isinstance(each, StagedFiles)], max(records, default=None)
+        return [each for each in committables if isinstance(each, StagedFiles)], max(records, default=None)
 
-    def _check_reached(self, record: CommitRecord | None) -> CommitRecord | None:
-        """Raise CorruptionError if the table's rows are less than what it had on record once: nobody would add them."""
+    def _check_record(self, record: CommitRecord | None) -> CommitRecord | None:
+        """Raise CorruptionError if the table has lost rows that were on record: no run would add them again."""
         if self._reached is not None and (record is None or record < self._reached):
             raise self._lost(record)
         return record
 
-    def _tell(self, waiting: Sequence[StagedFiles], why: str) -> None:
+    def _report(self, waiting: Sequence[StagedFiles], reason: str) -> None:
         now = time.monotonic()
         files = [file for each in waiting for file in each.files]
         rows, size = sum(file.rows for file in files), sum(file.bytes for file in files)
         if waiting and not self._late_since:
             self._late_since = now
-            log.warning("%s: %s rows wait for the table, and the job goes on: %s", self._label, f"{rows:,}", why)
+            log.warning("%s: %s rows wait for the table, and the job goes on: %s", self._label, f"{rows:,}", reason)
         elif self._late_since and not waiting:
             self._late_since = 0.0
-            tell_always(f"{self._label}: what waited is in the table")
+            tell_always(f"{self._label}: all waiting rows are in the table")
         waiting_ms = round((now - self._late_since) * 1000) if waiting else 0
-        self._told = SinkStatus(
+        self._status = SinkStatus(
             self._opened.sink,
             rows=self._rows,
             waiting_rows=rows,
             waiting_bytes=size,
             waiting_ms=waiting_ms,
-            failure=why,
+            failure=reason,
         )
 
     def _fenced(self, record: CommitRecord) -> FencedError:
@@ -559,7 +558,7 @@ class TableSink(TableFormat):
         had = f", and had epoch {self._reached.epoch}" if self._reached else ""
         return CorruptionError(
             f"{self._where}: the table has less of the job's rows than it had: it was put back to an older state, "
-            f"deleted, or made anew (it has {f'epoch {record.epoch}' if record else 'none'} on record{had})",
+            f"deleted, or created again (it has {f'epoch {record.epoch}' if record else 'none'} on record{had})",
             hint="bring its newest state back, or restore the job from a checkpoint or savepoint of the older one; or "
             + BEGIN_ANEW,
         )
