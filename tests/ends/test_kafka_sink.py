@@ -532,6 +532,10 @@ def test_a_row_that_does_not_fit_is_told_from_the_others(
         target.connect(by(1), 0).write([rows], None, "m1")
     again = target.connect(by(1), 0)
     assert again.reached() is None
+    # Where several are refused at once, the client has another error for each of them, and one for the good row.
+    with pytest.raises(target.refusing):
+        again.write([rows, rows[1:]], None, "m1")
+    again = target.connect(by(1), 0)
     again.write([rows[:1]], None, "m1")
     # Of a topic that the client knows by now, it says so itself.
     with pytest.raises(target.refusing, match=words):

@@ -187,7 +187,9 @@ def drain(producer: Any, target: RowsTo, label: str, said: ClientErrors, sent: S
         if sent.failed or stall.is_seen(left):
             break
     if sent.failed:
-        error, message = sent.failed[0]
+        # Where one row is refused, all that were sent with it fail, and the client says so of those that would fit.
+        others = KafkaError._INVALID_DIFFERENT_RECORD
+        error, message = next((each for each in sent.failed if each[0].code() != others), sent.failed[0])
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             # Headers are not told of. What was sent together has failed together: one alone is too large itself.
