@@ -42,12 +42,15 @@ class Sent:
         """Whether it is known of all of them where they are: not of some that were sent again."""
         self.at_once = LIMIT
         """How much the client sends at once."""
+        self.has_times = False
+        """Whether rows have timestamps of their own, and not that of this machine's clock."""
 
     def clear(self) -> None:
         """Begin anew: rows of another transaction follow."""
         self.failed.clear()
         self.rows = {}
         self.is_known = True
+        self.has_times = False
 
     def copied(self) -> Rows:
         """Return where rows are, as far as is known now."""
@@ -92,11 +95,12 @@ def producer_settings(
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
 
 
-def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) -> None:
+def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str, sent: Sent) -> None:
     """Hand rows to the client, which sends them meanwhile."""
     names = batch.schema.names
     columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
     nothing = [None] * batch.num_rows
+    sent.has_times |= any(columns[-1] or ())
     if columns[0] is None and target.topic is None:
         # Not a row's fault: with on_error, they would be left out.
         raise ConfigurationError(
@@ -201,8 +205,12 @@ def drain(producer: Any, target: RowsTo, label: str, said: ClientErrors, sent: S
                 raise UnavailableError(what, at_once=less)
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
-            raise UnfitRowError(f"topic '{topic}' refuses it: a compacted topic takes no row without a key")
-        if error.code() == KafkaError.INVALID_TIMESTAMP:
+            # Also of several timestamps; of one alone it has the error that follows.
+            raise UnfitRowError(
+                f"topic '{topic}' refuses it: a compacted topic takes no row without a key, and none a timestamp that "
+                "message.timestamp.after.max.ms forbids there, as of a clock that is ahead"
+            )
+        if sent.has_times and error.code() == KafkaError.INVALID_TIMESTAMP:
             raise UnfitRowError(f"topic '{topic}' refuses its timestamp: see message.timestamp.after.max.ms there")
         if error.code() == KafkaError._UNKNOWN_PARTITION:
             raise _not_there(topic, partition, label, target, producer)

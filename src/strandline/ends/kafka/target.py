@@ -250,7 +250,7 @@ class KafkaConnection(Connection):
             troubles = self._said.times
             within(self._target.cluster.answer_s, producer.begin_transaction)
             for batch in batches:
-                produce(producer, batch, self._target, self._writer.label)
+                produce(producer, batch, self._target, self._writer.label, self._sent)
             failpoints.hit("kafka.produced")
             drain(producer, self._target, self._writer.label, self._said, self._sent)
             told = structs.replace(told, rows=self._sent.copied())

@@ -214,7 +214,7 @@ class _Produce:
         said, sent, producer = kept
         try:
             for batch in batches:
-                produce(producer, batch, self.target, self.label)
+                produce(producer, batch, self.target, self.label, sent)
             drain(producer, self.target, self.label, said, sent)
         except BaseException:
             discard(producer)
