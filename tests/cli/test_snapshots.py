@@ -78,6 +78,19 @@ def test_list_shows_damaged_and_void_checkpoints_with_the_reason(strandline: Com
     assert "generation 1" in states[3]["reason"]
 
 
+def test_a_job_of_which_no_manifest_can_be_read_is_listed(strandline: Command, alerts: FabricatedJob) -> None:
+    for number in (2, 3):
+        damage(alerts.directory / f"alerts/chk-{number}/_metadata")
+    for args in ((alerts.directory,), (alerts.directory, "--job", "alerts")):
+        found = strandline("snapshots", "list", *args, "--json").json
+        assert [(one["job"], one["checkpoint"], one["state"]) for one in found] == [
+            ("alerts", 3, "damaged"), ("alerts", 2, "damaged"),
+        ]  # fmt: skip
+    write_savepoint(alerts.directory / "sp")
+    damage(alerts.directory / "sp/_metadata")
+    assert "no job 'nope' there" in strandline("snapshots", "list", alerts.directory, "--job", "nope").stderr
+
+
 def test_a_job_without_checkpoints(strandline: Command, tmp_path: Path) -> None:
     FabricatedJob(tmp_path / "ck", "new")
     for args in ((tmp_path / "ck",), (tmp_path / "ck/new",), (tmp_path / "ck", "--job", "new")):
@@ -143,6 +156,12 @@ def test_one_snapshot_of_several_jobs_needs_a_name(strandline: Command, alerts: 
     found = strandline("snapshots", "show", alerts.directory)
     assert found.code == 1
     assert f"alerts, other: give the path of one, as {alerts.directory.as_uri()}/alerts" in found.stderr
+
+
+def test_a_savepoint_is_meant_before_a_job_below_it(strandline: Command, alerts: FabricatedJob, tmp_path: Path) -> None:
+    write_savepoint(tmp_path)
+    (shown,) = strandline("snapshots", "show", tmp_path, "--json").json
+    assert (shown["job"], shown["url"]) == ("other", tmp_path.as_uri())
 
 
 def test_a_wrong_storage_option_is_not_repeated(strandline: Command, alerts: FabricatedJob) -> None:

@@ -56,7 +56,9 @@ def test_texts_go_as_their_bytes() -> None:
     producer = SimpleNamespace(produce=lambda *given: sent.append(given[:3]), poll=lambda seconds: 0)
     text = pa.array([b"ok", b"\xff\xfe", None], pa.binary()).view(pa.string())
     target: Any = SimpleNamespace(topic="t")
-    produce(producer, pa.RecordBatch.from_arrays([text, text], names=["key", "value"]), target, "sink")
+    produce(
+        producer, pa.RecordBatch.from_arrays([text, text], names=["key", "value"]), target, "sink", DeliveryReports()
+    )
     assert sent == [("t", value, value) for value in (b"ok", b"\xff\xfe", None)]
 
 
@@ -65,10 +67,10 @@ def test_rows_that_were_staged_for_one_topic_are_not_refused_one_by_one_where_a_
     target: Any = SimpleNamespace(topic=None)
     staged = pa.RecordBatch.from_arrays([pa.array([b"ok"])], names=["value"])
     with pytest.raises(sl.errors.ConfigurationError, match="staged for one topic, and the sink has topic_column= now"):
-        produce(None, staged, target, "sink")
+        produce(None, staged, target, "sink", DeliveryReports())
     named = pa.RecordBatch.from_arrays([pa.array([None], pa.string()), *staged.columns], names=["topic", "value"])
     with pytest.raises(UnfitRowError, match="its topic column is null"):
-        produce(SimpleNamespace(produce=None), named, target, "sink")
+        produce(SimpleNamespace(produce=None), named, target, "sink", DeliveryReports())
 
 
 def test_what_others_send_at_once_does_not_make_rows_too_large(monkeypatch: Any) -> None:
@@ -532,11 +534,31 @@ def test_a_row_that_does_not_fit_is_told_from_the_others(
         target.connect(by(1), 0).write([rows], None, "m1")
     again = target.connect(by(1), 0)
     assert again.reached() is None
+    # Where several are refused at once, the client has another error for each of them, and one for the good row.
+    with pytest.raises(target.refusing):
+        again.write([rows, rows[1:]], None, "m1")
+    again = target.connect(by(1), 0)
     again.write([rows[:1]], None, "m1")
     # Of a topic that the client knows by now, it says so itself.
     with pytest.raises(target.refusing, match=words):
         again.write([rows], "m1", "m2")
     expect(kafka, compacted, "1")
+
+
+def test_rows_that_have_the_time_of_a_wrong_clock_wait(kafka: Kafka, target: KafkaTarget) -> None:
+    """No row is to blame for it: as dead letters all would be lost."""
+    from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
+
+    target.topic = kafka.create(f"strict-{next(_numbers)}", 1, message_timestamp_before_max_ms="0")
+    target.claim(by(1))
+    with pytest.raises(sl.errors.UnavailableError, match="refuses the time of the clock of"):
+        target.connect(by(1), 0).write(batch(("a", "1")), None, "m1")
+    # Of several, the client does not say what is wrong: they are tried one by one.
+    with pytest.raises(target.refusing, match="as of a clock that is ahead"):
+        target.connect(by(1), 1).write(batch(("a", "1"), ("a", "2")), None, "m1")
+    # The record has the time of the brokers.
+    marks = list(kafka.messages(f"{target.prefix}-marks"))
+    assert {message.timestamp()[0] for message in marks} == {TIMESTAMP_LOG_APPEND_TIME}
 
 
 @pytest.mark.parametrize("rival", [False, True], ids=["", "and was made anew by another job"])

@@ -519,17 +519,6 @@ def test_staged_rows_in_the_place_of_others_are_not_written(ledger: Any) -> None
     assert not set(ledger.rows) & set(numbers_of(1)[:4])
 
 
-def test_an_older_run_whose_rows_a_newer_one_has_forgotten_is_told_that_it_was_replaced(ledger: Any) -> None:
-    """The job went back: nothing has written the lane since, and what the older run had staged is deleted."""
-    trial = trial_of(ledger)
-    older = trial.start()
-    pending = trial.stage(older, 1)
-    trial.start()
-    with pytest.raises(FencedError):
-        older.commit(pending)
-    trial.expect()
-
-
 def test_an_older_run_deletes_nothing_of_a_newer_one(ledger: Any) -> None:
     trial = trial_of(ledger)
     older = trial.open()

@@ -168,7 +168,13 @@ MISTAKES = [
         "Gives cannot be shipped",
         "open()",
     ),
-    mistake("local files in a JVM of the locale C", "declaration", in_ascii, "locale supports only ASCII", "LC_ALL=C.UTF-8"),
+    mistake(
+        "local files in a JVM of the locale C",
+        "declaration",
+        in_ascii,
+        "supports only ASCII file names",
+        "LC_ALL=C.UTF-8",
+    ),
     started(
         "a restore of nothing",
         lambda s: job(s, counted(stream(s))),

@@ -80,8 +80,8 @@ MISTAKES = [
     asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
     asked("show", lambda: PLAIN.show(), "write .to(sl.sinks.console())"),
     asked("collect", lambda: KEYED.collect(), "write .to(sl.sinks.memory())"),
-    asked("count", lambda: PLAIN.count(), "write .key_by(…).agg(result=sl.agg.count(), uid=…)"),
-    asked("sum", lambda: KEYED.sum("v", uid="u"), "write .agg(result=sl.agg.sum(…), uid=…)"),
+    asked("count", lambda: PLAIN.count(), "write .key_by(…).agg(count=sl.agg.count(), uid=…)"),
+    asked("sum", lambda: KEYED.sum("v", uid="u"), "write .agg(column=sl.agg.sum(…), uid=…)"),
     asked("writeStream", lambda: PLAIN.writeStream, "write .to(sl.sinks.files(…))"),
     asked("dropDuplicates", lambda: PLAIN.dropDuplicates(["user"]), "with a Value that remembers what was seen"),
     asked(

@@ -99,10 +99,9 @@ def test_windows() -> None:
     alone = events("ts timestamp").watermark("ts").key_by("ts").window(sl.Tumbling("1s"))
     refused(lambda: alone.reduce(max, uid="x"), "no columns beside")
     for make in (KEYED.reduce, TIMED_KEYED.window(sl.Tumbling("1s")).reduce):
-        with pytest.raises(
-            TypeError, match=r"process\(\) got an unexpected keyword argument 'paralelism'; all operators"
-        ):
-            make(max, uid="x", paralelism=3)
+        for option in ("paralelism", "sides"):
+            with pytest.raises(TypeError, match=rf"reduce\(\) got an unexpected keyword argument '{option}'; all oper"):
+                make(max, uid="x", **{option: 3})
     with pytest.raises(TypeError, match=r"join\(\) got an unexpected keyword argument 'sides'"):
         TIMED_KEYED.join(NARROW, JOIN, uid="x", sides={})  # type: ignore[call-arg]
 

@@ -25,4 +25,4 @@ def test_what_a_session_of_somebodys_own_lacks_is_said() -> None:
         "spark.shuffle.reduceLocality.enabled", "spark.locality.wait.process", "spark.python.unix.domain.socket.enabled",
     ]  # fmt: skip
     assert [warning.split()[0] for warning in here] == ["spark.python.unix.domain.socket.enabled"]
-    assert all("strandline.spark_settings() gives the settings" in warning for warning in there)
+    assert all("with the settings that strandline.spark_settings() returns" in warning for warning in there)

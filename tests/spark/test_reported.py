@@ -60,7 +60,7 @@ def test_what_no_thread_has_caught_goes_to_the_log_and_the_rest_is_passed_on(tmp
         b"and the rest\n",
         b"java.lang.LastWordsException\n",
     ]
-    quiet._pass_on(io.BytesIO(b"".join(lines)), log)
+    quiet._forward(io.BytesIO(b"".join(lines)), log)
     passed = "the program's own\n\tindented, of the program's own\njava.lang.Error: of a program that says so itself\n"
     passed += "and the rest\njava.lang.LastWordsException\n"
     assert capfd.readouterr().err == passed
@@ -76,14 +76,14 @@ def test_what_no_thread_has_caught_goes_to_the_log_and_the_rest_is_passed_on(tmp
 
 def test_logs_of_sessions_do_not_become_ever_more(tmp_path: Path) -> None:
     directory = tmp_path / "made" / "spark-logs"
-    for n in range(quiet._KEPT_LOGS + 20):
+    for n in range(quiet._MAX_LOGS + 20):
         file = quiet.new_log_file(directory, "a name / of a job")
         file.with_name(f"{n}.log").write_text("said")
         os.utime(file.with_name(f"{n}.log"), (n, n))
     assert file.parent == directory
     assert file.name == f"a_name___of_a_job-{os.getpid()}.log"
     left = sorted(int(path.stem) for path in directory.iterdir())
-    assert left == list(range(19, quiet._KEPT_LOGS + 20))
+    assert left == list(range(19, quiet._MAX_LOGS + 20))
     assert directory.stat().st_mode & 0o77 == 0
 
 
@@ -98,7 +98,7 @@ def test_workers_that_spark_needs_no_more_say_nothing(capfd: Any) -> None:
     )
     gone, other = b"BrokenPipeError: [Errno 32] Broken pipe\n", b"OSError: [Errno 9] Bad file descriptor\n"
     own = b'Traceback (most recent call last):\n  File "/app.py", line 1, in <module>\n'
-    quiet._pass_on(io.BytesIO(end + gone + b"said\n" + end + other + own + gone + end), None)
+    quiet._forward(io.BytesIO(end + gone + b"said\n" + end + other + own + gone + end), None)
     assert capfd.readouterr().err.encode() == b"said\n" + end + other + own + gone + end
 
 

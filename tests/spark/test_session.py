@@ -49,7 +49,7 @@ def test_what_the_user_says_counts(spark: Any) -> None:
     assert session.polling_delay_ms(spark) == 40
     given = SparkConf(loadDefaults=False).set("said", "true")
     for name in ("said", "unsaid"):
-        session._suggest(given, name, "false")
+        session._set_default(given, name, "false")
     assert (given.get("said"), given.get("unsaid")) == ("true", "false")
     assert [session._is_true(given, name) for name in ("said", "unsaid", "other")] == [True, False, False]
 

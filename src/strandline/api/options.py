@@ -22,12 +22,13 @@ class OperatorOptions(TypedDict, total=False):
 
 
 def check_options(method: str, options: Mapping[str, object]) -> None:
-    """Raise TypeError for options that no operator has, as Python does for other arguments."""
+    """Raise TypeError for options of a method that no operator has, as Python does for other arguments."""
     for name in options.keys() - OperatorOptions.__annotations__.keys():
         known = ", ".join(OperatorOptions.__annotations__)
         raise TypeError(f"{method}() got an unexpected keyword argument '{name}'; all operators have {known}")
 
 
-def with_name(options: OperatorOptions, name: str) -> OperatorOptions:
-    """Return options with a name, unless they have one."""
+def with_name(method: str, options: OperatorOptions, name: str) -> OperatorOptions:
+    """Return the options of a method with a name, unless they have one. Raises TypeError as `check_options` does."""
+    check_options(method, options)
     return {**options, "name": options.get("name") or name}

@@ -34,7 +34,7 @@ def lookup(
         for key, value in zip(keys, result.values, strict=True):
             print_json({"table": result.table, "epoch": result.epoch, "key": key, "value": value})
         return
-    output = Table("key", "value")
+    output = Table("key", "value", is_data=True)
     for key, value in zip(keys, result.values, strict=True):
         output.add(key, "-" if value is None else json_text(value))
     output.print()

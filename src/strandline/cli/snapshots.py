@@ -89,7 +89,7 @@ def list_(
         if not paths and not summaries:
             raise nothing_error(folder)
         if job is not None and job not in {path.rpartition("/")[2] for path in paths}:
-            raise no_job_error(folder, job, {*paths, *(summary.job for summary in summaries)})
+            raise no_job_error(folder, job, {*paths, *(summary.job for summary in summaries if summary.job)})
         say("no checkpoint is complete yet")
     if json:
         for summary in snapshots:

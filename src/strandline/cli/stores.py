@@ -14,7 +14,7 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.settings import default_local_dir
-from strandline.snapshot.opening.snapshot import job_paths, open_folder
+from strandline.snapshot.opening.snapshot import METADATA, job_paths, open_folder
 
 StorageOptions = Annotated[
     list[str] | None,
@@ -55,7 +55,7 @@ def job_directory(directory: str, job: str, options: Sequence[str] | None) -> Jo
     folder = open_folder(directory, parse_options(options))
     jobdir = JobDirectory(folder.store, job)
     if next(jobdir.list(), None) is None:
-        raise no_job_error(folder, job, job_paths(folder))
+        raise no_job_error(folder, job, [path for path in job_paths(folder) if "/" not in path])
     return jobdir
 
 
@@ -75,8 +75,16 @@ def no_job_error(folder: Folder, job: str, names: Collection[str]) -> Strandline
 
 
 def snapshot_url(place: str, options: Mapping[str, str]) -> str:
-    """Return the url of the snapshot at a place: of a directory with one job, that job's folder."""
+    """Return the url of the snapshot at a place: of a directory with one job that is no snapshot, that job's folder."""
     folder = open_folder(place, options, fsync=False)
     is_job = next(folder.list(GENERATIONS), None) is not None
-    jobs = [] if is_job else job_paths(folder)
+    jobs = [] if is_job or _has_metadata(folder) else job_paths(folder)
     return f"{folder.url}/{quote(jobs[0])}" if len(jobs) == 1 and jobs[0] else place
+
+
+def _has_metadata(folder: Folder) -> bool:
+    try:
+        folder.head(METADATA)
+    except NotFoundError:
+        return False
+    return True

@@ -112,9 +112,10 @@ class _Attempt:
             try:
                 part = TransactionRows.read(rest, self._folder, self._d.writer.label)
             except CorruptionError:
-                # Another writer may have delivered and deleted the files: a transaction finds that.
-                connection.write([], since, since or "")
-                raise
+                # Another writer may have delivered and deleted the files.
+                if connection.reached() == since:
+                    raise
+                raise self._overtaken() from None
             most = max(part.rows // _PARTS, _FEWEST_ROWS) if self._d.is_late else max_rows
             left = [(0, part.rows)]
             while left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import socket
 import sys
 import threading
 import time
@@ -194,6 +195,12 @@ def translate_error(error: Any, label: str, cluster: Cluster, errors: ClientErro
         return AccessError(f"{where} does not allow it: {text}", hint=_DENIED[name])
     if code in _codes("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
         return SinkError(f"{where}: a topic or partition is not there: {text}", hint="create it, and start again")
+    if code in _codes("INVALID_TIMESTAMP"):
+        # What has no time of its own has the clock's.
+        return UnavailableError(
+            f"{where} refuses the time of the clock of {socket.gethostname()}: {text}",
+            hint="set the clock: see message.timestamp.after.max.ms of the topic, an hour unless it was changed",
+        )
     if code in _codes(*_FENCED) or error.fatal():
         return ConflictError(f"{where}: another task or driver writes in its place: {text}")
     if error.retriable() or error.txn_requires_abort() or code in _codes(*_RETRIABLE):
@@ -225,6 +232,7 @@ _RETRIABLE = (
     "REASSIGNMENT_IN_PROGRESS", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE",
     "REBALANCE_IN_PROGRESS", "STALE_BROKER_EPOCH", "STALE_CTRL_EPOCH", "REBOOTSTRAP_REQUIRED", "UNKNOWN",
     "FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH", "_DESTROY_BROKER", "_FAIL", "_UNKNOWN_BROKER",
+    "_INVALID_DIFFERENT_RECORD",
     "_WAIT_CACHE", "_ISR_INSUFF", "_RETRY", "_INTR", "_IN_PROGRESS", "_PREV_IN_PROGRESS", "_OUTDATED", "_NODE_UPDATE",
 )  # fmt: skip
 

@@ -42,12 +42,15 @@ class DeliveryReports:
         """Whether each report had an offset: reports of some resent messages have none."""
         self.batch_bytes = LIMIT
         """The client's batch size."""
+        self.has_times = False
+        """Whether rows have timestamps of their own, and not that of this machine's clock."""
 
     def clear(self) -> None:
         """Forget the reports before the next transaction."""
         self.failures.clear()
         self.rows = {}
         self.has_all_offsets = True
+        self.has_times = False
 
     def copy_rows(self) -> Rows:
         """Return the offsets of the rows that are reported so far."""
@@ -92,11 +95,12 @@ def producer_settings(
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
 
 
-def produce(producer: Any, batch: pa.RecordBatch, target: ProducerTarget, label: str) -> None:
+def produce(producer: Any, batch: pa.RecordBatch, target: ProducerTarget, label: str, reports: DeliveryReports) -> None:
     """Put rows into the client's queue; the client sends them in the background."""
     names = batch.schema.names
     columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
     nothing = [None] * batch.num_rows
+    reports.has_times |= any(columns[-1] or ())
     if columns[0] is None and target.topic is None:
         # A ConfigurationError, since no row is to blame: on_error would drop all of them.
         raise ConfigurationError(
@@ -190,7 +194,9 @@ def flush_rows(
         if reports.failures or stall.is_reached(left):
             break
     if reports.failures:
-        error, message = reports.failures[0]
+        # If a row is refused, all rows of its batch fail, and those that would fit have this error.
+        others = KafkaError._INVALID_DIFFERENT_RECORD
+        error, message = next((each for each in reports.failures if each[0].code() != others), reports.failures[0])
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             # A batch fails as a whole; a row that fails alone is too large itself. Reports have no headers to count.
@@ -202,8 +208,12 @@ def flush_rows(
                 raise UnavailableError(what, batch_bytes=less)
             raise _too_large(topic, "a row", target)
         if error.code() == KafkaError.INVALID_RECORD:
-            raise UnfitRowError(f"topic '{topic}' refuses the row: a compacted topic takes no row without a key")
-        if error.code() == KafkaError.INVALID_TIMESTAMP:
+            # Several refused timestamps of a batch have this error, too; one alone has the next one.
+            raise UnfitRowError(
+                f"topic '{topic}' refuses the row: a compacted topic takes no row without a key, and no topic takes a "
+                "timestamp that its message.timestamp.after.max.ms forbids, as of a clock that is ahead"
+            )
+        if reports.has_times and error.code() == KafkaError.INVALID_TIMESTAMP:
             raise UnfitRowError(f"topic '{topic}' refuses the timestamp: see its message.timestamp.after.max.ms")
         if error.code() == KafkaError._UNKNOWN_PARTITION:
             raise _missing_partition(topic, partition, label, target, producer)

@@ -251,7 +251,7 @@ class KafkaConnection(Connection):
             error_count = self._errors.count
             call_within(self._target.cluster.answer_s, producer.begin_transaction)
             for batch in batches:
-                produce(producer, batch, self._target, self._writer.label)
+                produce(producer, batch, self._target, self._writer.label, self._reports)
             failpoints.hit("kafka.produced")
             flush_rows(producer, self._target, self._writer.label, self._errors, self._reports)
             message = structs.replace(message, rows=self._reports.copy_rows())

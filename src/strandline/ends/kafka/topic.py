@@ -10,7 +10,11 @@ from strandline.ends.kafka.client import ClientErrors, create_client, discard, g
 from strandline.ends.kafka.record import SinkRecord
 
 _PARTITIONS = 2
-_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.2"}
+_SETTINGS = {
+    "cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.2",
+    # Brokers refuse the time of a clock that is an hour ahead of theirs.
+    "message.timestamp.type": "LogAppendTime",
+}  # fmt: skip
 
 
 def make_topic(record: SinkRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
 
 from strandline.checkpoint.check import (
     Kind,
@@ -94,10 +95,11 @@ def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
     try:
         jobdir = as_job(folder)
     except NotFoundError:
-        # Without a readable manifest, the job's name is unknown, and its checkpoints cannot be checked.
+        # Without a readable manifest, only the folder says the job's name, and its checkpoints cannot be checked.
+        job = unquote(folder.url.rpartition("/")[2])
         return [
             SnapshotSummary(
-                f"{folder.url}/chk-{number}", "checkpoint", "damaged", "its manifest cannot be read", "", number,
+                f"{folder.url}/chk-{number}", "checkpoint", "damaged", "its manifest cannot be read", job, number,
                 info.modified_ms,
             )
             for info in folder.list()

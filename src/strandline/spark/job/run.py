@@ -156,7 +156,7 @@ class Run:
             if supervisor.ended.is_set():
                 return
             if deadline is not None and time.monotonic() > deadline:
-                raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout}")
+                raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout!r}")
             attempt = supervisor.attempt
             if supervisor.is_at_work() and attempt is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -278,7 +278,10 @@ def _seconds(timeout: Duration) -> float: ...
 @overload
 def _seconds(timeout: None) -> None: ...
 def _seconds(timeout: Duration | None) -> float | None:
-    return None if timeout is None else parse_duration_ms(timeout, "timeout") / 1000
+    # Programs give what is left of their own time, which may be less than nothing.
+    return (
+        timeout if timeout is None or isinstance(timeout, int | float) else parse_duration_ms(timeout, "timeout") / 1000
+    )
 
 
 def _left(deadline: float, most: float) -> float:

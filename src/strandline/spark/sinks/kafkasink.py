@@ -213,7 +213,7 @@ class _Produce:
         errors, reports, producer = _producers.pop(self._key) if self._key in _producers else self._create()
         try:
             for batch in batches:
-                produce(producer, batch, self.target, self.label)
+                produce(producer, batch, self.target, self.label, reports)
             flush_rows(producer, self.target, self.label, errors, reports)
         except BaseException:
             discard(producer)

@@ -51,8 +51,8 @@ def _hint(stream: Any, name: str) -> str:
         return ""
     methods = [each for each in dir(stream) if not each.startswith("_")]
     if name in _AGGREGATES:
-        aggregate = f"sl.agg.{name}({'' if name == 'count' else '…'})"
-        return f": write .{'' if stream._is_keyed else 'key_by(…).'}agg(result={aggregate}, uid=…)"
+        result = "count=sl.agg.count()" if name == "count" else f"column=sl.agg.{name}(…)"
+        return f": write .{'' if stream._is_keyed else 'key_by(…).'}agg({result}, uid=…)"
     if stream._is_keyed:
         if name in _STEPS:
             return f": write .{name}(…) before .key_by(…), or after .process(…)"
