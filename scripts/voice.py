@@ -32,6 +32,7 @@ ROOMS: tuple[str, ...] = (
     "src/strandline/snapshot",
     "src/strandline/spark/base",
     "src/strandline/spark/building",
+    "src/strandline/spark/job",
     "src/strandline/spark/keepers",
     "src/strandline/spark/lower",
     "src/strandline/spark/sinks",

@@ -216,7 +216,7 @@ def test_a_keeper_that_was_replaced_and_lives_on_is_not_believed(fleet: Fleet) -
         fleet.last["op", Partition(partition)] = Ack(
             uid="op", partition=partition, epoch=2, pid=1, host="h", keeper=keeper
         )
-    assert fleet._answers("op", replies) == {0: answered, 2: answered}  # type: ignore[arg-type]
+    assert fleet._decode_answers("op", replies) == {0: answered, 2: answered}  # type: ignore[arg-type]
 
 
 class Told:

@@ -168,7 +168,7 @@ class Stuck(sl.KeyedProcess):
 def test_a_job_that_waits_for_a_keeper_can_be_stopped(
     spark: Any, case: Case, stuck: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.spark.job.supervision._PATIENCE_S", 1.0)
+    monkeypatch.setattr("strandline.spark.job.supervision._ABORT_AFTER_S", 1.0)
     process = Stuck() if stuck == "a timer" else Count()
     stream = sl.stream(small.source(spark, case.root / "in"))
     run = small.job(stream, case.root, case.local_dir, process=process).start(spark)

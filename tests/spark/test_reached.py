@@ -17,7 +17,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control.client import call, find_driver, find_drivers
 from strandline.control.commands import CHECKPOINT, STATUS, STOP, NoArguments, Stop, TakeCheckpoint
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.spark.job.requests import _tell
+from strandline.spark.job.requests import _report
 from tests.spark import small
 from tests.spark.harness import Case
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.spark
 
 def test_who_waits_for_a_checkpoint_hears_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only of one that is under way, whatever came before it; and no longer than he has time."""
-    monkeypatch.setattr("strandline.spark.job.requests._TELL_S", 0.005)
+    monkeypatch.setattr("strandline.spark.job.requests._REPORT_S", 0.005)
     asked: Future[CheckpointId] = Future()
     old = CheckpointStats(CheckpointId(1), "full", Epoch(1), "completed", 0, 2)
     new = replace(old, checkpoint=CheckpointId(2), status="in_progress")
     coordinator: Any = SimpleNamespace(history=[old])
     heard: list[CheckpointStats] = []
-    _tell(asked, time.monotonic() + 0.05, coordinator, heard.append)
+    _report(asked, time.monotonic() + 0.05, coordinator, heard.append)
     assert heard == []
     coordinator.history.append(new)
 
@@ -41,7 +41,7 @@ def test_who_waits_for_a_checkpoint_hears_how_far_it_is(monkeypatch: pytest.Monk
         if len(heard) == 3:
             asked.set_exception(TimeoutError("of the sink that commits, not ours"))
 
-    _tell(asked, float("inf"), coordinator, hear)
+    _report(asked, float("inf"), coordinator, hear)
     assert heard == [new, new, new]
 
 

@@ -117,7 +117,7 @@ def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
     made._watch.has_looked = made._poll_if_idle = lambda: None
     made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=True))
     with pytest.raises(SparkError, match="session has been stopped"):
-        made._look_after(lambda: False)
+        made._watch_until(lambda: False)
 
 
 def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
@@ -229,7 +229,7 @@ class Reading:
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
         driver._trigger = lambda epoch: None
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
-        driver._generation, driver._nothing, driver._batch = 1, None, 5
+        driver._generation, driver._no_rows, driver._batch = 1, None, 5
         driver._plan = SimpleNamespace(
             build=lambda df, run, operators, reports: SimpleNamespace(close=lambda: None),
             reductions={},
@@ -238,7 +238,7 @@ class Reading:
         driver._fleet = SimpleNamespace(slots={("op", 0)})
         driver._failed_rows = SimpleNamespace(reports=lambda epoch: {}, take=lambda epoch, now_us: 0)
         driver._write = lambda built, epoch: {("op", 0): self.ack}
-        driver._noting_failures = lambda *_: nullcontext()
+        driver._record_failures = lambda *_: nullcontext()
 
     def epoch(self, **newest_us: int) -> None:
         self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", keeper="k", newest_us=newest_us)
@@ -294,7 +294,7 @@ def test_after_a_tick_that_failed_no_epoch_has_its_number(error: BaseException) 
     """Spark's thread waits for its turn meanwhile: keepers without rows would take its epoch for the tick's, again."""
     reading = Reading()
     driver: Any = reading.driver
-    driver.has_due, driver._nothing = lambda by_us: True, SimpleNamespace()
+    driver.has_due, driver._no_rows = lambda by_us: True, SimpleNamespace()
     driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(error)
     with pytest.raises(type(error), match="a sink failed"):
         driver.tick()
@@ -329,7 +329,7 @@ def test_no_tick_comes_after_a_last_checkpoint() -> None:
     driver: Any = object.__new__(EpochDriver)
     driver._lock, driver.paused, driver.failed = threading.Lock(), threading.Event(), threading.Event()
     driver.sealed, driver.is_draining, driver.drained = threading.Event(), False, False
-    driver.progress, driver._nothing = JobProgress(Epoch(7)), object()
+    driver.progress, driver._no_rows = JobProgress(Epoch(7)), object()
     driver.has_due = lambda by_us: True
     ran: list[Epoch] = []
     driver._run = lambda df, epoch: ran.append(epoch)
@@ -370,7 +370,7 @@ def gated() -> tuple[Any, list[Any]]:
     driver: Any = Reading().driver
     ran: list[Any] = []
     driver._run = lambda df, epoch, looked_us=None: ran.append(df)
-    driver._nothing = "nothing"
+    driver._no_rows = "nothing"
     return driver, ran
 
 
@@ -395,7 +395,7 @@ def test_what_the_clock_has_made_due_comes_before_the_end_of_event_time() -> Non
     """Rows that get their event time behind such timers would be late; and what is due later comes not at all."""
     reading = Reading()
     driver: Any = reading.driver
-    driver._nothing = "nothing"
+    driver._no_rows = "nothing"
     began_us = driver.now_us
     ran: list[tuple[bool, int]] = []
     # As if the first epoch, which passes, had set another timer, and the second one for a moment later.
@@ -417,7 +417,7 @@ def test_no_tick_comes_for_what_is_not_due_since_the_clock_was_set_back() -> Non
     """No timer would fire in it, and as it stays due, another one would follow, until the clock is there again."""
     reading = Reading()
     driver: Any = reading.driver
-    driver._run, driver._nothing = lambda df, epoch: None, "nothing"
+    driver._run, driver._no_rows = lambda df, epoch: None, "nothing"
     finished_us = driver.now_us
     driver.progress.acks["op", 0] = SimpleNamespace(uid="op", next_event_us=None, next_processing_us=finished_us - 5)
     assert driver.tick(finished_us)
@@ -447,17 +447,17 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     made._final_checkpoint_done = lambda: True
     made.coordinator.advance = lambda: None
     made._sources = SimpleNamespace(deliver=lambda looked: None)
-    assert not made._look_after(lambda: next(over))
+    assert not made._watch_until(lambda: next(over))
     made.driver.paused.clear()
-    assert made._look_after(lambda: False)
+    assert made._watch_until(lambda: False)
 
 
 def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> None:
     """It would come to its end again, and wait again, for ever: each time with another checkpoint."""
     made = attempt(active=False, idle_s=0.0)
-    made._b.name, made.coordinator.shows_all, made._unshown_since = "job", False, time.monotonic() - 3600
-    with pytest.raises(UnavailableError, match="does not take its last rows") as caught:
-        made._is_all_shown()
+    made._b.name, made.coordinator.shows_all, made._undelivered_since = "job", False, time.monotonic() - 3600
+    with pytest.raises(UnavailableError, match="does not accept its last rows") as caught:
+        made._is_delivered()
     supervisor = run_of()._supervisor
     assert not supervisor._may_restart(caught.value)
     assert supervisor._may_restart(UnavailableError("storage is away"))
@@ -466,7 +466,7 @@ def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> No
 def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:
     made = attempt(active=False, idle_s=0.0)
     made.driver.drained, made.driver.progress = True, JobProgress(Epoch(7))
-    made.restored, made._unshown_since = SimpleNamespace(epoch=7), 0.0
+    made.restored, made._undelivered_since = SimpleNamespace(epoch=7), 0.0
     made.coordinator.shows_all = False
     assert not made._is_drained()
     made.coordinator.shows_all = True
@@ -512,11 +512,11 @@ def test_timers_that_set_others_for_later_do_not_hold_up_the_end() -> None:
     made._fleet = SimpleNamespace(may_have_lost_one=lambda: False, check_executors=lambda: None)
     made._query_finished = lambda: True
     made._final_checkpoint_done = lambda: True
-    made._poll_if_idle = made._tell_first_epoch = lambda: None
+    made._poll_if_idle = made._report_first_epoch = lambda: None
     made.coordinator.advance = lambda: None
     made._sources = SimpleNamespace(deliver=lambda looked: None)
     looks = iter(range(50))
-    assert made._look_after(lambda: next(looks, None) is None)
+    assert made._watch_until(lambda: next(looks, None) is None)
     assert next(looks) > 1, "the timer that was due has fired before"
 
 

@@ -205,7 +205,7 @@ class Attempts:
         self.supervisor = job = run._supervisor
         job.excluded, job.least_id, job.claim, job._failed_at, job.state = frozenset({2}), 1, None, 0.0, "starting"
         job._enter = lambda state: setattr(job, "state", state)
-        job._tell_begin = job._end_attempt = noop
+        job._report_begin = job._end_attempt = noop
         job._forget_attempt = lambda: setattr(job, "attempt", None)
         job._recover = lambda error: (job._enter("restarting"), job._forget_attempt())
         run._requests._checkpoint_of = lambda *_: None
@@ -293,7 +293,7 @@ def test_the_end_is_heard_of_where_the_disk_refuses_whatever_belongs_to_it(
         raise OSError("no room on the disk")
 
     supervisor._run_attempts = fail
-    supervisor._telling = SimpleNamespace(to_program=lambda error: error, in_logs=str)
+    supervisor._reporter = SimpleNamespace(to_program=lambda error: error, in_logs=str)
     run._b.clock, supervisor._held = late_clock(), SimpleNamespace(close=lambda: None)
     supervisor._log = DriverLog(tmp_path / "gone" / "driver.log")
     supervisor._control = run._control = SimpleNamespace(

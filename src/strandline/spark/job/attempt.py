@@ -1,4 +1,4 @@
-"""One run of a job under one generation, from its query's start to its end. A restart is a new attempt."""
+"""Attempt: one run of a job under one generation, from the start of its query to its end."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from strandline.spark.sources.kafka import KafkaCommits
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress
 
-_LOOK_S = 0.01
-_QUERY_LOOK_S = 0.2
+_POLL_S = 0.01
+_QUERY_CHECK_S = 0.2
 _IDLE_S = 0.15
-_FENCE_LOOK_S = 5.0
-_UNSHOWN_S = 60.0
-"""For how long a job that has come to its end waits for what it writes to."""
+_FENCE_CHECK_S = 5.0
+_DELIVERY_TIMEOUT_S = 60.0
+"""How long a finished job waits for the targets of its sinks."""
 
 
 Check = Callable[[], object]
-"""Looks at something and touches nothing; raises what stands against a start."""
+"""A check before a start, which changes nothing; raises an error if the job cannot start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Everything an attempt needs that does not change between attempts."""
+    """The configuration and components that all attempts of a run share."""
 
     name: str
     spark: SparkSession
@@ -84,21 +84,21 @@ class Blueprint:
     clock: Clock
     options: StartOptions = StartOptions()
     holds: Holds = field(default_factory=Holds)
-    """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
+    """While held, no checkpoint of the job is subsumed, so that a savepoint can be made of it."""
     draining: Draining = field(default_factory=Draining)
     paused: threading.Event = field(default_factory=threading.Event)
-    """Whether the run begins no epochs, in whatever attempt: it is about to go on in another way, or to end."""
+    """While set, no attempt begins an epoch: the run is about to end, or to continue with other options."""
 
 
 @dataclass
 class Attempt:
-    """Watches and ends one run, which `Starting` has begun."""
+    """Watches and ends an attempt, which `Starting` has begun."""
 
     _b: Blueprint
     claim: Claim
     restored: Manifest | None
     restored_own: bool
-    """Whether that is a checkpoint of the job's own, and nobody else's snapshot."""
+    """Whether `restored` is a checkpoint of this job."""
     driver: EpochDriver
     coordinator: Coordinator
     _fleet: Fleet
@@ -110,11 +110,11 @@ class Attempt:
     _lag: SourceLag
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _times: TimeWatch = field(init=False)
-    _has_told: bool = field(default=False, init=False)
+    _has_reported: bool = field(default=False, init=False)
     _has_released: bool = field(default=False, init=False)
-    _unshown_since: float = field(default=0.0, init=False)
+    _undelivered_since: float = field(default=0.0, init=False)
     _finished_us: int | None = field(default=None, init=False)
-    """When the source was found to have ended: timers that are set for later do not fire any more."""
+    """The time at which the end of the sources was detected: timers for later do not fire."""
 
     def __post_init__(self) -> None:
         driver = self.driver
@@ -129,52 +129,52 @@ class Attempt:
 
     @suppress_error_logs()
     def watch(self, is_over: Callable[[], bool]) -> bool:
-        """Look after the run until it ends; return True if the source is finished, False if `is_over`."""
+        """Watch the run until it ends; return True if the source is finished, False if `is_over`."""
         with self._fleet.cancellable():
-            return self._look_after(is_over)
+            return self._watch_until(is_over)
 
-    def _look_after(self, is_over: Callable[[], bool]) -> bool:
+    def _watch_until(self, is_over: Callable[[], bool]) -> bool:
         looked, checked = 0.0, time.monotonic()
         while not is_over():
-            if self.driver.failed.wait(_LOOK_S):
+            if self.driver.failed.wait(_POLL_S):
                 assert self.driver.error is not None
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
             if (completed := self.coordinator.advance()) is not None:
-                self._tell_checkpoint(completed)
+                self._report_checkpoint(completed)
                 self._commits.completed(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
             self._sources.deliver(self._watch.has_looked)
             self._watch.check_clock()
             self._poll_if_idle()
-            self._tell_first_epoch()
+            self._report_first_epoch()
             now = time.monotonic()
-            if now - checked > _FENCE_LOOK_S:
+            if now - checked > _FENCE_CHECK_S:
                 checked = now
-                # Without checkpoints, nothing else would tell that a newer driver has taken over.
+                # Without checkpoints, only this check detects that a newer driver owns the job.
                 with contextlib.suppress(UnavailableError):
                     self.claim.check()
-            if now - looked > _QUERY_LOOK_S:
+            if now - looked > _QUERY_CHECK_S:
                 looked = now
                 if not is_alive(self._b.spark.sparkContext):
-                    # A query that waits for rows does not notice: it would wait for ever.
+                    # A query that waits for rows would wait for ever.
                     raise SparkError("Spark's session has been stopped")
-                # Spark's thread may wait for tasks that wait for the executor.
+                # Spark's thread may be blocked by tasks that wait for a lost executor.
                 self._fleet.check_executors()
                 self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
                 is_at_rest = not self.driver.is_running and not self.driver.sealed.is_set()
                 if is_at_rest and self._fleet.may_have_lost_one():
-                    # Nobody else would ask it anything before the next epoch or checkpoint, which may be far.
+                    # The next epoch or checkpoint, which would detect it, may be far away.
                     self.driver.poll(may_trigger=False)
             if self._is_to_drain():
                 if self._is_drained():
                     return True
                 continue
-            # While it is paused, timers wait that are to fire before the end.
+            # While the run is paused, timers that must fire before the end wait.
             if self._finished_us is None or self.driver.paused.is_set():
                 continue
             if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
@@ -182,39 +182,39 @@ class Attempt:
         return False
 
     def _is_to_drain(self) -> bool:
-        """Whether event time is to come to its end now, or has already: asked to, or since the sources have ended."""
+        """Whether to drain: by request, at the end of the sources, or because the attempt has drained already."""
         draining, driver, finished_us = self._b.draining, self.driver, self._finished_us
         if driver.drained:
             return True
         if draining.requested.is_set():
-            # Else Spark's next epoch might come before it, again and again.
+            # Otherwise, Spark's epochs could delay the drain for ever.
             driver.is_draining = True
             return True
         has_ended = draining.at_end and finished_us is not None and not driver.paused.is_set()
         return has_ended and not driver.has_due(finished_us)
 
     def _is_drained(self) -> bool:
-        """Drain, unless that is done; return whether the run may end with what its last checkpoint has."""
+        """Drain, unless that is done; return whether the run may end with its last checkpoint."""
         draining, restored = self._b.draining, self.restored
         if not self.driver.drained and not self.driver.drain():
             return False
         is_saved = restored is not None and restored.epoch == self.driver.progress.epoch
-        is_done = self._is_all_shown if is_saved else self._final_checkpoint_done
+        is_done = self._is_delivered if is_saved else self._final_checkpoint_done
         if draining.held.is_set() or not is_done():
             return False
         draining.done.set()
         return True
 
     def look_at_sources(self) -> list[SourceStatus]:
-        """Return how far each source is, and what waits there."""
+        """Return the position and the backlog of each source."""
         return self._lag.look(self.query)
 
     def look_at_sinks(self) -> list[SinkStatus]:
-        """Return what waits in sinks that write to other systems."""
-        return [said for _, sink, _ in self._b.plan.sinks if (said := sink.status()) is not None]
+        """Return the delivered and waiting rows of sinks that write to other systems."""
+        return [status for _, sink, _ in self._b.plan.sinks if (status := sink.status()) is not None]
 
     def table(self, name: str) -> LookupTable:
-        """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
+        """Return a table for look-ups; raise NotFoundError, which lists all tables."""
         return table_of(self._operators, name)
 
     @cached_property
@@ -222,47 +222,47 @@ class Attempt:
         return [operator.info(self._b.settings.backend) for operator in self.driver.operators]
 
     def look_up(self, table: LookupTable, key: Any) -> LookupResult:
-        """Look up keys of a table with the keepers, in any thread."""
+        """Look up keys of a table in the keepers. Thread-safe."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return why the run failed, as far as its keepers can tell more of it than the error does."""
+        """Return the cause of an error if its keepers know it, else the error itself."""
         return self._fleet.explain(error)
 
     def abort(self) -> None:
-        """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
+        """Stop the watching thread's wait for keepers, one of which may never answer. The run must end."""
         if self.driver.is_running:
             self.driver.sealed.set()
             self._fleet.abort()
 
     @suppress_error_logs()
     def close(self, *, forget: bool) -> None:
-        """End the run and its keepers; with `forget`, remove their local copies too."""
+        """End the run and its keepers; with `forget`, delete their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
         self._b.places.forget_failures(self.claim.generation)
 
     # -- watching
 
-    def _tell_first_epoch(self) -> None:
-        done = self.driver.progress
-        if not self._has_told and done.epochs:
-            self._has_told = True
+    def _report_first_epoch(self) -> None:
+        progress = self.driver.progress
+        if not self._has_reported and progress.epochs:
+            self._has_reported = True
             auto_warmup.note_epoch()
-            took = f"{done.last_rows:,} rows in {done.last_epoch_ms / 1000:.1f} s"
-            tell(f"job '{self._b.name}': epoch {done.epoch} is the first to be done, {took}")
+            work = f"{progress.last_rows:,} rows in {progress.last_epoch_ms / 1000:.1f} s"
+            tell(f"job '{self._b.name}': epoch {progress.epoch} is the first to be done, {work}")
 
-    def _tell_checkpoint(self, number: CheckpointId) -> None:
+    def _report_checkpoint(self, number: CheckpointId) -> None:
         for stats in self.coordinator.history:
             if stats.checkpoint == number:
                 size = f"{stats.total_bytes:,} bytes, {stats.uploaded_bytes:,} of them new"
-                what = f"checkpoint {number} is complete, of epoch {stats.epoch}: {size}"
-                tell(f"job '{self._b.name}': {what}, in {stats.end_to_end_ms} ms", detail=True)
+                text = f"checkpoint {number} is complete, of epoch {stats.epoch}: {size}"
+                tell(f"job '{self._b.name}': {text}, in {stats.end_to_end_ms} ms", detail=True)
                 if stats.frees:
-                    what = f"stands on its own with checkpoint {number}: it needs nothing of {stats.frees} any more"
-                    tell(f"job '{self._b.name}' {what}")
+                    text = f"stands on its own with checkpoint {number}: it needs nothing of {stats.frees} any more"
+                    tell(f"job '{self._b.name}' {text}")
 
     def _poll_if_idle(self) -> None:
-        """While no epoch runs, hear how a checkpoint goes, and begin one that is due."""
+        """While no epoch runs, run due timers, poll a pending checkpoint, or begin one that is due."""
         idle_s = time.monotonic() - self.driver.last_contact
         if idle_s < _IDLE_S or self.driver.is_running:
             return
@@ -278,7 +278,7 @@ class Attempt:
             self.driver.poll(may_trigger=due)
 
     def _release_claimed(self) -> None:
-        """A savepoint that was given to the job goes, now that the job has a checkpoint of its own."""
+        """Delete a claimed savepoint now that the job has a checkpoint of its own."""
         if not self._has_released:
             b = self._b
             self._has_released = release(b.jobdir, self.claim, b.checkpoints.storage_options, fsync=b.settings.fsync)
@@ -291,28 +291,28 @@ class Attempt:
         return self._watch.has_ended()
 
     def _final_checkpoint_done(self) -> bool:
-        """A source that has ended leaves a checkpoint of everything, so that sinks show all."""
+        """Take the last checkpoint of a finished job; return whether it covers all, and sinks have delivered all."""
         if self._final is None:
             self._final = self.coordinator.request()
         if not self._final.done():
             return False
         final = self._final.result()
-        if not self._is_all_shown():
+        if not self._is_delivered():
             return False
         self._final = None
-        # A timer may have fired since it was triggered: when a source is idle for long enough, its watermark moves.
+        # A timer may have fired since its trigger, because the watermark of an idle source advances.
         return any(c.checkpoint == final and c.epoch == self.driver.progress.epoch for c in self.coordinator.history)
 
-    def _is_all_shown(self) -> bool:
-        """Whether the sinks show what there is; where one cannot, the run does not end as if it had."""
+    def _is_delivered(self) -> bool:
+        """Whether the sinks have delivered all rows; raise UnavailableError after a time-out."""
         if self.coordinator.shows_all:
             return True
         now = time.monotonic()
-        self._unshown_since = self._unshown_since or now
-        if now - self._unshown_since > _UNSHOWN_S:
+        self._undelivered_since = self._undelivered_since or now
+        if now - self._undelivered_since > _DELIVERY_TIMEOUT_S:
             raise UnavailableError(
-                f"job '{self._b.name}' has come to its end, and what it writes to does not take its last rows",
-                hint="they wait in the checkpoints' storage, and are written when the job is started again",
+                f"job '{self._b.name}' has come to its end, and the target of a sink does not accept its last rows",
+                hint="they wait in the checkpoints' storage, and are written after the next start of the job",
                 is_final=True,
             )
         return False
@@ -328,33 +328,33 @@ def end(
     cleanup: contextlib.ExitStack,
     forget: bool = False,
 ) -> None:
-    """End what there is of a run, whatever its parts are doing: what came after its last checkpoint is forgotten.
+    """End the parts of a run, busy or not; its work after the last checkpoint is discarded.
 
-    What fails on the way does not hold up the rest.
+    The failure of a part does not prevent the end of the others.
     """
     if driver is not None:
-        # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more. Spark
-        # may have begun though whoever asked it to was interrupted before there was a query.
+        # First, so that Spark's thread begins no epoch and stages nothing more. Spark may have started the query even
+        # if the thread that started it was interrupted.
         driver.sealed.set()
     if query is not None:
-        with _passing_over():
+        with _suppressed_errors():
             query.stop()
     if coordinator is not None:
-        with _passing_over():
+        with _suppressed_errors():
             coordinator.close(why)
             coordinator.advance()
     if fleet is not None:
         fleet.stop(forget=forget)
     for _, sink, _ in blueprint.plan.sinks:
-        with _passing_over():
+        with _suppressed_errors():
             sink.close()
-    with _passing_over():
+    with _suppressed_errors():
         cleanup.close()
 
 
 @contextlib.contextmanager
-def _passing_over() -> Iterator[None]:
-    """Pass over what fails within, be it a Rust library's panic, which is no Exception."""
+def _suppressed_errors() -> Iterator[None]:
+    """Suppress errors, also the panics of Rust libraries, which are not subclasses of Exception."""
     try:
         yield
     except KeyboardInterrupt:

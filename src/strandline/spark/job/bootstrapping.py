@@ -1,10 +1,10 @@
-"""State made by a program's own functions out of bounded history: its pipeline runs over it, and leaves a savepoint.
+"""Bootstrap: a job's pipeline processes bounded history, and its state becomes a savepoint.
 
-1. `_take_away`: nobody else bootstraps the job; what somebody left who was killed goes.
-2. The history is put in order and cut into epochs (`history.py`).
-3. `Replay`: keepers of its own process the epochs, with checkpoints in a folder of its own; after a failure the next
-   replay goes on from the newest of them. Nothing that the job itself has is read or touched.
-4. What is due by then fires; a last checkpoint becomes the savepoint, which is there once it is whole.
+1. Lock the job against other bootstraps of this machine, and delete the files of killed ones (`_delete_all`).
+2. Sort the history and split it into epochs (`history.py`).
+3. `Replay`: separate keepers process the epochs, with checkpoints in a separate folder. After a failure, the next
+   replay continues from the newest of them. Files of the job itself are neither read nor changed.
+4. Timers that are due fire; a last checkpoint becomes the savepoint.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ log = logging.getLogger(__name__)
 
 Report = Callable[[HistoryProgress], object]
 FOLDER = "_bootstrap"
-"""Of a checkpoint directory: where jobs have their checkpoints meanwhile. No job can be called so."""
+"""The folder of a checkpoint directory for the checkpoints of bootstraps. It is not a valid job name."""
 _EVERY = "30s"
-_LOOK_S = 0.02
-_TELL_S = 10.0
+_POLL_S = 0.02
+_REPORT_S = 10.0
 _FINAL = (
     *(ConfigurationError, ConflictError, CorruptionError, FencedError),
     *(OutcomeUnknownError, StateLimitError, UserCodeError),
@@ -73,8 +73,8 @@ _FINAL = (
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a bootstrap is to do."""
+class BootstrapOptions:
+    """Arguments of a bootstrap."""
 
     history: History
     target: Place
@@ -84,32 +84,32 @@ class Wish:
     scratch: str | None
     report: Report
     start: Snapshot | None = None
-    """Whose place in the sources the job is to go on from."""
+    """The snapshot from whose position in the sources the job will continue."""
     skipped: dict[str, frozenset[str]] | None = None
-    """Of each source, the files that the history was read from, and the job is not to read."""
+    """By source, the files of the history, which the job will skip."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What all replays of one bootstrap go by."""
+    """The input of all replays of one bootstrap."""
 
     spool: Spool
     slices: list[Slice]
     mark: str
-    """Says in a savepoint's folder who writes it."""
-    read_before: SourceInfo | None
-    """How far the sources were read by whoever had read the history."""
+    """Identifies this bootstrap as the writer in a savepoint's folder."""
+    position: SourceInfo | None
+    """The position in the sources from which the job will continue; None: from their beginning."""
 
 
 def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
-    """Return where a bootstrap of a job has its checkpoints, and when it takes them."""
+    """Return the checkpoint configuration of a job's bootstrap."""
     directory = f"{str(checkpoints.directory).rstrip('/')}/{FOLDER}"
     return replace(checkpoints, directory=directory, every=_EVERY, mode="incremental", retain=1, min_pause=0)
 
 
-def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
-    """Run a pipeline over history; return the savepoint. The blueprint is a bootstrap's own: nothing is the job's."""
-    b, target = blueprint, folder_at(wish.target)
+def bootstrap(blueprint: Blueprint, restart: Restart, options: BootstrapOptions) -> Savepoint:
+    """Run a pipeline over history; return the savepoint. The blueprint has separate directories from the job's."""
+    b, target = blueprint, folder_at(options.target)
     mark = f"bootstrap-{b.places.root.name}"
     held = b.places.lock_exclusive()
     if held is None:
@@ -120,99 +120,99 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
     try:
         discard_own(target, mark)
         check_empty(target)
-        spool = Spool(b.spark, spool_root(b.jobdir.store.url, wish.scratch, b.places.root.name))
-        # What a bootstrap has left that was killed.
-        _take_away(b, spool)
+        spool = Spool(b.spark, spool_root(b.jobdir.store.url, options.scratch, b.places.root.name))
+        # A killed bootstrap may have left files.
+        _delete_all(b, spool)
         replays: list[Replay] = []
         try:
-            read_before = _bring_place(b, wish)
+            position = _copy_position(b, options)
             with keep_active_session(b.spark):
-                slices = _spooled(spool, wish)
+                slices = _write_spool(spool, options)
                 failpoints.hit("bootstrap.spooled")
-                work = _Work(spool, slices, mark, read_before)
-                return _replayed(replays, restart, lambda: _next(replays, b, wish, work))
+                work = _Work(spool, slices, mark, position)
+                return _replay(replays, restart, lambda: _next_replay(replays, b, options, work))
         finally:
-            _leave(b, spool, is_owner=not replays or replays[-1].is_owner())
+            _clean_up(b, spool, is_owner=not replays or replays[-1].is_owner())
     finally:
         with contextlib.suppress(Exception):
             b.places.remove(held)
         held.close()
 
 
-def _take_away(b: Blueprint, spool: Spool) -> None:
-    """Take away all that bootstraps of a job have made beside savepoints."""
+def _delete_all(b: Blueprint, spool: Spool) -> None:
+    """Delete all files of bootstraps of a job, except savepoints."""
     with contextlib.suppress(Exception):
         spool.delete_all()
     b.jobdir.delete([info.path for info in b.jobdir.list()])
     if b.jobdir.url.startswith("file:"):
-        # A keeper that was ended while it wrote a file leaves it under a name that no store lists.
+        # A killed keeper may leave temporary files, which the store does not list.
         open_filesystem(b.spark, b.jobdir.url).delete("")
 
 
-def _bring_place(b: Blueprint, wish: Wish) -> SourceInfo | None:
-    """Return where the job is to go on in its sources, if not where they begin; its files are in the job's folder."""
+def _copy_position(b: Blueprint, options: BootstrapOptions) -> SourceInfo | None:
+    """Copy the position in the sources to the bootstrap's folder and return it; None: the job reads all."""
     folder: Folder
-    if wish.start is not None and wish.start.manifest.source is not None:
-        info, folder = wish.start.manifest.source, wish.start.folder
-    elif wish.skipped is not None:
+    if options.start is not None and options.start.manifest.source is not None:
+        info, folder = options.start.manifest.source, options.start.folder
+    elif options.skipped is not None:
         folder = JobDirectory(b.jobdir.store, b.name, f"{b.jobdir.path}/read")
-        info = place_after(b.plan.sources, wish.skipped, folder, b.places.root)
+        info = place_after(b.plan.sources, options.skipped, folder, b.places.root)
     else:
         return None
     place = folder.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
     return bring_source(info, place, b.jobdir, b.places.root)
 
 
-def _leave(b: Blueprint, spool: Spool, *, is_owner: bool) -> None:
-    """Take away what this bootstrap has made; what it cannot, the next one does."""
+def _clean_up(b: Blueprint, spool: Spool, *, is_owner: bool) -> None:
+    """Delete this bootstrap's files; the next one deletes the rest."""
     with contextlib.suppress(Exception):
         spool.delete()
         if is_owner:
-            _take_away(b, spool)
+            _delete_all(b, spool)
 
 
 @suppress_error_logs()
-def _spooled(spool: Spool, wish: Wish) -> list[Slice]:
+def _write_spool(spool: Spool, options: BootstrapOptions) -> list[Slice]:
     try:
-        return spool.write(wish.history, wish.rows_per_epoch, wish.time_per_epoch_us)
+        return spool.write(options.history, options.rows_per_epoch, options.time_per_epoch_us)
     except Exception as error:
-        found = unwrap_error(error)
-        if found is error:
+        cause = unwrap_error(error)
+        if cause is error:
             raise
-        raise found from None
+        raise cause from None
 
 
-def _next(before: list[Replay], b: Blueprint, wish: Wish, work: _Work) -> Replay:
-    """Return what goes on from where others have come."""
+def _next_replay(before: list[Replay], b: Blueprint, options: BootstrapOptions, work: _Work) -> Replay:
+    """Return a replay that continues after those before it."""
     least_id, claim = (before[-1].next_id, before[-1].claim) if before else (CheckpointId(1), None)
-    return Replay(Preparation(b, frozenset(), least_id, claim), wish, work)
+    return Replay(Preparation(b, frozenset(), least_id, claim), options, work)
 
 
-def _replayed(replays: list[Replay], restart: Restart, again: Callable[[], Replay]) -> Savepoint:
-    """Replay until there is a savepoint, after failures too, as often in a row as a job would be restarted."""
+def _replay(replays: list[Replay], restart: Restart, next_replay: Callable[[], Replay]) -> Savepoint:
+    """Replay until the savepoint is complete; retry after failures as often in a row as a job restarts."""
     in_a_row = 0
     while True:
-        replay = again()
+        replay = next_replay()
         replays.append(replay)
         try:
             return replay.run()
         except BaseException as error:
-            telling = replay.telling
-            found = telling.complete(unwrap_error(error))
+            reporter = replay.reporter
+            cause = reporter.complete(unwrap_error(error))
             in_a_row = 1 if replay.has_advanced else in_a_row + 1
-            if isinstance(found, _FINAL) or not isinstance(found, Exception) or in_a_row > restart.attempts:
-                found = telling.to_program(found)
-                if found is error:
+            if isinstance(cause, _FINAL) or not isinstance(cause, Exception) or in_a_row > restart.attempts:
+                cause = reporter.to_program(cause)
+                if cause is error:
                     raise
-                raise found from None
+                raise cause from None
         delay_ms = restart.delay_ms(in_a_row)
-        log.warning("the bootstrap goes on in %d ms: %s", delay_ms, telling.in_logs(found))
+        log.warning("the bootstrap continues in %d ms: %s", delay_ms, reporter.in_logs(cause))
         time.sleep(delay_ms / 1000)
 
 
 @dataclass
 class _NoProgress:
-    """What checkpoints of a bootstrap know of sources: nothing. The job reads its own from where they begin."""
+    """Adds no position to checkpoints of a bootstrap: the job reads its sources from their beginning."""
 
     _coordinator: Coordinator
 
@@ -224,12 +224,12 @@ class _NoProgress:
 
 
 class Replay:
-    """One attempt to run over history: from the newest checkpoint of the bootstrap to a savepoint or an error."""
+    """One attempt to process the history: from the newest checkpoint of the bootstrap to a savepoint or an error."""
 
-    def __init__(self, preparation: Preparation, wish: Wish, work: _Work) -> None:
+    def __init__(self, preparation: Preparation, options: BootstrapOptions, work: _Work) -> None:
         self._b = preparation.blueprint
         self._preparation = preparation
-        self._wish = wish
+        self._options = options
         self._work = work
         self._coordinator: Coordinator | None = None
         self._driver: EpochDriver | None = None
@@ -250,12 +250,12 @@ class Replay:
         return self._coordinator is not None and self._coordinator.counts.completed > 0
 
     @property
-    def telling(self) -> FailureReporter:
-        """How its failures are told."""
+    def reporter(self) -> FailureReporter:
+        """The reporter of its failures."""
         return FailureReporter(self._b.settings, self._b.places, self._b.spark)
 
     def is_owner(self) -> bool:
-        """Whether no other driver bootstraps the job, from another machine."""
+        """Whether no other driver, on another machine, bootstraps the job."""
         try:
             if self.claim is not None:
                 self.claim.check()
@@ -265,7 +265,7 @@ class Replay:
 
     @suppress_error_logs()
     def run(self) -> Savepoint:
-        """Process what is left of the history, and make the savepoint."""
+        """Process the rest of the history, and make the savepoint."""
         try:
             driver, coordinator = self._begin()
             fleet = self._preparation.fleet
@@ -280,98 +280,98 @@ class Replay:
                 self._b.places.forget_failures(self.claim.generation)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
-        b, found = self._b, self._preparation.open(reads_sources=False)
-        manifest = found.origin.manifest
+        b, run = self._b, self._preparation.open(reads_sources=False)
+        manifest = run.origin.manifest
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, found.claim, b.checkpoints, b.clock, found.next_id, found.origin.confirmed,
-            [operator.info(b.settings.backend) for operator in found.operators], staging.commit,
+            b.jobdir, run.claim, b.checkpoints, b.clock, run.next_id, run.origin.confirmed,
+            [operator.info(b.settings.backend) for operator in run.operators], staging.commit,
         )  # fmt: skip
-        timed = self._wish.history.is_timed
+        timed = self._options.history.is_timed
         begins_us = next((part.first for part in self._work.slices if part.first is not None), None) if timed else None
         self._clock = HistoryClock(b.clock, begins_us)
-        for part in self._work.slices[: found.epoch]:
+        for part in self._work.slices[: run.epoch]:
             self._reach(part)
         stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
-            b.plan, b.plan.sources.query(b.plan.sources.names), {op.node: op for op in found.operators},
-            found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
-            JobProgress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock,
-            self._wish.history.is_timed, b.places.failures(found.claim.generation), b.settings.max_row_bytes,
+            b.plan, b.plan.sources.query(b.plan.sources.names), {op.node: op for op in run.operators},
+            run.exchanges, run.fleet, coordinator, _NoProgress(coordinator), staging, run.claim.generation,
+            JobProgress.after(run.epoch, totals), run.epoch - 1, watermarks, self._clock,
+            self._options.history.is_timed, b.places.failures(run.claim.generation), b.settings.max_row_bytes,
         )  # fmt: skip
-        driver.progress.acks.update(found.acks)
+        driver.progress.acks.update(run.acks)
         return driver, coordinator
 
     def _reach(self, part: Slice) -> None:
-        self._clock.reach(part.last if self._wish.history.is_timed else None)
+        self._clock.reach(part.last if self._options.history.is_timed else None)
 
     def _process(self, driver: EpochDriver, coordinator: Coordinator) -> None:
         session, begun, started = clone_session(self._b.spark), driver.progress.epoch, time.monotonic()
-        told = started
+        reported = started
         for number in range(begun, len(self._work.slices)):
             part = self._work.slices[number]
             self._reach(part)
             before = coordinator.pending
             driver.process(self._work.spool.read(session, part), number)
             if coordinator.pending != before:
-                # Its time begins when its epoch is over, however long that took.
+                # The time-out of a checkpoint begins after its epoch, which may be long.
                 coordinator.postpone()
             self._refuse_late(driver)
             failpoints.hit("bootstrap.epoch")
             coordinator.advance()
-            how_far = progress_of(
+            progress = progress_of(
                 number + 1, self._work.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
             )
-            self._report(how_far)
-            if time.monotonic() - told > _TELL_S:
-                told = time.monotonic()
-                log.info("bootstrap of job '%s': %s", self._b.name, how_far)
-        # What is due by now would have fired before anything else came.
+            self._report(progress)
+            if time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
+                log.info("bootstrap of job '%s': %s", self._b.name, progress)
+        # Timers that are due would have fired before the next row.
         while driver.tick():
             coordinator.advance()
 
-    def _report(self, how_far: HistoryProgress) -> None:
+    def _report(self, progress: HistoryProgress) -> None:
         try:
-            self._wish.report(how_far)
+            self._options.report(progress)
         except Exception as error:
-            # It would fail again, however often the history is replayed.
+            # A retry would not help.
             raise ConfigurationError(
-                f"what progress= was given raised {type(error).__name__}: {error}", hint="correct it, and begin again"
+                f"the function in progress= raised {type(error).__name__}: {error}", hint="correct it, and start again"
             ) from error
 
     def _refuse_late(self, driver: EpochDriver) -> None:
         if late := driver.progress.late_rows:
-            orders = self._wish.history.orders
+            orders = self._options.history.orders
             raise ConfigurationError(
-                f"{late} rows of the history are older than the watermark, and would be dropped: it came in the order "
-                f"of {describe(orders) or 'its files'}, which is not that of event time",
-                hint="say which column or expression has the time that watermark() goes by: order_by=…",
+                f"{late} rows of the history are older than the watermark, and would be dropped: it was read in the "
+                f"order of {describe(orders) or 'its files'}, which is not that of event time",
+                hint="give the column or expression with the time of watermark(): order_by=…",
             )
 
     def _save(self, driver: EpochDriver, coordinator: Coordinator) -> Savepoint:
-        b, wish, work, started = self._b, self._wish, self._work, time.monotonic()
+        b, options, work, started = self._b, self._options, self._work, time.monotonic()
         if failed := driver.progress.failed_events:
-            log.warning("%d events of the history failed and were left out: it gives no dead letters", failed)
+            log.warning("%d events of the history failed and were left out: a bootstrap writes no dead letters", failed)
         number = self._wait(coordinator.request(), driver, coordinator)
         failpoints.hit("bootstrap.checkpointed")
         assert self.claim is not None
         self.claim.check()
-        # An attempt before this one could not delete its part of a savepoint if the storage did not answer.
-        discard_own(folder_at(wish.target), work.mark)
-        # None follows it, so it stays.
+        # An earlier attempt may have left a part of a savepoint because the storage did not answer.
+        discard_own(folder_at(options.target), work.mark)
+        # It is the last checkpoint, so no later one subsumes it.
         manifest = b.jobdir.read(manifest_path(number), MANIFEST.decode)
-        manifest = msgspec.structs.replace(manifest, source=work.read_before)
+        manifest = msgspec.structs.replace(manifest, source=work.position)
         source = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
-        made = take_savepoint(
-            manifest, source, wish.target, wish.form, clock=b.clock, scratch=b.places.root, mark=work.mark,
+        manifest = take_savepoint(
+            manifest, source, options.target, options.form, clock=b.clock, scratch=b.places.root, mark=work.mark,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), number),
         )  # fmt: skip
-        return savepoint_of(made, wish.target, started)
+        return savepoint_of(manifest, options.target, started)
 
-    def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
-        while not asked.done():
+    def _wait(self, request: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
+        while not request.done():
             driver.poll(may_trigger=coordinator.is_due)
             coordinator.advance()
-            time.sleep(_LOOK_S)
-        return asked.result()
+            time.sleep(_POLL_S)
+        return request.result()

@@ -1,4 +1,4 @@
-"""Whether a program can go on from a checkpoint; if not, everything that differs, before anything is touched."""
+"""Comparison of a program with a checkpoint: whether it can continue from it, or all differences if not."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def check_compatible(
     url: str = "SNAPSHOT",
     fork: bool = False,
 ) -> Upgrade:
-    """Return what becomes of what is stored; raise IncompatibleStateError naming all that stands against it.
+    """Return the upgrade of the stored state; raise IncompatibleStateError with all differences that prevent it.
 
     `drop` names what may be lost: operators as "uid", states as "uid.state", fields as "uid.state.field", aggregates as
-    "uid.result". `url` is where the snapshot is, and `fork` says that the job begins a life of its own with it.
+    "uid.result". `url` is the snapshot's, and `fork` says that the job begins a new life with it.
     """
-    upgrade, found = differences(manifest, operators, sinks, sources, drop, fork=fork)
-    if found:
-        read = _sources_differ(manifest, sources)
+    upgrade, refusals = differences(manifest, operators, sinks, sources, drop, fork=fork)
+    if refusals:
+        read = _compare_sources(manifest, sources)
         regroup = to_regroup(upgrade, operators, url)
         raise IncompatibleStateError(
-            f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
+            f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(refusals),
             hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
             + (f"{upgrade.hint}; " if upgrade.hint else "")
             + _to_drop(drop, upgrade)
             + (f"{regroup}; else " if regroup else "")
             + f"run the program that made it, or {BEGIN_ANEW}",
-            differences=found,
+            differences=refusals,
         )
     return upgrade
 
@@ -56,66 +56,66 @@ def differences(
     *,
     fork: bool = False,
 ) -> tuple[Upgrade, list[str]]:
-    """Return what becomes of what is stored, and all that stands against it; see `check_compatible`."""
-    # What is staged is the job's that the snapshot is of: a fork neither shows it nor loses it.
+    """Return the upgrade of the stored state, and the differences that prevent it; see `check_compatible`."""
+    # Staged rows belong to the job that took the snapshot: a fork neither shows nor loses them.
     lost = {} if fork else lost_sinks(manifest, sinks)
-    upgrade = plan_upgrade(manifest.operators, operators, _of_states(manifest, drop, lost))
-    found = list(upgrade.refusals)
+    upgrade = plan_upgrade(manifest.operators, operators, _drop_of_states(manifest, drop, lost))
+    refusals = list(upgrade.refusals)
     for operator in operators:
         stored = upgrade.migrations[operator.uid].stored
         if stored is not None:
-            found += _differences(stored, operator)
-    found += [
+            refusals += _compare_operator(stored, operator)
+    refusals += [
         f"{why}, or give them up with drop={json.dumps([name])}"
         for name, why in lost.items()
         if why and name not in drop
     ]
-    return upgrade, found + _sources_differ(manifest, sources)
+    return upgrade, refusals + _compare_sources(manifest, sources)
 
 
 def lost_sinks(manifest: Manifest, sinks: Mapping[str, Sink]) -> dict[str, str]:
-    """Return the snapshot's sinks that the program does not have, by name, and what stands against going on without.
+    """Return the snapshot's sinks that the program does not have, by name, each with the reason why they are needed.
 
-    That is "" where nothing is lost: no rows are listed, or they are a file sink's, and whoever goes on shows them.
+    The reason is "" if nothing is lost: no rows wait, or they are those of a file sink, which the job can show.
     """
-    found: dict[str, str] = {}
+    lost: dict[str, str] = {}
     names = [stored.name for stored in manifest.sinks]
     for stored in manifest.sinks:
         name, sink = stored.name, sinks.get(stored.name)
         is_shown = not stored.pending or sink_for_pending(name, stored.pending) is not None
         if sink is None:
-            found[name] = "" if is_shown else (
+            lost[name] = "" if is_shown else (
                 f"the program has no sink named '{name}', and the checkpoint lists rows that it is to show: have one "
                 "of that name until a checkpoint lists none for it"
             )  # fmt: skip
         elif stored.kind and stored.kind != kind_of(sink):
-            found[name] = "" if is_shown else (
+            lost[name] = "" if is_shown else (
                 f"the sink '{name}' is of kind {kind_of(sink)}, and the checkpoint lists rows that one of kind "
                 f"{stored.kind} is to show: give the new one another name, and have the old one until a checkpoint "
                 "lists no rows for it"
             )  # fmt: skip
         elif sink.name is None and stored.destination and stored.destination != sink.destination:
-            found[name] = (
+            lost[name] = (
                 f"the sink '{name}' has no name=, so that it is known by its place in sinks=: its rows went to "
-                f"{stored.destination}, and now go to {sink.destination or 'a place that it does not tell'}: give "
+                f"{stored.destination}, and now go to {sink.destination or 'an unknown place'}: give "
                 f"name='{name}' to the sink of {stored.destination}, and names of their own to all others"
             )
         elif sink.name is None and not stored.destination and stored.pending and names != list(sinks):
-            found[name] = (
+            lost[name] = (
                 f"the sink '{name}' has no name=, so that it is known by its place in sinks=; there are other sinks "
-                f"now, and the checkpoint lists rows that it is to show: give name='{name}' to the one that they are of"
+                f"now, and the checkpoint lists rows that it is to show: give name='{name}' to the one that wrote them"
             )
-    return found
+    return lost
 
 
-def _of_states(manifest: Manifest, drop: Collection[str], lost: Collection[str]) -> list[str]:
-    """Return what `drop` names beside sinks that the program has no more; a name may be both a sink's and a uid."""
+def _drop_of_states(manifest: Manifest, drop: Collection[str], lost: Collection[str]) -> list[str]:
+    """Return the names in `drop` without those of lost sinks; a name may be both a sink's and a uid."""
     uids = {operator.uid for operator in manifest.operators}
     return [name for name in drop if name not in lost or name in uids]
 
 
 def to_regroup(upgrade: Upgrade, operators: Sequence[Operator], url: str) -> str:
-    """Return how a snapshot gets the max_parallelism that the program wants; "" if it has it."""
+    """Return the step that gives a snapshot the program's max_parallelism; "" if it is the same."""
     stored = {operator.uid: upgrade.migrations[operator.uid].stored for operator in operators}
     wanted = [
         f"--max-parallelism {quote(f'{before.uid}={operator.max_parallelism}')}"
@@ -130,65 +130,62 @@ def to_regroup(upgrade: Upgrade, operators: Sequence[Operator], url: str) -> str
     )
 
 
-def _sources_differ(manifest: Manifest, sources: Sequence[str]) -> list[str]:
+def _compare_sources(manifest: Manifest, sources: Sequence[str]) -> list[str]:
     source = manifest.source
-    return _name_differences(source.names or [], sources, "the checkpoint knows") if source else []
+    return _compare_names(source.names or [], sources, "the checkpoint knows") if source else []
 
 
 def _to_drop(drop: Collection[str], upgrade: Upgrade) -> str:
     names = sorted({*drop, *upgrade.drop})
-    return f"to go on without what is gone, write drop={json.dumps(names)}; else " if upgrade.drop else ""
+    return f"to go on without it, write drop={json.dumps(names)}; else " if upgrade.drop else ""
 
 
 def check_start(job: str, start: Start, sources: Sequence[str]) -> None:
     """Raise IncompatibleStateError if the job began with other sources and has no checkpoint yet."""
-    found = _name_differences(start.names, sources, "when it began, the job read")
-    if found:
+    refusals = _compare_names(start.names, sources, "when it began, the job read")
+    if refusals:
         raise IncompatibleStateError(
-            f"job '{job}' cannot go on from where it began: " + "; ".join(found),
+            f"job '{job}' cannot go on from where it began: " + "; ".join(refusals),
             hint="a source is found by its name in stream(df, name=…), which must never change; run the program that "
             f"began, or {BEGIN_ANEW}",
-            differences=found,
+            differences=refusals,
         )
 
 
-def _name_differences(before: Sequence[str], now: Sequence[str], knows: str) -> list[str]:
-    """Compare the names of the sources; a single one needs none, then or now."""
+def _compare_names(before: Sequence[str], now: Sequence[str], knows: str) -> list[str]:
+    """Return the differences between the names of sources; a single source needs no name."""
     if len(before) <= 1 and len(now) <= 1 and not (before and now):
         return []
     has = f"it reads {', '.join(now)}" if now else "it reads one source without a name"
-    gone = [f"the program has no source named '{name}'; {has}" for name in before if name not in now]
+    missing = [f"the program has no source named '{name}'; {has}" for name in before if name not in now]
     known = f"{knows} {', '.join(before)}" if before else f"{knows} one source without a name"
-    return gone + [f"the source '{name}' is new; {known}" for name in now if name not in before]
+    return missing + [f"the source '{name}' is new; {known}" for name in now if name not in before]
 
 
-def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
-    return [
-        f"operator '{operator.uid}': {what} is {now}, was {before}"
-        for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
-        if before != now
-    ]
+def _compare_operator(stored: OperatorInfo, operator: Operator) -> list[str]:
+    before, now = stored.max_parallelism, operator.max_parallelism
+    return [f"operator '{operator.uid}': max_parallelism is {now}, was {before}"] if before != now else []
 
 
 def watermark_changes(manifest: Manifest | None, watermarks: Sequence[WatermarkSpec]) -> list[str]:
-    """Return what is to be known of watermarks that a snapshot has and a program has not, as sentences."""
-    # After a drain, event time begins anew.
+    """Return sentences about the watermarks of a snapshot that the program does not have."""
+    # After a drain, event time restarts.
     if manifest is None or is_drained(manifest.watermarks):
         return []
     return describe_changes(watermarks, manifest.watermarks)
 
 
 def place_in_sources(manifest: Manifest, where: str, sources: Sequence[str]) -> SourceInfo:
-    """Return how far a snapshot's job had read these sources; raise ConfigurationError if it read others, or none."""
+    """Return a snapshot's position in these sources; raise ConfigurationError if it has another one or none."""
     if manifest.source is None:
         raise ConfigurationError(
-            f"{where}: does not say how far any source was read: it was made of tables or history",
+            f"{where}: has no position in sources, because it was made from tables or history",
             hint="name a savepoint or checkpoint of a job that has run",
         )
-    if found := _sources_differ(manifest, sources):
+    if refusals := _compare_sources(manifest, sources):
         raise IncompatibleStateError(
-            f"{where}: says how far other sources were read: {'; '.join(found)}",
+            f"{where}: has a position in other sources: {'; '.join(refusals)}",
             hint="a source is found by its name in stream(df, name=…), which must never change",
-            differences=found,
+            differences=refusals,
         )
     return manifest.source

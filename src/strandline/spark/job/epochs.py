@@ -1,4 +1,4 @@
-"""The epoch driver: one call of foreachBatch is one epoch, and its end is the checkpoint barrier."""
+"""Epoch driver: one call of foreachBatch is one epoch, and its end is the checkpoint barrier."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from strandline.spark.lower.reduction import limit_shuffle
 
 log = logging.getLogger(__name__)
 
-_PAUSE_LOOK_S = 0.05
+_PAUSE_POLL_S = 0.05
 
 
-class Progressing(Protocol):
-    """Whoever knows how far the sources are."""
+class SourcePositions(Protocol):
+    """Adds the positions of the sources to checkpoints."""
 
     def begin(self, batch: int) -> None:
-        """Hear that a batch is about to be processed."""
+        """Note that a batch is about to be processed."""
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:
-        """Give a checkpoint the progress after this batch, now or later."""
+        """Add the position after this batch to a checkpoint, now or later."""
 
 
 @dataclass
 class EpochDriver:
-    """Runs epochs and answers for their acks and staged output. One epoch or poll at a time."""
+    """Runs epochs, and collects their acks and staged output. One epoch or poll at a time."""
 
     _plan: Plan
     _source: DataFrame
@@ -66,7 +66,7 @@ class EpochDriver:
     _exchanges: Exchanges
     _fleet: Fleet
     _coordinator: Coordinator
-    _sources: Progressing
+    _sources: SourcePositions
     _staging: Staging
     _generation: Generation
     progress: JobProgress
@@ -74,23 +74,23 @@ class EpochDriver:
     watermarks: Watermarks
     _clock: Clock
     _by_time: bool = False
-    """Whether rows of a key come in the order of their times, where the program says no other."""
+    """Whether to sort the rows of a key by their times if the program defines no other order."""
     failures: Path | None = None
-    """Where tasks note what has failed, and need not be tried again."""
+    """The path prefix of files in which tasks record final failures, so that Spark's retries end at once."""
     max_row_bytes: int = 0
-    """How large a row may be on its way to an operator; 0: any."""
+    """The largest size of a row to an operator; 0: no limit."""
     paused: threading.Event = field(default_factory=threading.Event)
-    """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
-    _stands_us: int | None = field(default=None, init=False)
-    """Where the clock stands while the run is drained: what is due by then comes before the end, and nothing later."""
+    """While set, no epoch begins, so that a last checkpoint covers all epochs."""
+    _stopped_us: int | None = field(default=None, init=False)
+    """The time at which a drain stopped the clock: timers that are due by then fire, and no later ones."""
 
     def __post_init__(self) -> None:
         self._looked_us = self.steady_us
-        """When the sources were last looked at, in this run: nobody does while an epoch runs. At first: its start."""
+        """When Spark last looked at the sources in this run, which it does not during epochs; at first, the start."""
         self._has_looked = False
-        # As Spark does for the query: what the program sets on its session later is not meant for the job's epochs.
+        # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
         self._session = clone_session(self._source.sparkSession)
-        self._nothing: DataFrame | None = None
+        self._no_rows: DataFrame | None = None
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
@@ -98,11 +98,11 @@ class EpochDriver:
         self.error: BaseException | None = None
         self.failed = threading.Event()
         self.sealed = threading.Event()
-        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
+        """Once set, no epoch begins and no output is staged: the run has ended, even if Spark's thread has not."""
         self.is_draining = False
-        """Begin no more epochs but the one that drains the run."""
+        """Whether only the epoch that drains the run may begin."""
         self.drained = self.watermarks.reached_us == END_US
-        """Event time has come to its end, and everything has fired that does: there are no more epochs."""
+        """Whether event time has reached its end and all timers have fired: no epoch may follow."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
 
@@ -113,7 +113,7 @@ class EpochDriver:
 
     @property
     def operators(self) -> Collection[Operator]:
-        """The keyed operators, as they run."""
+        """The keyed operators of the run."""
         return self._operators.values()
 
     def __call__(self, df: DataFrame, batch: int) -> None:
@@ -121,19 +121,19 @@ class EpochDriver:
         try:
             self.process(df, batch)
         except BaseException as error:
-            # Spark writes what this says into its log, which need not be the one that leaves words out. And where it is
-            # no Exception, Py4J has no answer: the JVM would wait for it for ever, and who stops the query with it.
+            # Spark writes the message to its log, so it must be discreet. If it were no Exception, Py4J would send
+            # no answer: the JVM would wait for ever, and also the thread that stops the query.
             raise KeeperError(discreet(error)) from None
 
     def process(self, df: DataFrame, batch: int) -> None:
-        """Process one epoch; raise what it fails at."""
-        # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
+        """Process one epoch; raise the cause of a failure."""
+        # Rows that arrive during the wait for the turn belong to a later epoch.
         looked_us = self.steady_us
-        with self._turn():
+        with self._wait_for_turn():
             if self.failed.is_set() or self.sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
-                self._refuse_other_batch(batch)
+                self._check_batch(batch)
                 self._sources.begin(batch)
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
@@ -146,81 +146,81 @@ class EpochDriver:
                 self.last_contact = time.monotonic()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until an epoch may begin, and hold the lock within.
+    def _wait_for_turn(self) -> Iterator[None]:
+        """Wait until an epoch may begin, and hold the lock meanwhile.
 
-        Whether the run is paused is looked at under the lock: who pauses it can rely on it that each epoch has begun
-        before, and that a checkpoint requested from then on covers it.
+        The check for a pause is under the lock: when the run is paused, each epoch either has begun before or waits, so
+        that a later checkpoint covers all epochs.
         """
         while True:
             with self._lock:
                 if not self._is_resting or self.sealed.is_set():
                     yield
                     return
-            self.sealed.wait(_PAUSE_LOOK_S)
+            self.sealed.wait(_PAUSE_POLL_S)
 
-    def _refuse_other_batch(self, batch: int) -> None:
-        """Batches are numbered without gaps: a query that finds no progress begins with 0, and all comes again."""
+    def _check_batch(self, batch: int) -> None:
+        """Raise CorruptionError for a gap in batch numbers: a query without progress files would begin with 0."""
         if batch != self._batch + 1:
             raise CorruptionError(
-                f"Spark began with batch {batch} of the sources, expected {self._batch + 1}: its progress below "
-                "local_dir is gone or is not what was restored",
-                hint="the job restores from its last checkpoint; if something cleans up below local_dir, give another "
+                f"Spark began with batch {batch} of the sources, expected {self._batch + 1}: its progress files in "
+                "local_dir are missing or are not those that were restored",
+                hint="the job restores its last checkpoint; if another program deletes files in local_dir, set another "
                 "one in Settings",
             )
 
     def tick(self, by_us: int | None = None) -> bool:
-        """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran.
+        """Run an epoch without events if timers are due; return whether it ran. For times without rows.
 
-        With `by_us`, only those count that the clock had passed then. While the run is paused, they wait.
+        With `by_us`, only timers that were due at that time count. While the run is paused, timers wait.
         """
         if self._is_resting or not self.has_due(by_us):
             return False
         return self._run_without_rows()
 
     def drain(self) -> bool:
-        """Bring event time to its end: run an epoch without events in which all its timers fire. Return whether it ran.
+        """Run the last epoch, without events, in which all timers of event time fire; return whether it ran.
 
-        No other epoch comes after it. What the sources have in the meantime stays unread. As long as timers of the
-        clock are due, it runs an epoch for them instead: rows that get their event time behind them would be late.
+        Later rows of the sources stay unread. While processing-time timers are due, it runs an epoch for them instead:
+        rows with event times after these timers would be late otherwise.
         """
-        if self._stands_us is None:
-            self._stands_us = self.now_us
+        if self._stopped_us is None:
+            self._stopped_us = self.now_us
         if not self._run_without_rows(drains=True) or not self.drained:
             return False
         failpoints.hit("drain.epoch")
         for uid in sorted({uid for (uid, _), ack in self.progress.acks.items() if ack.next_event_us is not None}):
             log.warning(
-                "operator '%s': its timers set others, and more than %d in a row: they are left pending as the job is "
-                "drained; where on_timer sets the next one, look at ctx.is_draining",
+                "operator '%s': its timers set others, more than %d in a row: the rest stays pending although the job "
+                "is drained; check ctx.is_draining before on_timer sets the next one",
                 uid, LONGEST_CHAIN,
             )  # fmt: skip
         return True
 
     def _run_without_rows(self, *, drains: bool = False) -> bool:
-        """Run an epoch that no rows come with, unless another one runs; one that `drains` is the last of all.
+        """Run an epoch without rows, unless another one runs; with `drains`, the last epoch of the run.
 
-        Or one of the last, if the clock has made timers due.
+        With due processing-time timers, the epoch is for them, and not the last.
         """
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if self.failed.is_set() or self.sealed.is_set():
-                # The epoch that was running: its number must not be given again.
+                # Another epoch has failed: its number must not be used again.
                 return False
             if self.paused.is_set() or (self._is_resting and not drains):
                 return False
-            if self._nothing is None:
-                self._nothing = empty_frame(self._source, self._session)
+            if self._no_rows is None:
+                self._no_rows = empty_frame(self._source, self._session)
             acks = self.progress.acks.values()
             ends = drains and not any(is_due(None, ack.next_processing_us, None, self.now_us) for ack in acks)
             if ends:
                 self.watermarks.end()
-            self._run(self._nothing, Epoch(self.progress.epoch + 1))
-            # Before the lock is free: the next batch would be late as a whole.
+            self._run(self._no_rows, Epoch(self.progress.epoch + 1))
+            # Under the lock: all rows of another batch would be late.
             self.drained = self.drained or ends
         except BaseException as error:
-            # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
+            # Some keepers may have applied it: Spark's thread must not use its number again.
             self.error = unwrap_error(error)
             self.failed.set()
             raise self.error from error
@@ -235,45 +235,45 @@ class EpochDriver:
 
     @property
     def is_running(self) -> bool:
-        """Whether an epoch, or a conversation with the keepers, is under way."""
+        """Whether an epoch or a poll of the keepers runs."""
         return self._lock.locked()
 
     def has_due(self, by_us: int | None = None) -> bool:
-        """Whether the watermark or the clock have passed some timer that has not fired; the clock by now, or then."""
-        # The clock may have been set back: what it has not reached now does not fire.
+        """Whether a timer is due by the watermark or by the clock; with `by_us`, by the clock at that time."""
+        # After a step back of the clock, the current time counts.
         by_us = self.now_us if by_us is None else min(by_us, self.now_us)
         reached = self.watermarks.advance(self._looked_us)
         acks = list(self.progress.acks.values())
         return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)
 
     def look(self, at_us: int) -> None:
-        """The sources were looked at: what had come until then is in an epoch, and whoever is in none was silent."""
+        """Note that Spark looked at the sources: all rows until then are in epochs; other sources were silent."""
         if not self._has_looked:
             self.watermarks.begin(at_us)
         self._looked_us, self._has_looked = max(at_us, self._looked_us), True
 
     @property
     def now_us(self) -> int:
-        """The clock."""
-        return self._clock.now_ms() * 1000 if self._stands_us is None else self._stands_us
+        """The time of the clock, unless a drain has stopped it."""
+        return self._clock.now_ms() * 1000 if self._stopped_us is None else self._stopped_us
 
     @property
     def steady_us(self) -> int:
-        """What silence is measured by: were it the clock, its being set would make sources idle that are not."""
+        """The steady time, by which sources count as idle; a step of the clock would make active sources idle."""
         return int(self._clock.monotonic_ms() * 1000)
 
     def poll(self, *, may_trigger: bool) -> None:
-        """Hear from the keepers unless an epoch is being processed; perhaps begin a checkpoint of the epoch before."""
+        """Poll the keepers unless an epoch runs; with `may_trigger`, begin a checkpoint if one is due."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
-            # One that died before any epoch is started anew, as the next epoch would have it.
+            # A keeper that died before the first epoch is started again, as in the next epoch.
             acks = self._fleet.poll(self._instructions(epoch, trigger), start=self._fleet.is_as_restored)
             missing = self._fleet.slots - acks.keys()
             if missing:
-                raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
+                raise KeeperError(f"no answer from the keepers of {_names(missing)}: they died")
             self._apply_acks(acks, trigger)
         except Exception as error:
             raise unwrap_error(error) from error
@@ -282,7 +282,7 @@ class EpochDriver:
             self._lock.release()
 
     def look_at_watermarks(self) -> list[WatermarkStatus]:
-        """Return how far each source is."""
+        """Return the watermark of each source."""
         return self.watermarks.look(self._looked_us)
 
     @suppress_error_logs()
@@ -295,19 +295,19 @@ class EpochDriver:
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
         operate = lambda node, rows: self._operate(node, rows, instructions)  # noqa: E731
-        with self._noting_failures(df, epoch):
-            built = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
+        with self._record_failures(df, epoch):
+            frames = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
             try:
-                acks = self._write(built, epoch)
+                acks = self._write(frames, epoch)
             finally:
-                built.close()
+                frames.close()
         missing = self._fleet.slots - acks.keys()
         if missing:
-            raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
+            raise KeeperError(f"epoch {epoch}: no ack from {_names(missing)}")
         failed_rows = self._failed_rows.take(epoch, instructions.now_us)
         self._note(epoch, acks, failed_rows, (time.perf_counter() - started) * 1000)
         if looked_us is not None:
-            # How long it took is nobody's silence.
+            # The time of the epoch does not count as silence.
             self.look(looked_us)
         for (uid, _), ack in acks.items():
             for index, newest_us in self._plan.pipeline.moved(uid, ack.newest_us).items():
@@ -321,8 +321,8 @@ class EpochDriver:
         failpoints.hit("epoch.done")
 
     @contextmanager
-    def _noting_failures(self, df: DataFrame, epoch: Epoch) -> Iterator[None]:
-        """Meanwhile, tasks that this thread starts note what has failed for good, and are not run again for it."""
+    def _record_failures(self, df: DataFrame, epoch: Epoch) -> Iterator[None]:
+        """Let this thread's tasks record final failures meanwhile, so that Spark does not repeat them."""
         context: Any = df.sparkSession.sparkContext
         if self.failures is not None:
             context.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{epoch}")
@@ -332,24 +332,24 @@ class EpochDriver:
             with suppress(Exception):
                 context.setLocalProperty(FIRST_FAILURE, None)
 
-    def _write(self, built: EpochFrames, epoch: Epoch) -> dict[Slot, Ack]:
-        """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
-        staged = self._staging.write(built, epoch, self.sealed.is_set)
+    def _write(self, frames: EpochFrames, epoch: Epoch) -> dict[Slot, Ack]:
+        """Write an epoch's rows to the sinks; return the acks of the keepers, all of which have applied it."""
+        staged = self._staging.write(frames, epoch, self.sealed.is_set)
         acks = self._fleet.take_acks(epoch)
         unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
         if unread:
-            # The epoch must reach every keeper, also where nobody reads what it gives.
+            # The epoch must reach every keeper, also if no sink reads its output.
             for uid in unread:
-                built.operators[uid].write.format("noop").mode("overwrite").save()
+                frames.operators[uid].write.format("noop").mode("overwrite").save()
             acks = {**acks, **self._fleet.take_acks(epoch)}
             if self._plan.keep(unread):
-                # Part of it may have been read, from an attempt that the keeper then forgot, since its output was not
-                # read to the end: what is shown must be from the one that it has applied.
-                staged = self._staging.write(built, epoch, self.sealed.is_set)
+                # A sink may have read a part of the output, after which the keeper discarded the epoch and applied it
+                # again: write the output that belongs to the applied state.
+                staged = self._staging.write(frames, epoch, self.sealed.is_set)
                 acks = {**acks, **self._fleet.take_acks(epoch)}
         if len(acks) < len(self._fleet.slots):
-            # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
-            # the keepers know whether they have applied the epoch.
+            # If a task fails after Spark has its rows, its ack is lost and the task does not run again: ask the keepers
+            # whether they have applied the epoch.
             acks = {**self._fleet.poll(self._instructions(epoch, None)), **acks}
         self._staging.keep(staged)
         return acks
@@ -374,13 +374,13 @@ class EpochDriver:
         return trigger
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
-        """Everything staged up to the checkpoint's epoch becomes visible with it."""
+        """Add all staged output, which becomes visible with the checkpoint, and the watermarks."""
         self._coordinator.add_sinks(
             checkpoint, self._staging.pending(), self.watermarks.stored(), self.progress.totals()
         )
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
-        # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
+        # In this order: a checkpoint that completes in between is sent as both, and keepers use it as their base.
         pending = self._coordinator.pending
         confirmed = self._coordinator.confirmed
         return Instructions(
@@ -395,18 +395,18 @@ class EpochDriver:
         )
 
     def _apply_acks(self, acks: dict[Slot, Ack], trigger: CheckpointId | None) -> None:
-        """Take in what keepers say, who have just been told of the trigger, if there is one."""
+        """Process the keepers' acks; `trigger` is the checkpoint that the poll or epoch has begun, if any."""
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
             if slot in before and ack.keeper != before[slot].keeper:
-                # One that died before any epoch since its restore is started anew, without a restart of the job.
+                # A keeper that dies before the first epoch is replaced without a restart of the job.
                 if trigger is None:
                     self._coordinator.retake(*slot)
-                died = self._fleet.death_of(before[slot])
+                death = self._fleet.death_of(before[slot])
                 log.warning(
                     "%s; process %d took its place, and the job goes on",
-                    died.discreet if died else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
+                    death.discreet if death else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
                     ack.pid,
                 )
             for report in ack.reports:
@@ -436,13 +436,13 @@ class EpochDriver:
             work.rows_out += ack.rows_out
             work.took_ms += ack.process_ms
         for finding in {text: None for ack in acks.values() for text in ack.findings if text not in self._findings}:
-            # Each partition finds the same.
+            # Once, although each partition reports it.
             self._findings.add(finding)
             log.warning("%s", finding)
         for uid, reduction in self._plan.reductions.items():
-            mine = [ack for (of, _), ack in acks.items() if of == uid]
-            reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
+            of_operator = [ack for (of, _), ack in acks.items() if of == uid]
+            reduction.observe(sum(ack.source_rows for ack in of_operator), sum(ack.rows_in for ack in of_operator))
 
 
-def _named(slots: set[Slot]) -> str:
+def _names(slots: set[Slot]) -> str:
     return ", ".join(f"operator '{uid}' partition {partition}" for uid, partition in sorted(slots))

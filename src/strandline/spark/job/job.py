@@ -25,11 +25,11 @@ from strandline.snapshot.savepoints.take import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job.attempt import Blueprint, Check, StartOptions
-from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
+from strandline.spark.job.bootstrapping import BootstrapOptions, Report, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.following import parallelism_of
-from strandline.spark.job.history import Given, Order, history_of
+from strandline.spark.job.history import Frames, Order, history_of
 from strandline.spark.job.program_jobs import intercept_bootstrap, intercept_job, intercept_start
 from strandline.spark.job.run import Run
 from strandline.spark.job.skipping import files_of_history
@@ -44,15 +44,15 @@ from strandline.storage.retrying import RetryingStore
 
 log = logging.getLogger(__name__)
 
-_SPARKS_TRIGGERS = ("once", "availablenow", "continuous")
+_SPARK_TRIGGERS = ("once", "availablenow", "continuous")
 
 
 class Job:
-    """A streaming job. Its name and checkpoint directory are its identity: started again, it continues.
+    """A streaming job. Its name and checkpoint directory are its identity: a second start continues it.
 
-    `trigger` is the time between epochs ("1s"), "available-now" to process what is there and end, or None for as
-    fast as possible. With `drain`, a job that ends does so at the end of event time: windows and event-time timers give
-    what they hold, as after `run.stop(drain=True)`.
+    `trigger` is the time between epochs ("1s"), "available-now" to process the present rows and end, or None for as
+    fast as possible. With `drain`, event time advances to its end when the job ends: windows and event-time timers
+    output their results, as after `run.stop(drain=True)`.
 
     >>> job = Job("alerts", sinks=[alerts.to(sinks.files("out/"))], checkpoints=Checkpoints("ck/", every="10s"))
     """
@@ -68,7 +68,7 @@ class Job:
         drain: bool = False,
         settings: Settings | None = None,
     ) -> None:
-        _check_given(name, checkpoints, restart, settings)
+        _check_types(name, checkpoints, restart, settings)
         self.name = name
         self.checkpoints = checkpoints
         self.restart = restart or Restart()
@@ -78,7 +78,7 @@ class Job:
         if drain and trigger != "available-now":
             raise ConfigurationError(
                 f"job '{name}': drain=True is for sources that end, and trigger is {trigger!r}",
-                hint='write trigger="available-now"; a job that runs on is drained by run.stop(drain=True)',
+                hint='write trigger="available-now"; to drain a job that runs on, call run.stop(drain=True)',
             )
         self._plan = Plan(sinks)
         mark_used(sinks)
@@ -97,21 +97,21 @@ class Job:
     ) -> Run:
         """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
 
-        `restore` names a snapshot to begin with instead: a savepoint, a checkpoint (`…/job/chk-17`) or a job's folder
-        (its newest), of this job or another one, wherever it lies. It is restored once: started again with the same
-        `restore`, also after others, the job goes on from its own newest checkpoint. `again` is any name, under which
-        it is restored once more; each name counts once. What the job has is void from then on, and not before every
-        byte of the snapshot was read. A snapshot of somebody else stays as it is, and is needed until the job's first
-        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then, and no other job can restore it.
-        An older checkpoint of its own sets the job back: sinks take back what came later.
+        `restore` is the URL of a snapshot to restore in place of it: a savepoint, a checkpoint (`…/job/chk-17`) or a
+        job's folder (its newest checkpoint), of this job or another one. It is restored once: a later start with the
+        same `restore`, also after others, continues from the job's own newest checkpoint. To restore it once more, pass
+        any new name as `again`. The job's own checkpoints become void only after every byte of the snapshot was read.
+        Another job's snapshot stays unchanged, and is needed until the job's first own checkpoint. With `claim`, a
+        savepoint then belongs to the job, which deletes it, and no other job can restore it. An older checkpoint of
+        its own sets the job back: sinks remove the output that came later.
 
         `drop` names stored operators, as "uid", states, as "uid.state", fields of their types, as "uid.state.field",
         and results of `agg()`, as "uid.result", that the program does not have any more and that may be lost.
 
-        A job that was drained is refused, as every event would be late. With `reopen` it goes on with its state, and
-        event time begins anew with the next events: a window that was cut short comes again, with its new events alone.
+        A drained job is refused, because every event would be late. With `reopen`, it continues with its state, and
+        event time restarts with the next events: a window that was cut short is output again, with its new events only.
 
-        Errors in the program and its environment are raised here; nothing has been touched then.
+        Errors in the program and its environment are raised here, before any change.
         """
         options = intercept_start(self, StartOptions(str(restore or ""), claim, tuple(drop), again, reopen))
         if not isinstance(options, StartOptions):
@@ -141,7 +141,7 @@ class Job:
         spark: SparkSession | None = None,
         *,
         savepoint: str | Path,
-        history: Given,
+        history: Frames,
         order_by: Order = None,
         parallelism: int | None = None,
         format: Form = "canonical",
@@ -152,24 +152,25 @@ class Job:
         scratch: str | Path | None = None,
         progress: Report | None = None,
     ) -> Savepoint:
-        """Run the pipeline over bounded history, and leave its state as a savepoint, for `start(restore=…)`.
+        """Process bounded history with the pipeline, and save its state as a savepoint, for `start(restore=…)`.
 
-        `history` is a DataFrame with the columns of the job's source, or one for each source by its name; a source that
-        is not given has none. Rows come in the order of event time, in epochs of about `rows_per_epoch` rows or at most
-        `time_per_epoch` ("1h"), so that none is late, and timers and windows fire as they would have; the clock shows
-        the rows' time, too. `order_by` is a column or an SQL expression of the history, or one for each source: needed
-        where the watermark's column is made by a step, and for order without a watermark. Windows that are open at the
-        end stay open.
+        `history` is a DataFrame with the columns of the job's source, or a dict with one for each source by its name;
+        the other sources have no history. Rows are processed in the order of event time, in epochs of about
+        `rows_per_epoch` rows or at most `time_per_epoch` ("1h"), so that none is late, and timers and windows fire as
+        in a running job; the clock shows the rows' time, too. `order_by` is a column or an SQL expression of the
+        history, or one for each source. It is needed if a step creates the watermark's column, and for an order without
+        a watermark. Windows that are open at the end stay open.
 
-        The job goes on from where its sources begin, as they are configured: they must leave out what the history has.
-        Or from where the snapshot `starting_from` was in the same sources: then history is what that one had read. Or,
-        with `skip_files`, sources of files go on with those files that the history was not read from.
+        The job then reads its sources from their configured beginning: they must exclude the rows of the history. Or it
+        reads them from the position of the snapshot `starting_from`: then the history is what that job had read. Or,
+        with `skip_files`, file sources skip the files of the history.
 
-        Results go nowhere: sinks are not opened. The job itself may run meanwhile. History lies in order in `scratch`,
-        a directory that Spark reaches; unless given, beside the checkpoints. `progress` hears of each epoch.
+        There is no output: sinks are not opened. The job itself may run meanwhile. The sorted history is written to
+        `scratch`, a directory that Spark reaches, by default beside the checkpoints. `progress` is called after each
+        epoch.
 
-        Raises ConfigurationError, before anything runs, for columns that differ, and ConflictError if there is anything
-        in the folder `savepoint`. It is there once it is whole; what is left of one that was killed, the next removes.
+        Raises ConfigurationError for columns that differ, before any change, and ConflictError if the folder
+        `savepoint` is not empty. It appears when it is complete; the next bootstrap deletes the files of a killed one.
 
         >>> job.bootstrap(spark, savepoint="sp/begin", history=spark.read.parquet("history/"), progress=print)
         >>> run = job.start(spark, restore="sp/begin")
@@ -192,36 +193,38 @@ class Job:
                 f"job '{self.name}' has no keyed operator: there is no state that history could leave",
                 hint="start it: it needs no savepoint",
             )
-        found = history_of(plan.sources, plan.pipeline, history, order_by)
-        if time_us is not None and not found.is_timed:
+        rows = history_of(plan.sources, plan.pipeline, history, order_by)
+        if time_us is not None and not rows.is_timed:
             raise ConfigurationError(
-                "time_per_epoch is given, and the history has no times", hint="say which column has them: order_by=…"
+                "time_per_epoch is given, and the history has no times",
+                hint="give the column that has them: order_by=…",
             )
         start = None
         if starting_from is not None and skip_files:
-            raise ConfigurationError("both starting_from and skip_files say where the sources go on", hint="give one")
+            raise ConfigurationError(
+                "starting_from and skip_files exclude each other: each sets where the sources continue", hint="give one"
+            )
         if starting_from is not None:
             start = open_snapshot(str(starting_from), self.checkpoints.storage_options, fsync=self.settings.fsync)
             place_in_sources(start.manifest, start.url, plan.sources.names)
-        skipped = files_of_history(plan.sources, found.given) if skip_files else None
+        skipped = files_of_history(plan.sources, rows.frames) if skip_files else None
         failpoints.arm_from_environment()
         settings = self.settings if parallelism is None else replace(self.settings, parallelism=parallelism)
-        blueprint = self._blueprint(
-            spark, StartOptions(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap"
-        )
+        checkpoints, name_here = private_checkpoints(self.checkpoints), f"{self.name}.bootstrap"
+        blueprint = self._blueprint(spark, StartOptions(), checkpoints, name_here)
         blueprint.places.make()
         blueprint = replace(blueprint, plan=plan, settings=settings)
-        to = None if scratch is None else absolute(scratch)
-        wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None), start, skipped)
-        return bootstrap(blueprint, self.restart, wish)
+        spool, report = None if scratch is None else absolute(scratch), progress or (lambda _: None)
+        options = BootstrapOptions(rows, target, format, rows_per_epoch, time_us, spool, report, start, skipped)
+        return bootstrap(blueprint, self.restart, options)
 
     def operators(self) -> list[OperatorInfo]:
-        """Return what snapshots of the job say of its operators, without rows: as of its very first start."""
-        said = parallelism_of(self.settings, self._plan.sources.session)
-        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(said)]
+        """Return the operators as the manifests of a new job list them, without partitions."""
+        parallelism = parallelism_of(self.settings, self._plan.sources.session)
+        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(parallelism)]
 
     def _checks(self, spark: SparkSession) -> list[Check]:
-        """Return what is looked at before a start, wherever it begins: each raises if the job cannot start."""
+        """Return the checks before any start; each raises an error if the job cannot start."""
         sources, sinks, ck = self._plan.sources.nodes, [sink for _, sink, _ in self._plan.sinks], self.checkpoints
         return [
             partial(check_session, spark),
@@ -239,9 +242,9 @@ class Job:
         name_here: str = "",
         store: ObjectStore | None = None,
     ) -> Blueprint:
-        """Return what attempts need. `name_here` is the job's name on this machine, unless that is its name.
+        """Return what attempts need. `name_here` is the name of the job's local directories, by default its name.
 
-        `store` is where checkpoints are, unless it is to be opened, which makes a directory that is not there.
+        `store` is the store of checkpoints; by default, it is opened, which creates its directory.
         """
         ck = checkpoints or self.checkpoints
         if str(ck.directory).startswith("memory:"):
@@ -266,17 +269,18 @@ class Job:
         )
 
 
-def _check_given(name: Any, checkpoints: Any, restart: Any, settings: Any) -> None:
-    """Refuse arguments of another kind, before anything is made of them."""
+def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any) -> None:
+    """Raise ConfigurationError for a value of a wrong type."""
     check_job_name(name)
-    for what, given, kind, example in (
+    for what, value, kind, example in (
         ("checkpoints", checkpoints, Checkpoints, 'sl.Checkpoints("…", every="10s")'),
         ("restart", restart, Restart, "sl.Restart(attempts=5)"),
         ("settings", settings, Settings, "sl.Settings(parallelism=4)"),
     ):
-        if not isinstance(given, kind) and not (given is None and what != "checkpoints"):
+        if not isinstance(value, kind) and not (value is None and what != "checkpoints"):
             raise ConfigurationError(
-                f"job '{name}': {what} is {given!r:.200}, expected {kind.__name__}(…)", hint=f"write {what}={example}"
+                f"job '{name}': {what} is {value!r:.200}, expected {kind.__name__}(…)",
+                hint=f"write {what}={example}",
             )
 
 
@@ -285,7 +289,7 @@ def _trigger(trigger: Duration | None) -> dict[str, Any]:
         return {}
     if trigger == "available-now":
         return {"availableNow": True}
-    if isinstance(trigger, dict) or (isinstance(trigger, str) and trigger.lower().replace("_", "") in _SPARKS_TRIGGERS):
+    if isinstance(trigger, dict) or (isinstance(trigger, str) and trigger.lower().replace("_", "") in _SPARK_TRIGGERS):
         raise ConfigurationError(
             f"trigger is {trigger!r}, expected a duration or 'available-now'",
             hint='write trigger="available-now" to process what is there and end, trigger="10s" for the time between '

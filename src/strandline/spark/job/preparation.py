@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What there is of a run before its sources."""
+    """The result of steps 1–4 of a start: a run without its sources."""
 
     claim: Claim
     origin: Origin
@@ -54,53 +54,53 @@ class PreparedRun:
     exchanges: Exchanges
     fleet: Fleet
     acks: dict[Slot, Ack]
-    """What the keepers said when they had restored their state."""
+    """The keepers' acks of the restore."""
     next_id: CheckpointId
     start: Start | None
-    """Where the job's life began, if no snapshot says how far it came."""
+    """The record of where the job's life began, if no snapshot has a position in the sources."""
 
     @property
     def epoch(self) -> Epoch:
-        """Which the restored state is of."""
+        """The epoch of the restored state."""
         return self.origin.manifest.epoch if self.origin.manifest else Epoch(0)
 
 
 @dataclass
 class Preparation:
-    """Steps 1–4 of a start, the same whatever the rows come from: a job's sources, or history."""
+    """Steps 1–4 of a start, the same for a job and a bootstrap."""
 
     blueprint: Blueprint
     exclude: frozenset[CheckpointId]
-    """Checkpoints in which damage was found."""
+    """Damaged checkpoints."""
     least_id: CheckpointId
     claim: Claim | None
     """The newest claim that this job's driver has made."""
     override: ParallelismOverride | None = None
-    """The parallelism that the run was told to have; None if nothing has told it."""
+    """The parallelism that a command or the executors set; None: neither does."""
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     fleet: Fleet | None = field(default=None, init=False)
     _place: SourcePlace | None = field(default=None, init=False)
 
     def abort(self) -> None:
-        """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
+        """Stop the starting thread's wait for keepers, one of which may never answer. The start must end."""
         if self.fleet is not None:
             self.fleet.abort()
 
     def open(self, *, reads_sources: bool = True) -> PreparedRun:
-        """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
+        """Take steps 1–4: check, claim, choose what to restore, restore the keepers."""
         b = self.blueprint
-        # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self.decide()
-        for check in self.checks(found, reads_sources=reads_sources):
+        # 1. Check, without any change, whether the program fits: a wrong one must not fence a running job.
+        checked = self.decide()
+        for check in self.checks(checked, reads_sources=reads_sources):
             check()
-        verify(b.jobdir, found)
-        # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
+        verify(b.jobdir, checked)
+        # 2. Claim the job. From now on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
-        # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
+        # 3. Choose what to restore, and make it the base: later checkpoints of an old driver are void.
         origin = self.decide(owned)
         choice, manifest = origin.choice, origin.manifest
         for damaged in choice.damaged_bases:
-            log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
+            log.warning("a damaged record of a base is ignored: %s", damaged)
         lost = [skipped for skipped in choice.skipped if skipped.lost]
         for skipped in lost:
             log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
@@ -114,7 +114,7 @@ class Preparation:
         next_id = max(choice.next_id, self.least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
-        verify(b.jobdir, origin, found)
+        verify(b.jobdir, origin, checked)
         origin.make_base(b.jobdir, owned)
         if reads_sources:
             tell_always(f"job '{b.name}' {origin.text(b.jobdir.url)}")
@@ -133,26 +133,26 @@ class Preparation:
         programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
         fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
         self.cleanup.callback(fleet.close)
-        # Before: those that have restored little wait for those that restore much.
+        # Before the restore: keepers with little state wait for those with much.
         fleet.keep_alive()
         with fleet.cancellable():
-            opened = fleet.open(epoch)
+            acks = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
-        return PreparedRun(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
+        return PreparedRun(owned, origin, operators, exchanges, fleet, acks, CheckpointId(next_id), start)
 
     def checks(self, origin: Origin, *, reads_sources: bool = True) -> list[Check]:
-        """Return what is looked at before a start from there; `strandline check-upgrade` does the same."""
+        """Return the checks before a start from an origin; `strandline check-upgrade` makes the same."""
         sinks = [partial(self._check_sink, name, sink, origin) for name, sink, _ in self.blueprint.plan.sinks]
         fit = partial(self._check_fit, origin, reads_sources=reads_sources)
         return [partial(self._check_drained, origin), fit, *sinks]
 
     def check_rollback(self, manifest: Manifest) -> None:
-        """Raise what would stand against a start from an older checkpoint of the job's own, touching nothing."""
+        """Raise an error if the job cannot start from this older checkpoint of its own; change nothing."""
         choice = Choice(manifest, [], self.least_id)
         self._check_fit(Origin(choice, manifest, self.blueprint.jobdir, is_new=True), reads_sources=True)
 
     def decide(self, owned: Claim | None = None) -> Origin:
-        """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""
+        """Choose what to start from, without any change; with `owned`, for a driver that has claimed the job."""
         b = self.blueprint
         return decide(
             b.jobdir, b.options.url or None, b.checkpoints.storage_options, claimed=b.options.claim,
@@ -160,10 +160,10 @@ class Preparation:
         )  # fmt: skip
 
     def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
-        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
+        """Return the operators, and the upgrade of stored state; raise an error if the program does not fit it."""
         manifest = origin.manifest
-        said = parallelism_of(self.blueprint.settings, self.blueprint.spark, self.override)
-        operators = self.blueprint.plan.pipeline.settle(said, manifest.operators if manifest else ())
+        parallelism = parallelism_of(self.blueprint.settings, self.blueprint.spark, self.override)
+        operators = self.blueprint.plan.pipeline.settle(parallelism, manifest.operators if manifest else ())
         if manifest is None:
             return operators, None
         upgrade = check_compatible(
@@ -177,19 +177,19 @@ class Preparation:
         return {name: sink for name, sink, _ in self.blueprint.plan.sinks}
 
     def _check_drained(self, origin: Origin) -> None:
-        # A drained checkpoint of its own is refused later: sinks may have to show first what the drain has given.
+        # A drained checkpoint of its own is refused later: sinks may have to show the output of the drain first.
         if origin.is_new or not origin.is_own:
             self.blueprint.draining.refuse(self.blueprint.name, origin.manifest, reopen=self.blueprint.options.reopen)
 
     def _check_fit(self, origin: Origin, *, reads_sources: bool) -> None:
-        """Check that the program fits what is stored, and that its sources have what comes next."""
+        """Check that the program fits the stored state, and that its sources have the next rows."""
         self._settle(origin)
         start = self.start_of(origin)
         if reads_sources:
             self.find_place(origin, start)
 
     def _check_sink(self, name: str, sink: Sink, origin: Origin) -> None:
-        """Ask a sink whether it can begin where the job does."""
+        """Check that a sink can continue from the origin."""
         sink.check(self.sink_context(name, origin, origin.life, Generation(0)))
 
     def sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
@@ -199,23 +199,23 @@ class Preparation:
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
             manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
-            self._gone_sinks(name, origin) if generation else frozenset(),
+            self._removed_sinks(name, origin) if generation else frozenset(),
         )  # fmt: skip
 
     @cached_property
     def _catalog(self) -> Catalog:
         return read_catalog(self.blueprint.jobdir)
 
-    def _gone_sinks(self, name: str, origin: Origin) -> frozenset[str]:
-        """Return the sinks that wrote where this one does, after what is restored, and do not in the program."""
+    def _removed_sinks(self, name: str, origin: Origin) -> frozenset[str]:
+        """Return sinks that wrote to this sink's destination after the restored epoch and are not in the program."""
         manifest, sink = origin.manifest, self.sinks.get(name)
         is_newest = origin.is_own and not origin.is_new and not origin.choice.skipped
         if manifest is None or sink is None or not sink.destination or is_newest:
             return frozenset()
-        known = [manifest, *self._catalog.manifests.values()]
-        listed = [stored for each in known if each.life == manifest.life for stored in each.sinks]
-        there = {other for other, each in self.sinks.items() if each.destination == sink.destination}
-        return frozenset(stored.name for stored in listed if stored.destination == sink.destination) - there
+        manifests = [manifest, *self._catalog.manifests.values()]
+        sinks = [stored for each in manifests if each.life == manifest.life for stored in each.sinks]
+        present = {other for other, each in self.sinks.items() if each.destination == sink.destination}
+        return frozenset(stored.name for stored in sinks if stored.destination == sink.destination) - present
 
     def _sinks_place(self) -> Place:
         b = self.blueprint
@@ -223,13 +223,13 @@ class Preparation:
         return structs.replace(place, path=f"{place.path}/{SINKS}" if place.path else SINKS)
 
     def find_place(self, origin: Origin, start: Start | None) -> SourcePlace:
-        """Return where the job goes on in its sources; look again only if it starts from something else by now."""
+        """Return the position in the sources from which the job continues; cached for the same origin."""
         if self._place is None or (self._place.manifest, self._place.start) != (origin.manifest, start):
             self._place = find_place(self.blueprint, origin, start)
         return self._place
 
     def start_of(self, origin: Origin) -> Start | None:
-        """Return where the job's life began, when there is no snapshot that says how far it came."""
+        """Return the record of where the job's life began, if no snapshot has a position in the sources."""
         manifest, restored = origin.manifest, origin.restored if origin.manifest else origin.choice.restored
         start = load_start(self.blueprint.jobdir, restored) if manifest is None or manifest.source is None else None
         if start is not None:
@@ -262,12 +262,12 @@ class Preparation:
         )
 
     def _partition_memory(self, parallelisms: Iterable[int]) -> int:
-        """Divide one machine's budget among the keepers that will be on it."""
+        """Return a keeper's share of the memory of one machine."""
         sc: Any = self.blueprint.spark.sparkContext
         addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
         hosts = [address.rpartition(":")[0] for address in addresses]
         if len(hosts) > 1 and not has_one_process(sc.master):
-            # The driver is among them, and runs no keepers.
+            # The driver's address is in the list, but it runs no keepers.
             with contextlib.suppress(ValueError):
                 hosts.remove(core_setting(self.blueprint.spark, "spark.driver.host"))
         keepers = most_on_one(parallelisms, len(set(hosts)))
@@ -276,24 +276,24 @@ class Preparation:
 
 def warn_of_other_directory(blueprint: Blueprint) -> None:
     """Warn of a relative checkpoint directory if a job of this name ran last with another one: it starts afresh."""
-    b, given = blueprint, str(blueprint.checkpoints.directory)
-    if "://" in given or Path(given).expanduser().is_absolute():
+    b, directory = blueprint, str(blueprint.checkpoints.directory)
+    if "://" in directory or Path(directory).expanduser().is_absolute():
         return
     others = (record.directory for record in journal.records(b.places.local_dir, b.name))
     before = next((url for url in others if url != b.jobdir.store.url), "")
     if before:
         log.warning(
             "job '%s' starts afresh in %s: the checkpoint directory '%s' is relative to %s, and a job of this name ran "
-            "last with %s; if that is the one to go on, give Checkpoints(…) its absolute path",
-            b.name, b.jobdir.url, given, Path.cwd(), before,
+            "last with %s; to continue that job, give Checkpoints(…) its absolute path",
+            b.name, b.jobdir.url, directory, Path.cwd(), before,
         )  # fmt: skip
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
-    """Say which sinks take nothing back, where a job goes back in time."""
+    """Warn of sinks that cannot remove output when a job goes back to an older checkpoint."""
     for name, sink, _ in blueprint.plan.sinks:
         if sink.visibility != "checkpoint" or not sink.takes_back:
             log.warning(
-                "job '%s' goes back to checkpoint %d: what the sink '%s' has shown since stays, and comes again",
+                "job '%s' goes back to checkpoint %d: the later output of sink '%s' stays, and is written again",
                 blueprint.name, checkpoint, name,
             )  # fmt: skip

@@ -1,7 +1,7 @@
 """Blocking requests to a running job; retried on the next attempt after a restart.
 
 A request waits while the job starts, restarts or is rescaled. If the attempt that serves it ends, the next one serves
-it again. Requests that change what the run goes on with hold `Supervisor.changing`: one at a time.
+it again. Requests that replace `Supervisor.desired` or stop the run hold `Supervisor.changing`: one at a time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from strandline.spark.job.supervision import Desired, Rollback, Supervisor
 
 ON_THE_WAY: tuple[State, ...] = ("starting", "restarting", "rescaling")
 """States in which requests wait for the next attempt."""
-_LOOK_S = 0.02
-_TELL_S = 0.2
-_FOLLOW_S = 300.0
+_POLL_S = 0.02
+_REPORT_S = 0.2
+_FOLLOW_TIMEOUT_S = 300.0
 _SIGNAL_S = 0.5
 
 CheckpointReport = Callable[[CheckpointStats], object]
@@ -42,14 +42,14 @@ SavepointReport = Callable[[SavepointProgress], object]
 
 
 class Requests:
-    """What `Run` asks of a supervised job."""
+    """The requests of `Run` to a supervised job."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._b = supervisor.blueprint
 
     def checkpoint(self, timeout: float | None = None, progress: CheckpointReport | None = None) -> CheckpointStats:
-        """Take a checkpoint of the attempt at work, or of the next one; see `Run.checkpoint`."""
+        """Take a checkpoint of the current attempt, or of the next one; see `Run.checkpoint`."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             attempt = self._await_attempt(deadline)
@@ -78,9 +78,9 @@ class Requests:
         format: str = "canonical",
         progress: SavepointReport | None = None,
     ) -> None:
-        """Take a last checkpoint or savepoint, and have the job stop behind it: sinks show nothing later."""
+        """Take a last checkpoint or savepoint, and stop the job: no later output becomes visible."""
         deadline = time.monotonic() + timeout
-        with self._alone(deadline), self._paused():
+        with self._serialized(deadline), self._epochs_paused():
             if savepoint is not None:
                 self.savepoint(savepoint, format, timeout, progress)
             else:
@@ -90,11 +90,11 @@ class Requests:
     def drain(
         self, timeout: float, savepoint: str | Path | None, format: str, progress: SavepointReport | None
     ) -> None:
-        """Have the attempt at work, or the next one, drain the job, and wait for the job's end."""
+        """Let the current attempt, or the next one, drain the job, and wait for the job's end."""
         deadline, draining, ended = time.monotonic() + timeout, self._b.draining, self._supervisor.ended
-        with self._alone(deadline):
+        with self._serialized(deadline):
             if savepoint is not None:
-                # What is wrong with it is said before anything ends.
+                # Refuse a wrong URL or format before the drain.
                 target_of(self._b, savepoint, format)
                 draining.held.set()
             draining.requested.set()
@@ -111,23 +111,23 @@ class Requests:
             raise self._not_drained("is being drained, and has not ended yet", "it ends as soon as it is")
 
     def rescale(self, parallelism: int | Mapping[str, int], timeout: float) -> None:
-        """Go on with another parallelism; see `Run.rescale`."""
+        """Change the parallelism; see `Run.rescale`."""
         check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
-        with self._alone(deadline):
+        with self._serialized(deadline):
             override = self._supervisor.desired.parallelism.merge(parallelism)
-            self._go_on_with(override, f"the rescale to {_number_text(parallelism)}", deadline)
+            self._rescale(override, f"the rescale to {_number_text(parallelism)}", deadline)
 
     def rollback(self, checkpoint: int, timeout: float) -> None:
         """Go back to an older checkpoint; see `Run.rollback`."""
         supervisor, deadline = self._supervisor, time.monotonic() + timeout
         rollback = Rollback(CheckpointId(checkpoint))
-        # Held: the checkpoint stays from its verification on until the job goes on from it.
-        with self._alone(deadline), self._b.holds:
+        # Held, so that the checkpoint is not subsumed between its verification and its restore.
+        with self._serialized(deadline), self._b.holds:
             manifest = verify_own(self._b.jobdir, rollback.checkpoint)
             self._b.draining.refuse_rollback(self._b.name, manifest)
             supervisor.preparation(supervisor.desired).check_rollback(manifest)
-            with self._paused():
+            with self._epochs_paused():
                 desired = replace(supervisor.desired, rollback=rollback)
                 self._change(desired, f"the rollback to checkpoint {checkpoint}", deadline)
         if rollback.refusal is not None:
@@ -135,9 +135,9 @@ class Requests:
 
     @property
     def followed(self) -> tuple[int, int] | None:
-        """The present and the greatest parallelism of operators that follow the executors; 0 while there are none.
+        """The current and the greatest parallelism of operators that follow the executors; 0 while none run.
 
-        None if the run follows the executors no more.
+        None if the run does not follow the executors any more.
         """
         supervisor = self._supervisor
         override = supervisor.desired.parallelism
@@ -149,7 +149,7 @@ class Requests:
         return min(override.job, most), most
 
     def follow(self, room: int) -> bool:
-        """Go on with as many partitions as there is room for; False while another request changes or stops the job."""
+        """Rescale to the task slots of the executors; False while another request changes or stops the job."""
         supervisor = self._supervisor
         if not supervisor.changing.acquire(blocking=False):
             return False
@@ -159,24 +159,24 @@ class Requests:
             if is_busy or not override.is_room:
                 return False
             what = f"the rescale to {room}, which its executors have room for,"
-            self._go_on_with(replace(override, job=room), what, time.monotonic() + _FOLLOW_S)
+            self._rescale(replace(override, job=room), what, time.monotonic() + _FOLLOW_TIMEOUT_S)
             return True
         finally:
             supervisor.changing.release()
 
-    def _go_on_with(self, override: ParallelismOverride, what: str, deadline: float) -> None:
-        """Take a checkpoint, and have an attempt restore it with another parallelism."""
+    def _rescale(self, override: ParallelismOverride, what: str, deadline: float) -> None:
+        """Take a checkpoint, and let the next attempt restore it with another parallelism."""
         b, supervisor = self._b, self._supervisor
         if (attempt := self._await_attempt(deadline)) is None:
             raise UnavailableError(f"job '{b.name}' is {supervisor.state}: it cannot be rescaled")
         parallelism = parallelism_of(b.settings, b.spark, override)
         b.plan.pipeline.settle(parallelism, [o.info(b.settings.backend) for o in attempt.driver.operators])
-        with self._paused():
+        with self._epochs_paused():
             self.checkpoint(max(0.0, deadline - time.monotonic()))
             self._change(replace(supervisor.desired, parallelism=override), what, deadline)
 
     def _change(self, desired: Desired, what: str, deadline: float) -> None:
-        """Set what the run is to go on with, and wait until an attempt works that has begun with it."""
+        """Set the desired state of the run, and wait until an attempt runs with it."""
         supervisor = self._supervisor
         supervisor.desired = desired
         while supervisor.begun_with is not desired or not supervisor.is_at_work():
@@ -186,19 +186,19 @@ class Requests:
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"job '{self._b.name}': {what} is not complete yet",
-                    hint="it goes on; run.status() tells when the job is running again",
+                    hint="it continues; run.status() shows when the job runs again",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _checkpoint_of(
         self, attempt: Attempt, deadline: float, progress: CheckpointReport | None = None
     ) -> CheckpointStats:
-        """Take a checkpoint of an attempt, and of no other one."""
+        """Take a checkpoint of this attempt only."""
         coordinator, started = attempt.coordinator, time.monotonic()
         request = coordinator.request()
         try:
             if progress is not None:
-                _tell(request, deadline, coordinator, progress)
+                _report(request, deadline, coordinator, progress)
             number = request.result(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             within = f"{max(0.0, deadline - started):.0f} s"
@@ -219,7 +219,7 @@ class Requests:
             if not self._supervisor.ended.is_set():
                 self.checkpoint(max(0.0, deadline - time.monotonic()))
         except CheckpointError:
-            # A job that has come to its end meanwhile has a checkpoint of everything.
+            # A job that has finished meanwhile has a checkpoint of everything.
             if self._supervisor.state != "finished":
                 raise
 
@@ -228,7 +228,7 @@ class Requests:
         if state in ON_THE_WAY and timeout is not None and not self._supervisor.is_ending():
             return CheckpointError(
                 f"job '{name}' is still {state} after {timeout:g} s: no checkpoint was taken",
-                hint="ask again, with a longer timeout; run.status() tells when it works",
+                hint="try again with a longer timeout; run.status() shows when the job runs",
             )
         return CheckpointError(f"job '{name}' is {state}: no checkpoint can be taken")
 
@@ -247,10 +247,10 @@ class Requests:
     def _save_drained(
         self, deadline: float, savepoint: str | Path, format: str, progress: SavepointReport | None
     ) -> None:
-        """Make a savepoint of the drained job. If that fails, the job is drained all the same."""
+        """Make a savepoint of the drained job. If that fails, the job is drained nevertheless."""
         while (attempt := self._await_drained(deadline)) is not None:
             try:
-                # Of this attempt: one that takes its place has yet to be drained, and gives its windows once more.
+                # Of this attempt only: the next one must drain first.
                 self._save(partial(self._checkpoint_of, attempt, deadline), savepoint, format, progress)
                 return
             except CheckpointError as error:
@@ -261,7 +261,7 @@ class Requests:
         """Wait until an attempt has drained the job; return None if the job has ended before."""
         supervisor = self._supervisor
         while not ((attempt := supervisor.attempt) is not None and supervisor.is_at_work() and attempt.driver.drained):
-            if supervisor.ended.wait(_LOOK_S):
+            if supervisor.ended.wait(_POLL_S):
                 return None
             if time.monotonic() > deadline:
                 raise self._not_drained("is being drained, and there is no savepoint yet", "it ends as soon as it is")
@@ -276,22 +276,22 @@ class Requests:
             raise self._not_drained("had ended before it was drained", "start it, and drain it while it runs")
 
     def _await_attempt(self, deadline: float) -> Attempt | None:
-        """Wait while the job restarts; return the attempt at work then, if any."""
+        """Wait while the job restarts; return the running attempt, if any."""
         supervisor = self._supervisor
         while supervisor.state in ON_THE_WAY and not supervisor.is_ending() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return supervisor.attempt if supervisor.is_at_work() else None
 
     def _is_followed(self, attempt: Attempt, deadline: float) -> bool:
-        """Wait until an attempt that ends is over; return whether another one is to come, or there is one."""
+        """Wait until this attempt has ended; return whether another one follows."""
         supervisor = self._supervisor
         while supervisor.attempt is attempt and not supervisor.is_ending() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return supervisor.attempt is not attempt and not supervisor.is_ending()
 
     @contextlib.contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
-        """Let one request change the run at a time: two that share a checkpoint would each take it for its own."""
+    def _serialized(self, deadline: float) -> Iterator[None]:
+        """Serialize requests that change the run: two must not share a checkpoint."""
         changing = self._supervisor.changing
         if not changing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise UnavailableError(f"job '{self._b.name}' is still being changed by another request")
@@ -301,8 +301,8 @@ class Requests:
             changing.release()
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Begin no epochs within, in any attempt; nor from then on, if the run is being stopped."""
+    def _epochs_paused(self) -> Iterator[None]:
+        """Let no attempt begin an epoch meanwhile, nor afterwards if the run is being stopped."""
         self._b.paused.set()
         try:
             yield
@@ -311,15 +311,15 @@ class Requests:
                 self._b.paused.clear()
 
 
-def _tell(request: Future[CheckpointId], deadline: float, coordinator: Coordinator, progress: CheckpointReport) -> None:
-    """Report how far a checkpoint is until it has ended or time is up."""
+def _report(request: Future[CheckpointId], deadline: float, coordinator: Coordinator, report: CheckpointReport) -> None:
+    """Report the progress of a checkpoint until it has ended or the deadline has passed."""
     while (left := deadline - time.monotonic()) > 0:
-        done, _ = wait_for([request], min(_TELL_S, left))
+        done, _ = wait_for([request], min(_REPORT_S, left))
         if done:
             return
-        under_way = [stats for stats in coordinator.history if stats.status in ("triggered", "in_progress")]
-        if under_way:
-            progress(under_way[-1])
+        pending = [stats for stats in coordinator.history if stats.status in ("triggered", "in_progress")]
+        if pending:
+            report(pending[-1])
 
 
 def _number_text(parallelism: int | Mapping[str, int]) -> str:

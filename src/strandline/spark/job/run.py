@@ -1,4 +1,4 @@
-"""A job that runs, as users see it: status, results of requests, stop. Supervised in supervision.py."""
+"""Run: a started job, with its status, requests and stop. It is supervised in supervision.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Run:
         )
 
     def start(self) -> None:
-        """Start for the first time. Raises what is wrong with the program."""
+        """Start for the first time. Raises errors of the program and its environment."""
         self._check_sinks_are_free()
         for _, sink, _ in self._b.plan.sinks:
             sink._begin_anew()
@@ -53,10 +53,10 @@ class Run:
         self._supervisor.start(self._control, self._requests)
 
     def _check_sinks_are_free(self) -> None:
-        """Refuse a sink object that a live run has: it knows one run, and takes rows of the other for its own."""
+        """Refuse a sink object of a live run: a sink has the state of one run only."""
         mine = {id(sink): name for name, sink, _ in self._b.plan.sinks if sink.visibility == "checkpoint"}
         for other in live_runs():
-            # One that has ended its last attempt has let go of them, and may take a moment to be gone.
+            # A run that has ended its last attempt has released its sinks, even if it is still live for a moment.
             is_at_work = other._supervisor.state in (*ON_THE_WAY, "running")
             for _, sink, _ in other._b.plan.sinks if is_at_work else ():
                 if id(sink) in mine:
@@ -73,14 +73,14 @@ class Run:
         return attempt.query if attempt else None
 
     def status(self) -> Status:
-        """Return what the job is doing now."""
-        return self._look(sources=True)
+        """Return the job's status."""
+        return self._create_status(sources=True)
 
     def glance(self) -> Status:
-        """Return what `status` does without asking the sources, which may take a while."""
-        return self._look(sources=False)
+        """Return the status without queries of the sources, which may be slow."""
+        return self._create_status(sources=False)
 
-    def _look(self, *, sources: bool) -> Status:
+    def _create_status(self, *, sources: bool) -> Status:
         supervisor = self._supervisor
         attempt = supervisor.attempt
         return Status(
@@ -107,44 +107,44 @@ class Run:
     ) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures. Meanwhile, `progress` is called with them.
 
-        It covers at least every epoch that was complete when this was called. A job that restarts or is being rescaled,
-        or does so meanwhile, is waited for: then it is of what the job has gone on from, and after. Raises
-        CheckpointError if it fails, is not complete within `timeout`, or the job ends.
+        It covers at least every epoch that was complete at the call. While the job restarts or is being rescaled, the
+        call waits: then the checkpoint covers the state that the job restored, and later epochs. Raises CheckpointError
+        if the checkpoint fails or is not complete within `timeout`, or if the job ends.
         """
         return self._requests.checkpoint(_seconds(timeout), progress)
 
     def lookup(self, table: str, key: Any) -> LookupResult:
-        """Return what the running job has of a key, or of each key of a list, as of the last epoch.
+        """Return the running job's state of a key, or of each key of a list, as of the last epoch.
 
-        `table` is an operator's uid and the name of one of its states: "detect.seen". A key is a value; of several
-        columns, a tuple or a dict. The result has the `value` (None where nothing is stored; defaults are not) and the
-        `epoch` whose writes it has. No epoch waits for it, and it waits for none. Raises NotFoundError for a table
-        that is not there, StateTypeError for a key that is none, and UnavailableError while the job does not run.
+        `table` is an operator's uid and the name of one of its states: "detect.seen". A key is a value, or a tuple or
+        dict if it has several columns. The result has the `value` (None if nothing is stored; a default is not stored)
+        and the `epoch` of the state. Look-ups and epochs do not wait for each other. Raises NotFoundError for an
+        unknown table, StateTypeError for a key of a wrong type, and UnavailableError while the job does not run.
         """
-        attempt = self._looked_into()
+        attempt = self._running_attempt()
         try:
             return attempt.look_up(attempt.table(table), key)
         except Exception as error:
-            # Of an error in one of Spark's tasks, the cause.
+            # The cause of an error in a Spark task.
             if (cause := unwrap_error(error)) is error:
                 raise
             raise cause from None
 
     def lookup_table(self, table: str) -> LookupTable:
-        """Return what a table that can be looked into is keyed by."""
-        return self._looked_into().table(table)
+        """Return the description of a table for look-ups, with its key."""
+        return self._running_attempt().table(table)
 
-    def _looked_into(self) -> Attempt:
+    def _running_attempt(self) -> Attempt:
         supervisor = self._supervisor
         if not supervisor.is_at_work() or (attempt := supervisor.attempt) is None:
             raise UnavailableError(
                 f"job '{self._b.name}' is {supervisor.state}: its state cannot be looked up",
-                hint="ask again once it runs; a checkpoint of it can be read at any time",
+                hint="try again when it runs; a checkpoint of it can be read at any time",
             )
         return attempt
 
     def process_all_available(self, timeout: Duration | None = None) -> None:
-        """Wait until everything the source has now is processed, and timers that are due have fired.
+        """Wait until all present rows of the sources are processed, and all due timers have fired.
 
         Rows are visible after the next checkpoint.
         """
@@ -160,12 +160,12 @@ class Run:
             attempt = supervisor.attempt
             if supervisor.is_at_work() and attempt is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                exhausted = _exhausted(attempt.query, left, ends="availableNow" in self._b.trigger)
+                exhausted = _wait_until_exhausted(attempt.query, left, ends="availableNow" in self._b.trigger)
                 if exhausted and (exhausted_by is None or exhausted_by[0] is not attempt):
-                    # Timers that fire may set others, for later, on and on.
+                    # Timers that fire may set later ones without end.
                     exhausted_by = attempt, attempt.driver.now_us
                 idle = exhausted_by is not None and exhausted and not attempt.driver.has_due(exhausted_by[1])
-                # A query that is stopped, since the attempt failed, has not processed everything.
+                # A query that was stopped after a failure of the attempt has not processed everything.
                 if (
                     idle
                     and supervisor.attempt is attempt
@@ -176,16 +176,15 @@ class Run:
             time.sleep(0.02)
 
     def await_termination(self, timeout: Duration | None = None) -> bool:
-        """Wait until the job ends, and raise what made it fail. Return False if the time was up before."""
+        """Wait until the job ends, and raise its error if it failed. Return False after the time-out."""
         supervisor = self._supervisor
         deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
-        # A look now and then: a signal that the system hands to another thread does not wake this one, which may be the
-        # main thread, and has to heed it.
+        # With short waits: a signal that another thread receives does not wake the main thread, which must handle it.
         while not (ended := supervisor.ended.wait(_SIGNAL_S if deadline is None else _left(deadline, _SIGNAL_S))):
             if deadline is not None and time.monotonic() >= deadline:
                 break
         if ended:
-            # The program may end with this: who has asked for that should hear of it.
+            # The program may end after this call: answer pending control requests first.
             self._control.join()
         supervisor.raise_if_failed()
         return ended
@@ -200,19 +199,20 @@ class Run:
         timeout: Duration = "1 min",
         progress: Callable[[SavepointProgress], object] | None = None,
     ) -> None:
-        """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
+        """Stop the job and end its keepers. With `checkpoint`, take a last one, so that no row is processed again.
 
-        With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it: no sink shows
-        anything later, also if the job restarts meanwhile.
+        With `savepoint`, a URL, the last checkpoint also becomes a savepoint, as in `savepoint()`: no later output
+        becomes visible, also if the job restarts meanwhile.
 
-        With `drain`, the job ends for good: no more events are read, event time comes to its end, windows and
-        event-time timers give what they hold, and a last checkpoint has sinks show it. Timers of processing time do not
-        fire unless they are due. A failure on the way is recovered from, and the drain goes on; another stop() alone
-        gives it up. Raises UnavailableError if the job has ended before, or is not drained within `timeout`.
+        With `drain`, the job ends for good: no more events are read, event time advances to its end, windows and
+        event-time timers output their results, and a last checkpoint makes them visible. Processing-time timers fire
+        only if they are due. After a failure, the drain continues; another call of stop() cancels it. Raises
+        UnavailableError if the job has ended before, or is not drained within `timeout`.
 
-        Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
-        last one fails, CheckpointError is raised and the job goes on; a job that restarts or is being rescaled is
-        waited for. Raises UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
+        Without these options, rows after the last checkpoint stay invisible, and the next start processes them again.
+        If the last checkpoint fails, CheckpointError is raised and the job continues; while the job restarts or is
+        being rescaled, the call waits. Raises UnavailableError if the job has not ended within `timeout`; it then ends
+        as soon as it can.
         """
         timeout_s = _seconds(timeout)
         if drain:
@@ -225,13 +225,13 @@ class Run:
         self._supervisor.stop(timeout_s)
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration = "5 min") -> None:
-        """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.
+        """Change the number of partitions: take a checkpoint, and start a new attempt that restores it.
 
-        A number is for all operators without a parallelism of their own; `{"uid": 4}` gives single operators theirs.
-        Results are those of an undisturbed job. It holds until the job is started again: then what the program says
-        of an operator counts, or `Settings(parallelism=…)` or, where that is not given, what the newest checkpoint has.
-        Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
-        job goes on as it was. A job that restarts, or is being rescaled, is waited for.
+        A number applies to all operators without an explicit parallelism; `{"uid": 4}` sets that of single operators.
+        Results are the same as without the change. It holds until the next start of the job, which uses the parallelism
+        of the operator in the program, else `Settings(parallelism=…)`, else that of the newest checkpoint. Raises
+        ConfigurationError if an operator cannot have so many partitions, and CheckpointError if the checkpoint fails:
+        the job then continues unchanged. While the job restarts or is being rescaled, the call waits.
         """
         self._requests.rescale(parallelism, _seconds(timeout))
 
@@ -243,26 +243,26 @@ class Run:
         timeout: Duration | None = None,
         progress: Callable[[SavepointProgress], object] | None = None,
     ) -> Savepoint:
-        """Take a checkpoint and make it a savepoint: a folder, not there yet, that belongs to nobody and stays.
+        """Take a checkpoint and make a savepoint of it: a new folder that no job owns or deletes.
 
-        Canonical, its state is tables of typed columns, to be restored on any backend; native, the backend's own files,
-        at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
-        CheckpointError if the checkpoint fails or is not complete within `timeout`, or the job ends before the
-        savepoint is complete, and ConflictError if there is anything in the folder; nothing that could be taken for a
-        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
-        one that does so when this is called is waited for.
+        A canonical savepoint has tables of typed columns, which any backend restores; a native one has the backend's
+        own files, and takes less time. Epochs continue meanwhile. It can be copied anywhere and restored with
+        `start(restore=…)`. Raises CheckpointError if the checkpoint fails or is not complete within `timeout`, or if
+        the job ends before the savepoint is complete, and ConflictError if the folder is not empty; no incomplete
+        savepoint remains. A restart, rescale or rollback meanwhile does not affect it; while one is in progress, the
+        call waits.
         """
         return self._requests.savepoint(url, format, _seconds(timeout), progress)
 
     def rollback(self, checkpoint: int, *, timeout: Duration = "5 min") -> None:
-        """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
+        """Go back to an older retained checkpoint of the job and continue from it: later checkpoints become void.
 
-        The sources are read again from there, and exactly-once sinks take back what they have shown since; others
-        show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
-        CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; ConfigurationError, and the
-        job goes on, if it was drained with it, it does not fit the program, or the sources do not have any more what
-        would be read again; and UnavailableError if the job has ended, or has not gone back within `timeout`: then it
-        still does, as soon as storage lets it.
+        The sources are read again from there. Exactly-once sinks remove their later output; others write it again, and
+        a warning names them. Every byte of the checkpoint is read first. The job continues unchanged after
+        NotFoundError or CorruptionError, if the checkpoint does not exist or is damaged, and after ConfigurationError,
+        if the job was drained with it, if it does not fit the program, or if the sources do not have the rows any more.
+        Raises UnavailableError if the job has ended, or has not gone back within `timeout`: it then still goes back
+        when storage is available.
         """
         self._requests.rollback(checkpoint, _seconds(timeout))
 
@@ -288,11 +288,11 @@ def _left(deadline: float, most: float) -> float:
     return min(most, max(0.0, deadline - time.monotonic()))
 
 
-def _exhausted(query: StreamingQuery, timeout: float | None, *, ends: bool) -> bool:
-    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up.
+def _wait_until_exhausted(query: StreamingQuery, timeout: float | None, *, ends: bool) -> bool:
+    """Wait until a query has processed all present rows; False if it failed or was stopped, or after the time-out.
 
-    One that `ends` by itself is only waited for: Spark's `processAllAvailable` resets what tells that its last look
-    found nothing.
+    A query that `ends` by itself is awaited without `processAllAvailable`, which would reset Spark's flag that there is
+    no new data.
     """
     done = threading.Event()
 
@@ -302,11 +302,11 @@ def _exhausted(query: StreamingQuery, timeout: float | None, *, ends: bool) -> b
                 query.awaitTermination()
             else:
                 query.processAllAvailable()
-            # It returns when somebody stops the query, too.
+            # The call also returns if the query is stopped.
             if query.isActive or has_read_all(query):
                 done.set()
 
-    # In a thread of its own, because Spark's call knows no time-out; it ends with the query.
+    # In a thread, because Spark's call has no time-out; the thread ends with the query.
     waiting = threading.Thread(target=wait, name="strandline-wait", daemon=True)
     waiting.start()
     waiting.join(timeout)

@@ -1,4 +1,4 @@
-"""From a job to an attempt, in seven steps: 1–4 are in preparation.py, then sources, sinks and the query."""
+"""Start of an attempt in seven steps: 1–4 are in preparation.py, 5–7 start sources, sinks and the query."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Starting:
-    """A start under way. It becomes a complete attempt, or an error, and then nothing is left of it but the claim."""
+    """A start in progress. It ends in a complete attempt, or in an error, after which only the claim remains."""
 
     def __init__(self, preparation: Preparation) -> None:
         self._b = preparation.blueprint
@@ -57,7 +57,7 @@ class Starting:
 
     @suppress_error_logs()
     def start(self) -> Attempt:
-        """Restore the newest complete checkpoint, or the snapshot that is wanted, and start the query after it."""
+        """Restore the newest complete checkpoint, or the snapshot in the options, and start the query after it."""
         try:
             return self._start()
         except BaseException:
@@ -68,33 +68,33 @@ class Starting:
             raise
 
     def abort(self) -> None:
-        """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
+        """Stop the starting thread's wait for keepers, one of which may never answer. The start must end."""
         self._preparation.abort()
 
     def _start(self) -> Attempt:
-        b, found = self._b, self._preparation.open()
-        owned, origin, operators, fleet, start = found.claim, found.origin, found.operators, found.fleet, found.start
-        manifest, epoch = origin.manifest, found.epoch
-        # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
+        b, run = self._b, self._preparation.open()
+        owned, origin, operators, fleet, start = run.claim, run.origin, run.operators, run.fleet, run.start
+        manifest, epoch = origin.manifest, run.epoch
+        # 5. Rewind the sources: in a new Spark directory, the checkpoint's batch is the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
         fork = manifest is not None and manifest.life != owned.life
         place = self._preparation.find_place(origin, start)
         rewind(spark_dir, place.files, fork=fork)
-        # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
-        #    came later. What goes to a system that is away goes on waiting, after the first start of the program.
+        # 6. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
+        #    remove later output. Rows for a target that is unavailable keep waiting.
         waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
-        # Not before: a driver that was killed may have left it to this one to show what a drain has given.
+        # Not before step 6: after a kill of the driver, sinks may still have to show the output of a drain.
         b.draining.refuse(b.name, manifest, reopen=b.options.reopen)
-        # 7. The query starts with the epoch after.
+        # 7. Start the query with the next epoch.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
+            b.jobdir, owned, b.checkpoints, b.clock, run.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
             manifest if waiting else None,
         )  # fmt: skip
-        # What somebody else's job has counted is not this one's.
+        # Another job's totals do not count for this job.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
         topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
@@ -103,7 +103,7 @@ class Starting:
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
-        # Of a snapshot that is somebody else's, the files it covers may be, too.
+        # The files that another job's snapshot covers may be in use by that job.
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
@@ -114,15 +114,15 @@ class Starting:
             [names.begin, topics.begin], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
+            b.plan, source, {operator.node: operator for operator in operators}, run.exchanges, fleet, coordinator,
             sources, staging, owned.generation, JobProgress.after(epoch, totals), batch, self._watermarks(manifest),
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
             paused=b.paused,
         )  # fmt: skip
-        # A drain that was asked for before reads nothing more.
+        # After a request to drain, read no more rows.
         driver.is_draining = b.draining.requested.is_set()
-        # Which timers wait in restored state is known from the start: some may be due, and no rows come.
-        driver.progress.acks.update(found.acks)
+        # Acks of the restore have the pending timers, which may be due although no rows come.
+        driver.progress.acks.update(run.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
@@ -156,17 +156,17 @@ class Starting:
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
     def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
-        """Have the sinks show what is restored; return what has to wait, by sink."""
+        """Let the sinks commit the restored pending output; return what has to wait, by sink."""
         b, manifest = self._b, origin.manifest
         waiting: dict[str, Sequence[str]] = {}
-        # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
+        # A fork begins a new life: staged and visible output belongs to the other job.
+        stored = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
         lost = {} if manifest is None or fresh else lost_sinks(manifest, self._preparation.sinks)
-        left = {name: listed.pop(name).pending for name in lost}
-        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
+        left = {name: stored.pop(name).pending for name in lost}
+        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in stored.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
-            before = listed[name].destination if name in listed else None
+            before = stored[name].destination if name in stored else None
             if before and before != sink.destination:
                 tell(f"job '{b.name}': sink '{name}' goes on in {sink.destination}; its rows went to {before} before")
             owned.check()
@@ -174,12 +174,14 @@ class Starting:
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():
-            gone = None if name in b.options.drop else sink_for_pending(name, texts, self._preparation.sinks.values())
-            if gone is not None:
+            removed = (
+                None if name in b.options.drop else sink_for_pending(name, texts, self._preparation.sinks.values())
+            )
+            if removed is not None:
                 owned.check()
-                gone.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))
-                _show_left(gone, texts, epoch)
-                tell(f"job '{b.name}': sink '{name}', which it has no more, shows what was left to be: {gone.path}")
+                removed.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))
+                _show_left(removed, texts, epoch)
+                tell(f"job '{b.name}': the waiting output of removed sink '{name}' is now in {removed.path}")
         for _, sink, _ in () if fresh else b.plan.sinks:
             owned.check()
             sink.tidy(epoch)

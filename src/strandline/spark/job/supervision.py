@@ -1,6 +1,6 @@
-"""Supervises a job that runs, in a thread of its own: start, attempts, failures, restarts, stop.
+"""Supervision of a running job in a thread: start, attempts, failures, restarts, stop.
 
-Requests of users are in requests.py; the steps of an attempt's start, and its life, in starting.py and attempt.py.
+Requests of users are in requests.py; the steps of an attempt's start are in starting.py, its life in attempt.py.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ from strandline.spark.job.status import INITIAL, status_after
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 10.0
-"""How long a stop waits before it ends keepers that keep the job from ending."""
-_AGAIN_S = 1.0
+_ABORT_AFTER_S = 10.0
+"""How long a stop waits before it kills keepers, which may block the end."""
+_ABORT_AGAIN_S = 1.0
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
 @dataclass(eq=False)
 class Rollback:
-    """A command to go back to an older checkpoint. It is in force until a record of the job says that it has."""
+    """A command to go back to an older checkpoint. It is in force until a record of the job contains it."""
 
     checkpoint: CheckpointId
     is_recorded: bool = False
     refusal: StrandlineError | None = None
-    """Why the job cannot go back, and goes on from its newest checkpoint."""
+    """The reason why the job cannot go back and continues from its newest checkpoint."""
 
 
 @dataclass(frozen=True, eq=False)
 class Desired:
-    """What a run is to go on with. Commands replace it; the supervisor starts attempts until one has begun with it.
+    """The desired state of a run. Commands replace it; the supervisor starts attempts until one runs with it.
 
-    Only commands write it, and only the supervisor writes what became of it: an attempt that fails on the way, before
-    or after a command was carried out, loses nothing of it.
+    Only commands replace it, and only the supervisor records the outcome: a failure of an attempt before or after the
+    execution of a command loses nothing.
     """
 
     parallelism: ParallelismOverride = field(default_factory=ParallelismOverride)
-    """What `rescale` was told; where nothing, what the program, the settings or the checkpoint say counts."""
+    """The parallelism from `rescale`; without one, that of the program, the settings or the checkpoint applies."""
     rollback: Rollback | None = None
-    """The last one, whether it was carried out or not."""
+    """The last rollback, executed or not."""
 
 
 class Supervisor:
@@ -87,13 +87,13 @@ class Supervisor:
         self._restart = restart
         self._starting: Starting | None = None
         self.known: Mapping[str, Any] = INITIAL
-        """What a status says while there is no attempt."""
+        """The fields of a status while there is no attempt."""
         self.attempt: Attempt | None = None
         self.state: State = "starting"
         self.since_ms = blueprint.clock.now_ms()
         self._log = DriverLog(blueprint.places.driver_log)
         self.desired = self.begun_with = Desired()
-        """As commands want the run, and as the newest attempt has begun: while they differ, another one is due."""
+        """The desired state and that of the newest attempt: while they differ, another attempt is due."""
         self.stopping = threading.Event()
         self.changing = threading.Lock()
         self.ended = threading.Event()
@@ -103,20 +103,20 @@ class Supervisor:
         self.restarts = 0
         self._in_a_row = 0
         self._failed_at = 0.0
-        """When it failed, while it does not go on again."""
+        """The time of the failure, until the job runs again; else 0."""
         self._has_done_epochs = False
-        """Whether an epoch was done in some attempt that is over."""
-        self._telling = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
+        """Whether an earlier attempt has completed an epoch."""
+        self._reporter = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
         self.excluded: frozenset[CheckpointId] = frozenset()
         self.least_id = CheckpointId(1)
         self.claim: Claim | None = None
         self._held: IO[str]
-        """Keeps others from taking the job's directories away."""
+        """The lock that prevents the deletion of the job's local directories."""
         self._control: ControlServer
         self.thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self, control: ControlServer, follow: RescalableRun) -> None:
-        """Begin the first attempt, and the thread that looks after it. Raises what is wrong with the program."""
+        """Begin the first attempt, and start the supervising thread. Raises errors of the program."""
         b, self._control = self.blueprint, control
         self._held = b.places.lock_shared()
         sweep(b.places.local_dir)
@@ -126,7 +126,7 @@ class Supervisor:
         self._enter("starting")
         tell(f"job '{b.name}' is starting: its checkpoints are in {b.jobdir.store.url}")
         try:
-            # Commands that change what is desired wait until it is known.
+            # Commands that change `desired` wait until it is set.
             with self.changing:
                 control.start()
                 self.desired = Desired(initial_override(b.settings, b.spark, wait=True))
@@ -136,7 +136,7 @@ class Supervisor:
                 Follower(b.name, follow, b.settings.follows, b.spark, b.clock, self.ended).start()
         except BaseException as error:
             if not self.thread.is_alive():
-                # Interrupted after the attempt had begun, and before the thread looked after it.
+                # The start failed, or was interrupted before the thread supervised the attempt.
                 self._end_attempt()
                 control.end()
                 control.join()
@@ -154,18 +154,18 @@ class Supervisor:
         return self.thread.is_alive() and not self.ended.is_set()
 
     def stop(self, timeout: float) -> None:
-        """End the job and its keepers. Raises UnavailableError if that takes longer than `timeout` seconds."""
+        """End the job and its keepers. Raises UnavailableError after `timeout` seconds."""
         self.stopping.set()
-        deadline, patience = time.monotonic() + timeout, _PATIENCE_S
-        while not self.ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
+        deadline, wait_s = time.monotonic() + timeout, _ABORT_AFTER_S
+        while not self.ended.wait(min(wait_s, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise UnavailableError(
                     f"job '{self.blueprint.name}' has not ended within {timeout:g} s of being stopped",
                     hint="call stop() again to wait longer, or end the program: its keepers end with it",
                 )
-            patience = _AGAIN_S
-            if (at_work := self._starting or self.attempt) is not None:
-                at_work.abort()
+            wait_s = _ABORT_AGAIN_S
+            if (current := self._starting or self.attempt) is not None:
+                current.abort()
         self.thread.join(timeout)
         self._control.join()
 
@@ -174,16 +174,16 @@ class Supervisor:
             try:
                 self._begin()
             except BaseException as error:
-                found = unwrap_error(error)
-                if self._pass_over(found):
+                cause = unwrap_error(error)
+                if self._exclude_damaged(cause):
                     continue
-                found = self._telling.to_program(self._telling.complete(found))
-                if found is error:
+                cause = self._reporter.to_program(self._reporter.complete(cause))
+                if cause is error:
                     raise
-                raise found from None
+                raise cause from None
 
     def is_at_work(self) -> bool:
-        # Another thread changes it: what was true a moment ago need not be any more.
+        # A method and not an inlined comparison: another thread changes the state.
         return self.state == "running"
 
     def is_ending(self) -> bool:
@@ -192,29 +192,29 @@ class Supervisor:
     def _supervise(self) -> None:
         try:
             finished = self._run_attempts()
-            # A newer driver on this machine has its working state in the same place.
+            # A newer driver on this machine uses the same local directories.
             owned = not self._is_fenced()
             self._end_attempt(forget=owned)
             if owned:
                 self.blueprint.places.remove(self._held)
             self._enter("finished" if finished else "stopped")
         except BaseException as error:
-            self._error = self._telling.to_program(error)
+            self._error = self._reporter.to_program(error)
             self._note_failure(error)
             self._end_attempt()
             self._enter("failed")
         finally:
             try:
                 self._control.end()
-                self._tell_end()
+                self._report_end()
                 self._log.close()
                 self._held.close()
             finally:
-                # Whatever a disk refuses now: somebody waits for the end.
+                # Even if a disk is full: other threads wait for this event.
                 self.ended.set()
 
     def _run_attempts(self) -> bool:
-        """Go on until the source is finished, and return True, or until somebody stops the job."""
+        """Run attempts until the sources are finished, and return True, or until the job is stopped."""
         while not self.stopping.is_set():
             try:
                 if self.attempt is None:
@@ -230,11 +230,11 @@ class Supervisor:
         return False
 
     def _is_over(self) -> bool:
-        """Whether the attempt at work is to end, since the job is, or since another attempt is to take its place."""
+        """Whether the current attempt must end, because of a stop or of a change of `desired`."""
         return self.stopping.is_set() or self.begun_with is not self.desired
 
     def _begin_again(self) -> None:
-        """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
+        """End a working attempt, so that the next one restores its last checkpoint with the new `desired`."""
         assert self.attempt is not None
         self._enter("rescaling")
         self.least_id = self.attempt.coordinator.next_id
@@ -253,18 +253,18 @@ class Supervisor:
             self._starting = None
         self.begun_with = desired
         self._enter("running")
-        self._tell_begin(self.attempt)
+        self._report_begin(self.attempt)
         if self._failed_at:
             failed_s = time.monotonic() - self._failed_at
             tell_always(f"job '{self.blueprint.name}' works again, {failed_s:.1f} s after it failed")
             self._failed_at = 0.0
 
     def preparation(self, desired: Desired) -> Preparation:
-        """Return the preparation of an attempt, which has not begun."""
+        """Return the preparation of an attempt, without any of its steps."""
         return Preparation(self.blueprint, self.excluded, self.least_id, self.claim, desired.parallelism)
 
     def _go_back(self, rollback: Rollback) -> None:
-        """Carry out a rollback, unless that was done; storage that is away leaves it to the next attempt."""
+        """Execute a rollback, unless that is done; if storage is unavailable, the next attempt tries again."""
         if rollback.is_recorded or rollback.refusal is not None:
             return
         try:
@@ -276,15 +276,15 @@ class Supervisor:
             )
             return
         rollback.is_recorded = True
-        # Every byte of it was read: it is whole now if it was found damaged before.
+        # Every byte of it was read: it is not damaged any more.
         self.excluded -= {rollback.checkpoint}
         warn_of_sinks(self.blueprint, rollback.checkpoint)
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
         attempt = self.attempt
-        error = self._telling.complete(error if attempt is None else attempt.explain(error))
-        said = self._note_failure(error)
+        error = self._reporter.complete(error if attempt is None else attempt.explain(error))
+        reason = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
         self.least_id = attempt.coordinator.next_id if attempt else self.least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
@@ -293,15 +293,15 @@ class Supervisor:
         self._enter("restarting")
         delay_ms = self._restart.delay_ms(self._in_a_row)
         self._failed_at = self._failed_at or time.monotonic()
-        log.warning("job '%s' is restarted in %d ms: %s", self.blueprint.name, delay_ms, said)
-        again = time.monotonic() + delay_ms / 1000
+        log.warning("job '%s' is restarted in %d ms: %s", self.blueprint.name, delay_ms, reason)
+        restart_s = time.monotonic() + delay_ms / 1000
         self._end_attempt()
         self._forget_attempt()
         self.restarts += 1
-        self.stopping.wait(max(0.0, again - time.monotonic()))
+        self.stopping.wait(max(0.0, restart_s - time.monotonic()))
 
     def _enter(self, state: State) -> None:
-        """Be in a state, and leave word of it for those who ask when nobody answers."""
+        """Enter a state, and write it to the journal, for readers after the end of this process."""
         self.state = state
         b, pid = self.blueprint, os.getpid()
         journal.write(b.places, journal.JournalEntry(
@@ -310,25 +310,25 @@ class Supervisor:
             failure=self.last_failure, failure_ms=self.last_failure_ms,
         ))  # fmt: skip
 
-    def _tell_begin(self, attempt: Attempt) -> None:
-        # From where, everybody has been told.
+    def _report_begin(self, attempt: Attempt) -> None:
+        # The preparation has announced the origin.
         operators, epoch = attempt.driver.operators, attempt.driver.progress.epoch
         after = f", after epoch {epoch}" if epoch else ""
         keepers = sum(operator.parallelism for operator in operators)
         tell(f"job '{self.blueprint.name}' runs{after}; operators: {len(operators)}, keepers: {keepers}")
 
-    def _tell_end(self) -> None:
-        done = self.attempt.driver.progress if self.attempt is not None else None
-        after = f" after epoch {done.epoch}; rows in its life: {done.rows_in:,}" if done is not None else ""
+    def _report_end(self) -> None:
+        progress = self.attempt.driver.progress if self.attempt is not None else None
+        after = f" after epoch {progress.epoch}; rows in its life: {progress.rows_in:,}" if progress is not None else ""
         if self.state == "failed":
-            # Whoever runs the program hears it as an error.
+            # Only for the log: the program receives the error.
             self._log.note(self.last_failure)
         tell(f"job '{self.blueprint.name}' has {'failed' if self.state == 'failed' else 'ended'}{after}")
         if self.state == "stopped" and self.attempt is not None:
-            self._tell_next_start(self.attempt)
+            self._report_next_start(self.attempt)
 
-    def _tell_next_start(self, attempt: Attempt) -> None:
-        """Announce where a job that was stopped goes on when it is started again."""
+    def _report_next_start(self, attempt: Attempt) -> None:
+        """Announce from where the next start of a stopped job continues."""
         status = status_after(attempt)
         if (newest := status["last_checkpoint"]) is not None:
             begins = f"goes on from checkpoint {newest.checkpoint} in {self.blueprint.jobdir.url}"
@@ -339,34 +339,34 @@ class Supervisor:
         tell(f"job '{self.blueprint.name}' {begins} when the same command starts it")
 
     def _note_failure(self, error: BaseException) -> str:
-        self.last_failure, self.last_failure_ms = self._telling.in_logs(error), self.blueprint.clock.now_ms()
+        self.last_failure, self.last_failure_ms = self._reporter.in_logs(error), self.blueprint.clock.now_ms()
         return self.last_failure
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
-            # What breaks while a job runs is whole in its checkpoint; what is broken there ends the job.
-            return self._pass_over(error) or (self.state == "running" and "checkpoint" not in error.fields)
+            # Local damage during a run is repaired from the checkpoint; damage of the checkpoint ends the job.
+            return self._exclude_damaged(error) or (self.state == "running" and "checkpoint" not in error.fields)
         if isinstance(error, UserCodeError):
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return False
         if isinstance(error, StrandlineError) and "is_final" in error.fields:
-            # No restart helps: Spark is gone, or the job is done but for what it writes to.
+            # No restart helps: Spark has ended, or the job is done except for deliveries.
             return False
-        # Only a job that has begun comes here: what refuses it now has let it in before, and may do so again.
+        # The job has begun before, so a refusal of these kinds may be temporary.
         if isinstance(error, ConfigurationError) and "is_sparks" in error.fields:
-            # A step or a sink's function may read what another program is replacing: a directory, a table.
+            # Another program may be replacing a directory or table that a step or a sink's function reads.
             return self._has_done_epochs or (self.attempt is not None and self.attempt.driver.progress.epochs > 0)
         if isinstance(error, ConfigurationError) and "is_targets" in error.fields:
             return True
         return isinstance(error, AccessError) or not isinstance(error, _FINAL)
 
-    def _pass_over(self, error: BaseException) -> bool:
-        """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""
+    def _exclude_damaged(self, error: BaseException) -> bool:
+        """Exclude the damaged checkpoint that the error names from restores; return False if it names none."""
         damaged = error.fields.get("checkpoint") if isinstance(error, CorruptionError) else None
         if damaged is None or CheckpointId(damaged) in self.excluded:
             return False
-        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, self._telling.in_logs(error))
+        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, self._reporter.in_logs(error))
         self.excluded |= {CheckpointId(damaged)}
         return True
 
