@@ -2,7 +2,7 @@
 
     python scripts/voice.py [PATH…]
 
-Without paths it checks `ROOMS`. A room that passes is added there, and stays so.
+Without paths it checks `ROOMS`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ROOMS: tuple[str, ...] = (
-    "scripts/voice.py",
-    "src/strandline/api",
-    "src/strandline/backends",
-    "src/strandline/checkpoint",
-    "src/strandline/cli",
-    "src/strandline/control",
-    "src/strandline/core",
-    "src/strandline/ends",
-    "src/strandline/format",
-    "src/strandline/keeper",
-    "src/strandline/plan",
-    "src/strandline/runtime",
-    "src/strandline/snapshot",
-    "src/strandline/spark/base",
-    "src/strandline/spark/building",
-    "src/strandline/spark/job",
-    "src/strandline/spark/keepers",
-    "src/strandline/spark/lower",
-    "src/strandline/spark/sinks",
-    "src/strandline/spark/sources",
-    "src/strandline/spark/streams",
-    "src/strandline/spark/tables",
-    "src/strandline/storage",
-    "src/strandline/testing",
-    "src/strandline/types",
-)
+ROOMS: tuple[str, ...] = ("scripts/voice.py", "src/strandline")
 NAMES = frozenset(
     ("asked", "behind", "found", "given", "heard", "listed", "made", "own", "said", "shown", "taken", "told")
 )
