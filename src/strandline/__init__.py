@@ -117,8 +117,8 @@ def _meant(name: str) -> str:
     plain = (
         name.removesuffix("Function").removesuffix("Descriptor").removesuffix("State").removesuffix("EventTimeWindows")
     )
-    found = [plain] if plain in __all__ else difflib.get_close_matches(plain, __all__, 1)
-    return f": did you mean '{found[0]}'?" if found else ""
+    similar = [plain] if plain in __all__ else difflib.get_close_matches(plain, __all__, 1)
+    return f": did you mean '{similar[0]}'?" if similar else ""
 
 
 def __dir__() -> list[str]:
