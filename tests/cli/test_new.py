@@ -95,6 +95,16 @@ def test_half_a_project_is_not_left(strandline: Command, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        new.make_project(tmp_path / "visits", "visits")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_it_says_next_can_be_pasted(strandline: Command, tmp_path: Path) -> None:
     before = Path.cwd()
     os.chdir(tmp_path)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
+import threading
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +126,15 @@ def test_damage_is_said_as_such(checkpoint: Path, tmp_path: Path) -> None:
         found.read_all()
 
 
-def test_an_interrupt_while_rows_are_read_is_no_mistake_in_the_query(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-        yield
-
-    monkeypatch.setattr(StateReader, "rows", interrupted)
+@pytest.mark.parametrize("sql", ["SELECT count(*)", "SELECT i"])
+def test_an_interrupt_ends_a_query_while_duckdb_runs_it(checkpoint: Path, sql: str) -> None:
+    began = time.monotonic()
+    timer = threading.Timer(1, partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT))
+    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        ask(checkpoint, "SELECT * FROM op.value")
+        ask(checkpoint, f"{sql} FROM range(5_000_000_000) t(i) WHERE i % 100_000_000_007 = 3")
+    assert time.monotonic() - began < 10
+    timer.join()
 
 
 def test_without_duckdb(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

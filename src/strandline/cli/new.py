@@ -88,7 +88,9 @@ def make_project(target: Path, name: str) -> list[str]:
         hidden.chmod(0o755)
         hidden.rename(target)
     except OSError as error:
+        raise UnavailableError(f"{target} cannot be made: {error.strerror}", hint="give another directory") from None
+    finally:
+        # It is gone once it is the target; a signal leaves nothing of it either.
         if hidden is not None:
             shutil.rmtree(hidden, ignore_errors=True)
-        raise UnavailableError(f"{target} cannot be made: {error.strerror}", hint="give another directory") from None
     return sorted(_FILES.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ class _Source:
     def __init__(self, schema: Callable[[], pa.Schema], rows: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema = schema
         self._rows = rows
-        self.failed: Exception | KeyboardInterrupt | None = None
+        self.failed: Exception | None = None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         schema = self._schema()
@@ -41,7 +42,7 @@ class _Source:
         try:
             for batch in self._rows():
                 yield batch if batch.schema.equals(schema) else batch.cast(schema)
-        except (Exception, KeyboardInterrupt) as error:
+        except Exception as error:
             # DuckDB raises an error of its own: keep this one.
             self.failed = error
             raise
@@ -69,7 +70,7 @@ def query(
     duckdb = _duckdb()
     tables = _distinct(all_tables(snapshot))
     known = [ROWS] * (rows is not None) + [table.name for table in tables]
-    with StateReader(scratch) as reader, duckdb.connect() as database:
+    with StateReader(scratch) as reader, duckdb.connect() as database, ThreadPoolExecutor(1) as thread:
         sources: list[_Source] = []
         try:
             _name_catalog(database, tables)
@@ -89,13 +90,26 @@ def query(
                     f"the query is {' and '.join(kind.name for kind in kinds) or 'empty'}, expected one SELECT",
                     hint="a query only reads; --csv, --json and --parquet write what it gives",
                 )
-            relation = database.sql(sql)
-            batches = relation.to_arrow_reader(_BATCH_ROWS)
+            call = partial(_call, database, thread)
+            batches = call(lambda: database.sql(sql).to_arrow_reader(_BATCH_ROWS))
         except duckdb.Error as error:
             raise _unwrap(error, sources, known, reader.scratch) from error
         yield pa.RecordBatchReader.from_batches(
-            batches.schema, _unwrapping(batches, sources, known, reader.scratch, duckdb.Error)
+            batches.schema, _unwrapping(call, batches, sources, known, reader.scratch, duckdb.Error)
         )
+
+
+def _call(database: Any, thread: ThreadPoolExecutor, function: Callable[[], Any]) -> Any:
+    """Call DuckDB in a thread, and interrupt it if a signal arrives: in the main thread, it would run to its end."""
+    running = thread.submit(function)
+    try:
+        return running.result()
+    except KeyboardInterrupt:
+        # It misses an interrupt that comes before its query runs.
+        while not running.done():
+            database.interrupt()
+            wait([running], 0.1)
+        raise
 
 
 def _name_catalog(database: Any, tables: list[Table]) -> None:
@@ -151,6 +165,7 @@ def _metadata(snapshot: Snapshot, name: str, options: Mapping[str, str] | None) 
 
 
 def _unwrapping(
+    call: Callable[[Callable[[], Any]], Any],
     batches: Iterator[pa.RecordBatch],
     sources: list[_Source],
     known: list[str],
@@ -158,21 +173,17 @@ def _unwrapping(
     failure: type[Exception],
 ) -> Iterator[pa.RecordBatch]:
     try:
-        yield from batches
+        while (batch := call(partial(next, batches, None))) is not None:
+            yield batch
     except (failure, pa.ArrowException, OSError) as error:
         raise _unwrap(error, sources, known, scratch) from error
 
 
 def _unwrap(error: Exception, sources: list[_Source], known: list[str], scratch: Path) -> StrandlineError:
-    """Return the StrandlineError of a source, or else wrap DuckDB's.
-
-    Raises UnavailableError if a disk is full, and the KeyboardInterrupt that arrived while rows were read.
-    """
+    """Return the StrandlineError of a source, or else wrap DuckDB's. Raises UnavailableError if a disk is full."""
     for source in sources:
         if isinstance(source.failed, StrandlineError):
             return source.failed
-        if isinstance(source.failed, KeyboardInterrupt):
-            raise source.failed
         refuse_full_disk(source.failed, scratch)
     refuse_full_disk(error, scratch)
     names = known + [f"{METADATA}.{name}" for name in METADATA_TABLES]
