@@ -222,7 +222,7 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(
             assert run.status().state == "running"
         read = max((case.root / "in").glob("*.json"))
         hidden = read.rename(case.root / "hidden")
-        with pytest.raises(sl.errors.ConfigurationError, match=f"1 file is gone .*{read.name}"):
+        with pytest.raises(sl.errors.ConfigurationError, match=f"1 file is missing .*{read.name}"):
             run.rollback(first.checkpoint)
         assert run.status().state == "running"
         hidden.rename(read)
