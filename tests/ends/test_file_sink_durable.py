@@ -90,7 +90,7 @@ def test_a_way_that_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypat
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(filesystem, "sync_directory", sync)
-    with pytest.raises(UnavailableError, match="cannot be made"):
+    with pytest.raises(UnavailableError, match="cannot be created"):
         sink_at(tmp_path / "a" / "out", 1, fsync=True)
 
 
