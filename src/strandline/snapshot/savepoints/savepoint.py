@@ -10,7 +10,7 @@ A failure before the last step leaves no savepoint; `discard` removes the files.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -163,14 +163,8 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     # 2. Create the manifest.
     create_manifest(folder, METADATA, MANIFEST.encode(manifest))
     hit("savepoint.published")
-    # 3. Delete leftovers of writers, and the mark.
-    delete_unnamed(folder, there, manifest.stored())
-
-
-def delete_unnamed(folder: Folder, paths: Iterable[str], stored: Iterable[FileRef]) -> None:
-    """Delete files of a savepoint that its manifest does not name. Keep other paths: a subfolder may be a savepoint."""
-    named = {file.path for file in stored}
-    delete_quietly(folder, [path for path in paths if path not in named and path.startswith((*_WRITTEN, WRITING))])
+    # 3. Delete leftovers of writers, and the mark: the folder was empty. A subfolder may be a savepoint by now.
+    delete_quietly(folder, [path for path in there if path not in named and path.startswith((*_WRITTEN, WRITING))])
 
 
 def create_manifest(folder: Folder, path: str, data: bytes) -> None:

@@ -22,7 +22,7 @@ from strandline.core.scratch import Scratch
 from strandline.format.manifest import FileRef
 from strandline.snapshot.opening.deletion import DELETING
 from strandline.snapshot.opening.snapshot import METADATA, Snapshot
-from strandline.snapshot.savepoints.savepoint import WRITING, create_manifest, delete_unnamed
+from strandline.snapshot.savepoints.savepoint import WRITING, create_manifest
 
 _ELSEWHERE = "name another folder"
 
@@ -78,9 +78,6 @@ def copy_snapshot(
     # 3. Create the manifest, which completes the snapshot.
     hit("copy.publish")
     create_manifest(target, path, data)
-    # 4. Delete another copy's leftovers from a savepoint's folder: a reader of data/*.parquet would read them, too.
-    if is_savepoint:
-        delete_unnamed(target, there, stored)
     return CopyResult(len(stored), sum(f.size for f in stored), len(sent), sum(f.size for f in sent))
 
 
