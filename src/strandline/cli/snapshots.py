@@ -85,7 +85,7 @@ def list_(
     snapshots = [summary for summary in summaries if job in (None, summary.job)]
     if not snapshots:
         folder = open_folder(url, options, fsync=False)
-        paths = job_paths(folder)
+        paths = job_paths(info.path for info in folder.list())
         if not paths and not summaries:
             raise nothing_error(folder)
         if job is not None and job not in {path.rpartition("/")[2] for path in paths}:

@@ -55,7 +55,8 @@ def job_directory(directory: str, job: str, options: Sequence[str] | None) -> Jo
     folder = open_folder(directory, parse_options(options))
     jobdir = JobDirectory(folder.store, job)
     if next(jobdir.list(), None) is None:
-        raise no_job_error(folder, job, [path for path in job_paths(folder) if "/" not in path])
+        jobs = job_paths(info.path for info in folder.list())
+        raise no_job_error(folder, job, [path for path in jobs if "/" not in path])
     return jobdir
 
 
@@ -78,13 +79,6 @@ def snapshot_url(place: str, options: Mapping[str, str]) -> str:
     """Return the url of the snapshot at a place: of a directory with one job that is no snapshot, that job's folder."""
     folder = open_folder(place, options, fsync=False)
     is_job = next(folder.list(GENERATIONS), None) is not None
-    jobs = [] if is_job or _has_metadata(folder) else job_paths(folder)
+    paths = [] if is_job else [info.path for info in folder.list()]
+    jobs = [] if METADATA in paths else job_paths(paths)
     return f"{folder.url}/{quote(jobs[0])}" if len(jobs) == 1 and jobs[0] else place
-
-
-def _has_metadata(folder: Folder) -> bool:
-    try:
-        folder.head(METADATA)
-    except NotFoundError:
-        return False
-    return True

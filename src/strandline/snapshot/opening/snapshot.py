@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -374,15 +374,15 @@ def as_job(here: Folder) -> JobDirectory | None:
     return None
 
 
-def job_paths(here: Folder) -> list[str]:
-    """Return the paths of the jobs' folders in a folder, "" for the folder itself. Lists all that is in it."""
-    return sorted({match[1] or "" for info in here.list() if (match := _IN_A_JOB.fullmatch(info.path))})
+def job_paths(paths: Iterable[str]) -> list[str]:
+    """Return the folders of jobs that have files of these paths; "" is the folder that they are relative to."""
+    return sorted({match[1] or "" for path in paths if (match := _IN_A_JOB.fullmatch(path))})
 
 
 def nothing_error(here: Folder) -> NotFoundError:
     """Return the error of a folder in which no snapshot is: it names what is there instead."""
     paths = [info.path for info in here.list()]
-    jobs = [path for path in job_paths(here) if path]
+    jobs = [path for path in job_paths(paths) if path]
     savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
     savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+|pins/[0-9a-f]{32})$", path)]
     if jobs or savepoints:
