@@ -2,7 +2,7 @@
 # inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
 
-.PHONY: help setup demo demo-kafka test archive compiled lint format soak soak-ends bench clean
+.PHONY: help setup demo demo-kafka test archive compiled lint format docs soak soak-ends bench clean
 
 help:
 	@printf '%s\n' \
@@ -12,6 +12,7 @@ help:
 	  'make test               linters, types, layers, and every test but the soak tests' \
 	  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
+	  'make docs               build the site of the documentation, with the reference, in build/site' \
 	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
   '                        one again: make soak ARGS="tests/spark/test_faults_slow.py -k seed017"' \
 	  'make soak-ends         twenty minutes in which a job from Kafka into Kafka and PostgreSQL, and all it needs, is killed' \
@@ -53,6 +54,9 @@ lint:
 format:
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
+
+docs:
+	$(RUN) python scripts/docs.py $(ARGS)
 
 soak: archive
 	$(RUN) python -m pytest -m soak $(ARGS)

@@ -1,18 +1,12 @@
-"""Writes docs/reference.md: every public name, its signature and its docstring.
-
-python scripts/reference.py            write it
-python scripts/reference.py --check    fail if it is not what it would write
-"""
+"""The reference: every public name, its signature and its docstring, as Markdown."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,13 +14,6 @@ import strandline as sl
 import strandline.testing
 from strandline.core.errors import StrandlineError
 
-PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
-HEAD = """\
-# Reference
-
-Every public name, from its docstring. This page is written by `python scripts/reference.py`; how the names work
-together is in [guide.md](guide.md).
-"""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Streams": ("session", "spark_settings", "stream", "files_source", "Stream", "KeyedStream",
                 "WindowedStream", "OperatorOptions", "uid"),
@@ -50,13 +37,15 @@ _GIVEN = ("Stream", "KeyedStream", "WindowedStream", "Run", "Status", "Context",
 _PROMPT = re.compile(r"^(>>>|\.\.\.)( |$)")
 
 
-def page() -> str:
-    """Return the page."""
-    return "\n".join([HEAD, *(line for title, names in GROUPS.items() for line in _group(title, names))])
+def pages() -> dict[str, str]:
+    """Return each page by its file's name."""
+    return {
+        f"{title.lower().partition(',')[0].replace(' ', '-')}.md": "\n".join([f"# {title}\n", *_page(names)])
+        for title, names in GROUPS.items()
+    }
 
 
-def _group(title: str, names: tuple[str, ...]) -> Iterator[str]:
-    yield f"## {title}\n"
+def _page(names: tuple[str, ...]) -> Iterator[str]:
     for name in names:
         thing = strandline.testing if name == "testing" else getattr(sl, name)
         if isinstance(thing, ModuleType):
@@ -76,7 +65,7 @@ def _names_of(module: ModuleType) -> list[str]:
 
 
 def _described(name: str, thing: Any) -> Iterator[str]:
-    yield f"### {name}\n"
+    yield f"## {name}\n"
     if not inspect.isclass(thing):
         if callable(thing):
             yield _signature(name, thing)
@@ -94,9 +83,9 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         short = name.rpartition(".")[2]
         if isinstance(value, property):
             kind = f": {_plain(value.fget.__annotations__['return'])}" if value.fget else ""
-            yield f"#### {short}.{member}\n\n```text\n{member}{kind}\n```\n"
+            yield f"### {short}.{member}\n\n```text\n{member}{kind}\n```\n"
         else:
-            yield f"#### {short}.{member}\n\n{_signature(member, value)}"
+            yield f"### {short}.{member}\n\n{_signature(member, value)}"
         yield _prose(value.__doc__)
 
 
@@ -185,19 +174,3 @@ def _prose(text: str | None) -> str:
     if fence:
         out.append("```")
     return "\n".join(out) + "\n"
-
-
-def main() -> int:
-    """Write or check the page."""
-    made = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(made, encoding="utf-8")
-        return 0
-    if PAGE.read_text(encoding="utf-8") == made:
-        return 0
-    print("docs/reference.md is not what docstrings say: run python scripts/reference.py", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
