@@ -1095,6 +1095,16 @@ def test_delta_tables_that_want_more_of_a_writer_are_refused(delta: Place) -> No
         tried(delta.make(), NAMES)
 
 
+def test_files_that_are_compacted_while_they_are_taken_back_are_reported(delta: Place, caplog: Any) -> None:
+    sink = delta.start()
+    sink.commit(first := stage(sink, 1, [(1, "a")]))
+    sink.commit([*first, *stage(sink, 2, [(2, "b")])])
+    before_next(sink := delta.make(), "_properties", lambda: delta.table().optimize.compact())
+    delta.go_on(sink, first, 1)
+    assert delta.pairs() == [(1, "a"), (2, "b")]
+    assert "rows of later epochs, up to 2" in caplog.text
+
+
 def test_an_append_only_table_takes_nothing_back(delta: Place) -> None:
     configuration: Any = {"delta.appendOnly": "true"}
     schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
