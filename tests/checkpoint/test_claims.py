@@ -9,6 +9,7 @@ import pytest
 
 from strandline.checkpoint.generation import CLAIM, ClaimRecord, claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import choose
 from strandline.core.errors import ConfigurationError, ConflictError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.frame import frame
@@ -212,3 +213,17 @@ def test_one_that_is_replaced_while_it_cleans_up_is_told_so(
         run.coordinator.advance()
     assert newer[0].coordinator.confirmed is not None
     assert newer[0].coordinator.confirmed.checkpoint == 2
+
+
+def test_a_listing_without_the_own_claim_is_not_believed(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """S3's client takes an error, or a proxy's page, that comes with status 200 for an empty listing."""
+    Run(store, tmp_path, clock).checkpoint()
+    jobdir = JobDirectory(store, "job")
+    owned, listing = claim(jobdir, clock), store.inner.list
+    store.inner.list = lambda prefix: iter(())  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="listing lacks generations/2"):
+        choose(jobdir, owned)
+    store.inner.list = listing  # type: ignore[method-assign]
+    assert choose(jobdir, owned).manifest is not None

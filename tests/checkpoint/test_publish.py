@@ -10,7 +10,7 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, CorruptionError, FencedError
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, stored
@@ -172,6 +172,47 @@ def test_any_error_of_the_last_write_leaves_doubt(run: Run, store: FaultyStore) 
     assert found is not None
     assert found.checkpoint == 2
     assert_restorable(run.jobdir, found)
+
+
+def test_any_error_of_the_look_at_a_conflict_leaves_doubt(run: Run, store: FaultyStore) -> None:
+    """The client has tried again after a lost answer, and conflicts with itself."""
+    delivered(run)
+    create, get = store.inner.create, store.inner.get
+
+    def denied(path: str) -> bytes:
+        raise ConfigurationError("the token has expired")
+
+    def written_and_conflicting(path: str, data: bytes) -> None:
+        create(path, data)
+        store.inner.get = denied  # type: ignore[method-assign]
+        raise ConflictError("an object is already there")
+
+    store.inner.create = written_and_conflicting  # type: ignore[method-assign]
+    assert run.coordinator.advance() is None
+    store.inner.create, store.inner.get = create, get  # type: ignore[method-assign]
+    run.coordinator.advance()
+    found = choose(run.jobdir).manifest
+    assert found is not None
+    assert found.checkpoint == 2
+    assert_restorable(run.jobdir, found)
+
+
+def test_a_manifest_in_doubt_that_appears_after_its_deletion_does_not_stay(run: Run, store: FaultyStore) -> None:
+    delivered(run)
+    create, late = store.inner.create, []
+
+    def delayed(path: str, data: bytes) -> None:
+        late.append((path, data))
+        raise UnavailableError("no answer")
+
+    store.inner.create = delayed  # type: ignore[method-assign]
+    assert run.coordinator.advance() is None
+    store.inner.create = create  # type: ignore[method-assign]
+    run.checkpoint()
+    ((path, data),) = late
+    create(path, data)
+    newest = run.checkpoint()
+    assert list(read_catalog(run.jobdir).manifests) == [newest]
 
 
 def test_a_driver_that_takes_over_keeps_what_was_in_doubt(

@@ -65,6 +65,18 @@ def test_who_knows_the_ids_has_each_row_once(check: Check) -> None:
     check(trial_of(batch_size=4))
 
 
+def test_the_staging_place_may_change_when_no_rows_wait(tmp_path: Path) -> None:
+    """The record of what was delivered is in the former one."""
+    trial = trial_of(staging=tmp_path / "one")
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    idle = trial.stage(sink)
+    trial.make = trial_of(staging=tmp_path / "two").make
+    sink = trial.start(idle, 1)
+    sink.commit(trial.stage(sink, 2))
+    trial.expect(1, 2)
+
+
 def test_an_older_run_calls_no_more() -> None:
     trial = trial_of()
     older = trial.start()

@@ -69,9 +69,9 @@ def test_a_staged_file_that_was_deleted_stops_the_job(tmp_path: Path, in_the_mid
     sink = started(tmp_path, 1)
     pending = staged(sink, 1)
     if in_the_middle:
+        more = staged(sink, 2)
         commit_crashing(sink, pending, "sink.file_shown")
-        sink = sink_at(tmp_path, 2)
-        pending += staged(sink, 2)
+        pending += more
     victim = sorted(tmp_path.glob("_strandline/*/g*/epoch-*/part-*"))[-1]
     victim.unlink()
     for generation in (3, 4):

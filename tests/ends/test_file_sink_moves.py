@@ -110,6 +110,27 @@ def test_a_directory_that_is_moved_while_the_job_runs(tmp_path: Path, failpoint:
     assert visible(moved) == rows(1)
 
 
+@pytest.mark.parametrize("when", ["runs", "starts"])
+def test_a_disk_that_is_unmounted_and_mounted_again(tmp_path: Path, when: str) -> None:
+    """Rows that were shown below the mount point would not be among the others later."""
+    out, disk = tmp_path / "out", tmp_path / "disk"
+    sink = started(out, 1)
+    sink.commit(staged(sink, 1))
+    out.rename(disk)
+    out.mkdir()
+    if when == "starts":
+        sink = started(out, 2, [], 1)
+        for epoch in (2, 3):
+            sink.commit(staged(sink, epoch))
+        out.rename(tmp_path / "below")
+        disk.rename(out)
+    pending = staged(sink, 4)
+    with pytest.raises(UnavailableError, match="moved or deleted"):
+        sink.commit(pending)
+    with pytest.raises(CorruptionError, match="the record of the run that staged it"):
+        started(out, 3, pending, 4)
+
+
 def test_a_directory_that_is_moved_while_a_commit_is_done_again(tmp_path: Path) -> None:
     """That a staged file is missing says, then, that it was shown: unless the record is missing as well."""
     out, moved = tmp_path / "out", tmp_path / "moved"

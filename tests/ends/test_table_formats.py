@@ -637,6 +637,22 @@ def test_snapshots_that_expire_take_no_record_along(tmp_path: Path) -> None:
     assert place.pairs() == [(1, "a"), (7, "other")]
 
 
+@pytest.mark.parametrize("value", [None, 1])
+def test_a_record_that_another_program_removes_or_sets_back_deletes_no_files(tmp_path: Path, value: Any) -> None:
+    """A start would take the table's files for those of epochs that were never added."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    for epoch in (1, 2):
+        sink.commit(staged := stage(sink, epoch, [(epoch, "a")]))
+        if epoch == 1:
+            (before,) = [each for each in place.table().properties.items() if each[0].startswith("strandline.sink.")]
+    with place.table().transaction() as transaction:
+        transaction.set_properties(dict([before])) if value else transaction.remove_properties(before[0])
+    with pytest.raises(CorruptionError, match="less of the job's rows"):
+        place.start(staged, 2)
+    assert place.pairs() == [(1, "a"), (2, "a")]
+
+
 def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path) -> None:
     """Those between it and what the table shows are expired."""
     place = Place("iceberg", tmp_path / "place")
@@ -1077,6 +1093,16 @@ def test_delta_tables_that_want_more_of_a_writer_are_refused(delta: Place) -> No
     delta.table().alter.add_constraint({"positive": "k > 0"})
     with pytest.raises(ConfigurationError, match=r"delta.constraints.positive = k > 0"):
         tried(delta.make(), NAMES)
+
+
+def test_files_that_are_compacted_while_they_are_taken_back_are_reported(delta: Place, caplog: Any) -> None:
+    sink = delta.start()
+    sink.commit(first := stage(sink, 1, [(1, "a")]))
+    sink.commit([*first, *stage(sink, 2, [(2, "b")])])
+    before_next(sink := delta.make(), "_properties", lambda: delta.table().optimize.compact())
+    delta.go_on(sink, first, 1)
+    assert delta.pairs() == [(1, "a"), (2, "b")]
+    assert "rows of later epochs, up to 2" in caplog.text
 
 
 def test_an_append_only_table_takes_nothing_back(delta: Place) -> None:

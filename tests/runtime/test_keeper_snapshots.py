@@ -121,6 +121,16 @@ def test_only_the_confirmed_local_copy_stays(nursery: Nursery) -> None:
     assert {path.name for path in keeper.directory.iterdir()} == {"chk-2", "keeper.lock"}
 
 
+def test_what_a_killed_keeper_left_of_a_local_copy_is_removed(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    report = keeper.checkpoint(1)
+    keeper.kill()
+    # As RocksDB leaves it when it is killed between two links.
+    local_copy(keeper.directory, CheckpointId(1)).with_name("chk-2.tmp").mkdir()
+    nursery.start(generation=2, restore=restore_of(report, 0)).poll()
+    assert {path.name for path in keeper.directory.glob("chk-*")} == {"chk-1"}
+
+
 def test_an_upload_that_nobody_waits_for_is_given_up(nursery: Nursery) -> None:
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.upload.before=sleep:0.3"})
     fill(keeper, 100)

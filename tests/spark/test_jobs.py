@@ -22,6 +22,7 @@ from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, LookUp, LookupValues
 from strandline.core import failpoints
 from strandline.keeper.lookups import LookupResult
+from strandline.spark.base.session import local_dirs
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import LookupWorker
 from strandline.types.datatypes import parse_type
@@ -89,6 +90,20 @@ def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
         files = [path for path in Path(spark.sparkContext._temp_dir).rglob("*") if path.is_file()]
         assert files, "the broadcast is there"
         assert not [path for path in files if b"CountAside" in path.read_bytes() or b"store_url" in path.read_bytes()]
+
+
+def test_a_job_goes_on_after_sparks_directories_were_cleaned_away(spark: Any, case: Case) -> None:
+    """As clean-up of /tmp does while the job has nothing to do."""
+    case.add(1)
+    out = small.source(spark, case.root / "in")
+    job = small.job(sl.stream(out), case.root, case.local_dir, restart=sl.Restart(attempts=2, delay=0))
+    with job.start(spark) as run:
+        settle(run)
+        for directory in local_dirs(spark):
+            shutil.rmtree(directory)
+        case.add(1)
+        eventually(lambda: run.glance().epoch == 2, "the next epoch, of a new attempt", 60)
+        assert run.glance().restarts == 1
 
 
 def test_a_constant_key(spark: Any, case: Case) -> None:

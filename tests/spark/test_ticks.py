@@ -8,15 +8,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import strandline as sl
-from strandline.core.errors import CorruptionError, KeeperError, SparkError, UnavailableError
+from strandline.core.errors import ConfigurationError, CorruptionError, KeeperError, SparkError, UnavailableError
+from strandline.core.failure import from_failure, to_failure
 from strandline.core.ids import Epoch, Partition
 from strandline.core.times import END_US
+from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
@@ -461,6 +464,16 @@ def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> No
     supervisor = run_of()._supervisor
     assert not supervisor._may_restart(caught.value)
     assert supervisor._may_restart(UnavailableError("storage is away"))
+
+
+def test_a_job_is_restarted_while_its_local_dir_cannot_be_written(tmp_path: Path) -> None:
+    """Its disk may be read-only for a while, after an error. A wrong `local_dir` has been refused at the start."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be used") as caught:
+        Places(tmp_path / "file", "file:///checkpoints", "job").make()
+    supervisor = run_of()._supervisor
+    assert supervisor._may_restart(from_failure(to_failure(caught.value)))
+    assert not supervisor._may_restart(ConfigurationError("the program is wrong"))
 
 
 def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:

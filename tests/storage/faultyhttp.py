@@ -19,12 +19,14 @@ class FaultyHttp:
     """Passes requests on; a share of them, `rate`, fails in one of the ways.
 
     A conditional create whose answer is lost conflicts with itself when it is tried again. So it does here only if
-    `lost_creates` says so: then each does, once. While `denies` is set, nobody may do anything.
+    `lost_creates` says so: then each does, once. While `denies` is set, nobody may do anything. The next uploads in
+    parts, as many as `forgets` says, are forgotten before they are completed.
     """
 
     def __init__(self, endpoint: str, *, seed: int = 0, rate: float = 0.0, lost_creates: bool = False) -> None:
         self.rate = rate
         self.denies = False
+        self.forgets = 0
         self._lost_creates = lost_creates
         self._created: set[str] = set()
         self.happened: Counter[str] = Counter()
@@ -57,6 +59,10 @@ class FaultyHttp:
                     return
                 if fault != UNHEARD:
                     status, headers, answer = self._ask(body)
+                if proxy.forgets and self.command == "POST" and "uploadId=" in self.path:
+                    proxy.forgets -= 1
+                    status, answer = 404, b"<Error><Code>NoSuchUpload</Code><Message>gone</Message></Error>"
+                    headers = [("Content-Length", str(len(answer)))]
                 if fault in (UNHEARD, LOST):
                     self.close_connection = True
                     return

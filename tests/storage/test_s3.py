@@ -67,6 +67,20 @@ def test_a_bucket_that_is_not_there(s3: Seaweed, tmp_path: Path, operation: str)
     assert "create the bucket" in caught.value.hint
 
 
+@pytest.mark.parametrize("operation", ["put", "put_file"])
+def test_an_upload_in_parts_that_is_forgotten_begins_again(s3: Seaweed, tmp_path: Path, operation: str) -> None:
+    proxy = FaultyHttp(s3.options["endpoint"])
+    storage = open_store(s3.url(str(uuid4())), {**s3.options, "endpoint": proxy.endpoint})
+    store = RetryingStore(storage, sleep=lambda seconds: None)
+    data = bytes(12 << 20)
+    proxy.forgets = 2
+    (tmp_path / "f").write_bytes(data)
+    store.put("k", data) if operation == "put" else store.put_file("k", tmp_path / "f")
+    assert proxy.forgets == 0
+    assert store.get("k") == data
+    proxy.close()
+
+
 def test_the_answers_to_all_creates_are_lost(s3: Seaweed, tmp_path: Path) -> None:
     """The service has made the object, and the library tries again: what conflicts is one's own."""
     proxy = FaultyHttp(s3.options["endpoint"], lost_creates=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.core.errors import CheckpointError, ConflictError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.errors import CheckpointError, ConflictError, NotFoundError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
 
 
@@ -39,8 +39,8 @@ def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
             return
     except NotFoundError:
         pass
-    except UnavailableError as error:
-        raise OutcomeUnknownError(f"checkpoint {manifest.checkpoint}: {error.message}") from error
+    except StrandlineError as error:
+        raise OutcomeUnknownError(f"checkpoint {manifest.checkpoint}: {error.message}", hint=error.hint) from error
     claim.check()
     raise NumberTakenError(
         f"checkpoint {manifest.checkpoint}: a driver that was replaced has published under this number",

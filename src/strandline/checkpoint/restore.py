@@ -15,9 +15,9 @@ from strandline.checkpoint.catalog import Catalog, confirm_missing, first_publis
 from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
-from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
+from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id, generation_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
-from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest
 
@@ -66,6 +66,12 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         claim.check()
     catalog = read_catalog(jobdir)
     if claim is not None:
+        if (claim_path := generation_path(claim.generation)) not in catalog.objects:
+            # The client takes an answer to a listing that has an unexpected content for an empty listing.
+            raise UnavailableError(
+                f"{jobdir.url}: the listing lacks {claim_path}, which exists: the newest checkpoint is unknown",
+                hint="check the storage, and proxies before it: a job would lose its state with such a listing",
+            )
         claim.highest_seen = CheckpointId(catalog.next_id - 1)
         claim.life = catalog.life
         claim.restored = catalog.restored

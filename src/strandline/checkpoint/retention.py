@@ -79,6 +79,8 @@ class Retention:
         self._abandoned: dict[str, None] = {}  # ordered, to drop the oldest
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
+        self._late: set[CheckpointId] = set()
+        """Checkpoints that were in doubt, whose manifests may still appear."""
         self._pins = Pins(self._jobdir, self._clock)
         self._pinned: set[str] = set()
         """Garbage that pins keep; a later checkpoint deletes it."""
@@ -163,8 +165,10 @@ class Retention:
                 self._verify_deletion()
             # Right before the deletion, since another driver may restore what it deletes.
             self._claim.check()
-            for checkpoint in self._settled():
-                self._jobdir.delete([manifest_path(checkpoint)])
+            self._late.update(settled := self._settled())
+            # Each time: storage may execute a write after the deletion.
+            self._jobdir.delete(map(manifest_path, sorted(self._late)))
+            for checkpoint in settled:
                 self.discard(self._doubtful.pop(checkpoint))
             for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
@@ -189,7 +193,7 @@ class Retention:
         files = self._garbage.union(*map(self._registry.files_of, overdue))
         files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
         try:
-            invariants.check_deletion(self._jobdir, [*overdue, *settled], files.difference(*staying))
+            invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files.difference(*staying))
         except CorruptionError:
             self._claim.check()  # A newer driver may have deleted files during the verification.
             raise

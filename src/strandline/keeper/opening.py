@@ -53,7 +53,8 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     restoring = None
     if restore is not None and restore.stored is not None:
         restoring = PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
-    for path in directory.glob("db-*"):
+    # RocksDB links a checkpoint's files under a name with `.tmp` first, which a killed keeper leaves.
+    for path in [*directory.glob("db-*"), *directory.glob("chk-*.tmp")]:
         shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])
     database = directory / f"db-{program.generation}"

@@ -265,7 +265,8 @@ class _ObstoreStore:
                 raise ConflictError(f"{where}: an object is already there") from None
             if isinstance(error, FileNotFoundError) and not writing:
                 raise NotFoundError(f"{where}: no such object") from None
-            if isinstance(error, FileNotFoundError):
+            # A service may forget an upload in parts, or that it has completed it: a retry begins a new one.
+            if isinstance(error, FileNotFoundError) and code != "NoSuchUpload":
                 raise ConfigurationError(f"{where}: cannot be written: {what}", hint="does the bucket exist?") from None
             if isinstance(error, _WRONG_SETUP):
                 raise ConfigurationError(f"{where}: {what}", hint=_HINT) from None

@@ -267,6 +267,25 @@ def core_setting(spark: SparkSession, name: str) -> str:
     return str(sc._conf.get(name, ""))
 
 
+def local_dirs(spark: SparkSession) -> list[Path]:
+    """Return the directories in which Spark's driver keeps blocks, among them those of shuffles."""
+    sc: Any = spark.sparkContext
+    blocks = sc._jsc.sc().env()
+    # As fields: py4j cannot call these methods, since not all classes of their signatures can be loaded.
+    for name in ("blockManager", "diskBlockManager"):
+        blocks = sc._jvm.org.apache.commons.lang3.reflect.FieldUtils.readField(blocks, name, True)
+    return list(map(Path, blocks.localDirsString()))
+
+
+def make_local_dirs(spark: SparkSession) -> None:
+    """Make these directories again if clean-up of /tmp has removed them: Spark does not, and fails each epoch."""
+    # Another version of Spark may have other fields: then they are not made.
+    with contextlib.suppress(Exception):
+        for directory in local_dirs(spark):
+            for number in range(int(core_setting(spark, "spark.diskStore.subDirectories") or 64)):
+                (directory / f"{number:02x}").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def task_slots(spark: SparkSession) -> int:
     """Return how many tasks the session's executors run at once: 0 without executors."""
     sc: Any = spark.sparkContext

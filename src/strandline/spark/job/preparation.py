@@ -30,7 +30,7 @@ from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.snapshot.opening.origin import Origin, decide, verify
-from strandline.spark.base.session import core_setting, has_one_process
+from strandline.spark.base.session import core_setting, has_one_process, make_local_dirs
 from strandline.spark.job.attempt import Blueprint, Check
 from strandline.spark.job.compat import check_compatible, check_start, watermark_changes
 from strandline.spark.job.following import parallelism_of
@@ -127,6 +127,7 @@ class Preparation:
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
         parallelisms = {operator.uid: operator.parallelism for operator in operators}
+        make_local_dirs(b.spark)
         exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
         self.cleanup.callback(exchanges.close)
         memory_bytes = self._partition_memory(parallelisms.values())

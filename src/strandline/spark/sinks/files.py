@@ -228,7 +228,7 @@ class FileSink(Sink):
         elsewhere = f", nor below {staged.root}, where it was staged" if staged.root != self.path else ""
         raise CorruptionError(
             f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is missing, "
-            f"and no record says that they were shown{elsewhere}",
+            f"or the record of the run that staged it, and no record says that they were shown{elsewhere}",
             hint="bring the directory back, or move it as a whole, with its _strandline folder, and set the new path; "
             f"without it, {BEGIN_ANEW}",
         )

@@ -39,7 +39,10 @@ class OutputDirectory:
     def knows(self, staged: Committable) -> bool:
         """Whether the epoch is staged here, was shown here, or was being shown."""
         record = self.records.newest
-        return record.covers(staged) or staged in record.intent or self.files.exists(staged.directory)
+        # Each run records its begin before it stages rows: without that, this is another directory, as one that a disk
+        # was mounted over, or unmounted from.
+        has_begun = staged.generation <= record.generation
+        return record.covers(staged) or staged in record.intent or (has_begun and self.files.exists(staged.directory))
 
     def show(self, staged: Sequence[Committable]) -> None:
         """Make these epochs visible, oldest first, each file once, also if an earlier run has begun or finished that.

@@ -185,12 +185,13 @@ class DeltaSink(TableSink):
         self, table: Any, record: CommitRecord, files: Sequence[DataFile], after: Epoch | None = None
     ) -> None:
         seen, now_ms, split = int(table.version()), int(time.time() * 1000), list(table.metadata().partition_columns)
-        actions = self._added(files, split, now_ms, is_new=True)
+        actions, later = self._added(files, split, now_ms, is_new=True), []
         if after is not None:
-            actions += self._later(table, after, now_ms)
+            later = self._later(table, after, now_ms)
         table.create_write_transaction(
-            actions, "append", table.schema(), partition_by=split,
-            commit_properties=self._properties(record, () if after is None else self._gone),
+            [*actions, *later], "append", table.schema(), partition_by=split,
+            # No retry for removals: the library would not notice that another writer has compacted the files.
+            commit_properties=self._properties(record, () if after is None else self._gone, retries=not later),
         )  # fmt: skip
         self._seen = seen
 
@@ -284,13 +285,16 @@ class DeltaSink(TableSink):
             for file in files
         ]  # fmt: skip
 
-    def _properties(self, record: CommitRecord, gone: Collection[str] = ()) -> Any:
+    def _properties(self, record: CommitRecord, gone: Collection[str] = (), *, retries: bool = True) -> Any:
         run = self._opened
         version = (record.generation << _EPOCH_BITS) | record.epoch
         metadata = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
         apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _application(run)]
         transactions = [self._delta.Transaction(app, version) for app in apps]
-        return self._delta.CommitProperties(custom_metadata=metadata, app_transactions=transactions)
+        most = None if retries else 0
+        return self._delta.CommitProperties(
+            custom_metadata=metadata, app_transactions=transactions, max_commit_retries=most
+        )
 
     def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
         """Return the actions that remove files of later epochs of older runs."""

@@ -236,14 +236,15 @@ class IcebergSink(TableSink):
         return record
 
     def in_effect(self, table: Any) -> CommitRecord | None:
-        # A rollback of the table does not change its properties.
-        snapshot, end = table.current_snapshot(), 0
+        # A rollback of the table does not change its properties. Another program may have removed one, or set it back.
+        record, snapshot, end = self.record(table), table.current_snapshot(), 0
         while snapshot is not None:
             if self._is_own(snapshot.summary):
-                return _record_of(snapshot.summary)
+                effective = _record_of(snapshot.summary)
+                return effective if record is not None and effective <= record else None
             end, parent = snapshot.sequence_number or 0, snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
-        record, snapshots = self.record(table), table.snapshots()
+        snapshots = table.snapshots()
         matches = [s for s in snapshots if self._is_own(s.summary) and _record_of(s.summary) == record]
         if not matches:
             # The snapshot has expired.
