@@ -118,7 +118,7 @@ class Exchange:
         if to is not None:
             df = df.where(f"{to} is null or {to} < {self._parallelism}")
         rows = self._shuffled(select(select(df, columns.located), columns.output))
-        united = rows.unionByName(self._ends, allowMissingColumns=True)
+        united = rows.unionByName(self._anchor.rows, allowMissingColumns=True)
         return united.sortWithinPartitions(*columns.order) if columns.order else united
 
     def _shuffled(self, df: DataFrame) -> DataFrame:
@@ -162,9 +162,6 @@ class Exchange:
     def _place(self) -> None:
         """Pin the anchor: the first task that computes a partition of it places the partition."""
         self._anchor = Pinned(self._unplaced)
-        # Spark runs a task of a union on the machine that most parts of the union prefer. Shuffled rows may prefer
-        # another one than the anchor, which therefore comes twice, the second time without rows.
-        self._ends = self._anchor.rows.union(self._anchor.rows.where(F.col(PARTITION) < 0))
 
     def _warm(self) -> None:
         # The first epoch meets the same error and reports it.
