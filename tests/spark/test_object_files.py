@@ -21,7 +21,7 @@ from pyspark.sql.types import DecimalType, LongType, StructField, StructType, Ti
 import strandline as sl
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
-from strandline.spark.base.objectfiles import ObjectFiles
+from strandline.spark.base.filesystem import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import sink_for_pending
 from strandline.spark.sinks.objects import ObjectFormat
