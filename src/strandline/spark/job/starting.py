@@ -106,8 +106,8 @@ class Starting:
         # The files that another job's snapshot covers may be in use by that job.
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
-        changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
-        names = PatternNames(b.spark, spark_dir, place.file_sources, place.files, batch, source_numbers(source))
+        changed = ChangedFiles(place.file_sources, place.files, batch)
+        names = PatternNames(b.spark, spark_dir, place.file_sources, place.files, batch)
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
             source_numbers(source), [names.captured, cleaner.captured, changed.captured, commits.captured],
@@ -133,7 +133,7 @@ class Starting:
         watch = SourceWatch(
             query, between_ms, ends="availableNow" in b.trigger, clock=b.clock if trigger_ms else None
         )  # fmt: skip
-        lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
+        lag = SourceLag(b.spark, source, place.names, place.file_sources, spark_dir, lambda: driver.batch)
         return Attempt(
             b,
             owned,
