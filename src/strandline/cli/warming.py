@@ -23,7 +23,7 @@ _EXIT_TIMEOUT_S = 5.0
 def warm_up() -> None:
     """Make an archive of Spark's classes, which shortens starts.
 
-    Drivers of this machine then start in about half the time. Once for each Java and each Spark, and user; in an image,
+    Jobs of this machine then start in about 60 % of the time. Once for each Java and each Spark, and user; in an image,
     as a step of its making.
     """
     from strandline.spark.base.class_archive import archive_of

@@ -89,7 +89,7 @@ def session(
     A query that finds no rows polls again after 50 ms. `**{"spark.sql.streaming.pollingDelay": "10ms"}`, Spark's
     default, costs a part of a core.
 
-    Sessions of a machine on which `strandline warm-up` was run once start in about half the time.
+    After `strandline warm-up` was run once on a machine, its jobs start in about 60 % of the time.
     """
     java = check_java()
     # Spark would start its workers with the first python3 of the PATH, which may not have this package.
