@@ -13,6 +13,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+_CLOSED = (BrokenPipeError, ConnectionResetError)
 
 
 def main() -> None:
@@ -24,12 +27,26 @@ def main() -> None:
 
     import strandline.spark.keepers.worker  # noqa: F401
     from strandline.keeper.lean import ready_to_fork
-    from strandline.spark.keepers.quiet_worker import serve
 
     os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
     ready_to_fork()
-    pyspark.daemon.worker = partial(serve, pyspark.daemon.worker)
+    pyspark.daemon.worker = partial(_serve, pyspark.daemon.worker)
     pyspark.daemon.manager()
+
+
+def _serve(worker: Any, sock: Any, authenticated: bool) -> Any:
+    """Run Spark's worker, but end without a traceback when Spark closes the connection: it needs no more rows."""
+    sys.unraisablehook = _report
+    try:
+        return worker(sock, authenticated)
+    except _CLOSED:
+        return 1
+
+
+def _report(error: sys.UnraisableHookArgs) -> None:
+    """Report an error of a destructor, except the flush of a file to a connection that Spark has closed."""
+    if not isinstance(error.exc_value, _CLOSED):
+        sys.__unraisablehook__(error)
 
 
 def _renew_in_worker(daemon: int) -> None:
