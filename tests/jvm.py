@@ -36,7 +36,8 @@ _UNUSED = (
 # A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
 # Hadoop starts a process to set a file's permissions, dozens of times a second: Java's own way takes two programs each.
 _LIGHT = (
-    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
+    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK "
+    "-Dspark.strandline.warmup=false"
 )
 GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 """As users have it: the fixture `generated_code`."""
