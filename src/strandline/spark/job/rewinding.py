@@ -66,7 +66,7 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
     source = b.plan.sources.query(names)
-    sources = file_sources(source, names, {node.name: node.cleaning for node in b.plan.sources.nodes})
+    sources = file_sources(source, names, [(node.df, node.cleaning) for node in b.plan.sources.nodes if node.cleaning])
     files = moved_files(b.spark, sources, files)
     place = SourcePlace(manifest, start, list(names), source, files, sources)
     later = list(_later_logs(b, origin)) if sources or place.kafka else []

@@ -29,12 +29,13 @@ from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks.files import FileSink, sink_for_pending
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.filechecks import ChangedFiles
+from strandline.spark.sources.files import open_source_files
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.patternnames import PatternNames
 from strandline.spark.sources.progress import SourceProgress, rewind
-from strandline.spark.streams.filesource import make_cleaner
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,10 @@ class Starting:
         self._cleanup.callback(topics.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
-        cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
+        cleaned = {
+            each.number: open_source_files(b.spark, each.cleaning) for each in place.file_sources if each.cleaning
+        }
+        cleaner = SourceCleaner(cleaned, source_numbers(source))
         self._cleanup.callback(cleaner.close)
         # The files that another job's snapshot covers may be in use by that job.
         if manifest is not None and origin.is_own and batch >= 0:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.spark.sources.checks import Relation, numbered_relations, source_numbers
+from strandline.spark.sources.checks import Relation, leaves_of, numbered_relations, source_numbers
 from strandline.spark.sources.files import Cleaning, HadoopSourceFiles, LocalSourceFiles, modified_ms
 from strandline.spark.sources.log import (
     LoggedFile,
@@ -117,12 +117,18 @@ class LaterLog:
         return {(topic, int(at)) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets}
 
 
-def file_sources(source: DataFrame, names: Sequence[str], cleanings: Mapping[str, Cleaning | None]) -> list[FileSource]:
-    """Return the file sources of a job; `cleanings` are by name."""
+def file_sources(
+    source: DataFrame, names: Sequence[str], cleanings: Iterable[tuple[DataFrame, Cleaning]]
+) -> list[FileSource]:
+    """Return the file sources of a job; `cleanings` are for DataFrames of one source each."""
     relations, numbers = numbered_relations(source), source_numbers(source)
+    cleaned = [(leaf, cleaning) for df, cleaning in cleanings for leaf in leaves_of(df)]
+    by_number = {
+        at: cleaning for at, each in enumerate(leaves_of(source)) for leaf, cleaning in cleaned if leaf.equals(each)
+    }
     all_names = names if len(names) == len(relations) else [""] * len(relations)
     return [
-        FileSource(name, at, relation, cleanings.get(name), numbers)
+        FileSource(name, at, relation, by_number.get(at), numbers)
         for at, (name, relation) in enumerate(zip(all_names, relations, strict=True))
         if relation is not None and relation.is_files
     ]
