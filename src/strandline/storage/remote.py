@@ -23,7 +23,7 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.core.failure import without_credentials
+from strandline.core.failure import without_secrets
 from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.local import LocalStore, downloaded
@@ -90,7 +90,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
     scheme, _, rest = public_url.partition("://")
     bucket = f"{scheme}://{rest.partition('/')[0]}"
     is_open = re.compile(rf"(?:aws_|google_|azure_)?(?:{'|'.join(_OPEN_OPTIONS)})", re.IGNORECASE).fullmatch
-    hide = _hider([parts.password or "", *(value for key, value in config.items() if not is_open(key))])
+    secrets = [parts.password or "", *(value for key, value in config.items() if not is_open(key))]
+    hide = partial(without_secrets, secrets=secrets)
     client: Any = {key: config.pop(key) for key in _CLIENT_OPTIONS if key in config}
 
     def at(url: str) -> Any:
@@ -123,18 +124,6 @@ def remote_url(url: str) -> str:
     # Before an account of Azure, the url has the container, which is not secret.
     is_container = scheme == "abfss" and ":" not in user
     return f"{scheme}://{user + at if is_container else ''}{host}{parts.path.rstrip('/')}"
-
-
-def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that removes secrets and query strings (they may be signed) from a text."""
-    words = sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
-
-    def hide(text: str) -> str:
-        for word in words:
-            text = text.replace(word, "***")
-        return without_credentials(text)
-
-    return hide
 
 
 def _first_line(error: BaseException) -> str:

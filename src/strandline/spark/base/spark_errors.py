@@ -88,7 +88,7 @@ def unwrap_error(error: BaseException) -> BaseException:
     return summarize(error) if isinstance(error, PySparkException | Py4JError) else error
 
 
-def summarize(error: BaseException, where: str = "") -> StrandlineError:
+def summarize(error: BaseException) -> StrandlineError:
     """Return an error of Spark as one of Strandline with one line; `full_text` returns the rest."""
     text = str(error)
     reason = reason_of(text)
@@ -96,10 +96,11 @@ def summarize(error: BaseException, where: str = "") -> StrandlineError:
     kind = f"[{condition[1]}]" if condition else reason.partition(":")[0]
     permanent = isinstance(error, _PERMANENT) or (condition is not None and condition[1] in _PERMANENT_CONDITIONS)
     error_type: type[StrandlineError] = ConfigurationError if permanent else SparkError
+    what = f"Spark {'refused' if permanent else 'failed'}"
     summary = error_type(
-        f"{where}Spark {'refused' if permanent else 'failed'}: {shortened(reason, _MAX_REASON)}",
+        f"{what}: {shortened(reason, _MAX_REASON)}",
         hint="fix the program or what it needs, and start again: a retry would fail again" if permanent else "",
-        discreet=f"{where}Spark {'refused' if permanent else 'failed'}: {kind}",
+        discreet=f"{what}: {kind}",
         is_sparks=True,
     )
     vars(summary)["full_text"] = text
