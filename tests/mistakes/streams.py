@@ -79,7 +79,13 @@ MISTAKES = [
     asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
     asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
     asked("show", lambda: PLAIN.show(), "write .to(sl.sinks.console())"),
-    asked("collect", lambda: KEYED.collect(), "write .to(sl.sinks.memory())"),
+    asked("collect", lambda: PLAIN.collect(), "write .to(sl.sinks.memory()), and read the rows of that sink"),
+    asked("collect behind key_by", lambda: KEYED.collect(), "call .process(…) or .agg(…) first, then .to(sl.sinks.mem"),
+    asked("show of windows", lambda: TUMBLING.show(), "then .to(sl.sinks.console())"),
+    asked("groupBy behind key_by", lambda: KEYED.groupBy("v"), "it has keys already; write .process(…) or .agg(…)"),
+    asked("head", lambda: PLAIN.head(5), "write .to(sl.sinks.console())"),
+    asked("start", lambda: PLAIN.start(), "start a job: sl.Job(…, sinks=[…]).start(spark)"),
+    asked("foreachBatch", lambda: PLAIN.foreachBatch(print), "write .to(sl.sinks.foreach_batch(function))"),
     asked("count", lambda: PLAIN.count(), "write .key_by(…).agg(count=sl.agg.count(), uid=…)"),
     asked("sum", lambda: KEYED.sum("v", uid="u"), "write .agg(column=sl.agg.sum(…), uid=…)"),
     asked("writeStream", lambda: PLAIN.writeStream, "write .to(sl.sinks.files(…))"),
@@ -383,6 +389,11 @@ MISTAKES = [
     ),
     # -- names
     written("a uid that was itself", lambda: sl.uid("a", was="a"), "which is the same", "leave was= out"),
+    written("a uid left out", lambda: KEYED.process(Each(), "n int"), "process() in streams.py:", "no uid", "uid='to"),  # type: ignore[call-arg]
+    written("a uid by its place", lambda: KEYED.process(Each(), "n int", "each"), "has no uid", "by its keyword"),  # type: ignore[call-arg, misc]
+    written("no uid for aggregates", lambda: TUMBLING.agg(n=N), "agg() in streams.py:", "no uid"),  # type: ignore[call-arg]
+    written("no uid for a join", lambda: NARROW.join(NARROW, JOIN), "join() in streams.py:", "no uid"),  # type: ignore[call-arg]
+    written("a uid that is a number", lambda: KEYED.agg(n=N, uid=5), "agg(): uid is 5, expected text"),  # type: ignore[arg-type]
     written("a uid of nothing", lambda: sl.uid("", was="a"), "its name is '', expected text"),
     written("a sink that is none", lambda: PLAIN.to("out/"), "to() was given 'out/', expected a sink", "sl.sinks"),  # type: ignore[arg-type]
 ]

@@ -20,8 +20,8 @@ def check_uid(what: str, uid: Any) -> None:
     """Refuse a missing uid: it identifies the operator's state."""
     if not isinstance(uid, str) or not uid.strip():
         raise ConfigurationError(
-            f"{what} has no uid",
-            hint="give it a name of its own that never changes, for example uid='totals': state is found by it",
+            f"{what} has no uid" if not uid else f"{what}: uid is {uid!r}, expected text",
+            hint="give it a name of its own that never changes, by its keyword: uid='totals'; state is found by it",
         )
 
 
