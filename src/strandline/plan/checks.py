@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -54,7 +56,9 @@ def check_process(process: Any, uid: str) -> None:
         raise ConfigurationError(
             f"operator '{uid}': {type(process).__name__} does not define {method}", hint=_nearest(process, method)
         )
+    declared = declared_states(process)
     if not isinstance(process, BuiltinOperator):
+        _check_declarations(type(process), base, declared, uid)
         _check_methods(process, uid)
     if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
         raise ConfigurationError(
@@ -62,7 +66,6 @@ def check_process(process: Any, uid: str) -> None:
             "would never be called",
             hint="write it as a KeyedProcess",
         )
-    declared = declared_states(process)
     for name, value in vars(process).items():
         if isinstance(value, State) and name not in declared:
             raise ConfigurationError(
@@ -75,6 +78,30 @@ def check_process(process: Any, uid: str) -> None:
                 f"operator '{uid}': {type(process).__name__} assigns to its state '{name}' before it runs",
                 hint=f"leave that out of __init__: each key has a {state.kind} of its own; a Value can have a default=",
             )
+
+
+def _check_declarations(kind: type, base: type, declared: Collection[str], uid: str) -> None:
+    """Refuse states with names of the base class, and states that are written as annotations."""
+    for name in declared:
+        if hasattr(base, name):
+            raise ConfigurationError(
+                f"operator '{uid}': {kind.__name__} declares a state '{name}', which is a name of {base.__name__}",
+                hint=f"give the state another name, such as {name}_state",
+            )
+    for each in kind.__mro__:
+        for name, annotation in inspect.get_annotations(each).items():
+            text = annotation if isinstance(annotation, str) else repr(annotation)
+            if name not in vars(each) and (isinstance(annotation, State) or _STATE_ANNOTATION.match(text)):
+                raise ConfigurationError(
+                    f"operator '{uid}': {kind.__name__} declares no state '{name}': a colon gives only a type",
+                    hint=f"write = in place of the colon: {name} = sl.Value(…)",
+                )
+
+
+_STATE_ANNOTATION = re.compile(
+    r"((<class ')?(sl|strandline)\.([\w.]+\.)?|(?=\w+\())(Value|List|Map|Reducing|Aggregating|Broadcast)\b"
+)
+"""A declaration of a state, or its class, as the text of an annotation; `List[int]` is of typing."""
 
 
 def _check_methods(process: Any, uid: str) -> None:
