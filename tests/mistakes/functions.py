@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core.errors import NullKeyError, OutputError, UserCodeError
@@ -310,11 +310,11 @@ MISTAKES = [
     ),
     gives(
         "a function of pyspark",
-        lambda e, c: [(e.user, SparkSession.active().range(3).count())],
+        lambda e, c: [(e.user, F.lit(lambda: 5))],
         "are for the driver: write plain Python here",
         "broadcast()",
         error=UserCodeError,
-        lines=16,
+        lines=20,
     ),
     mistake(
         "a null key",

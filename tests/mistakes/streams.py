@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -195,6 +196,26 @@ MISTAKES = [
     written("a window as text", lambda: TIMED_KEYED.window("10s"), "expected a kind of window", 'sl.Tumbling("10s")'),  # type: ignore[arg-type]
     written("a window of nothing", lambda: sl.Tumbling("0s"), "a window's size is 0 ms, expected more than 0"),
     written("a window without unit", lambda: sl.Tumbling("10"), "Tumbling: size is '10', expected a duration"),
+    written(
+        "a number as size",
+        lambda: sl.Tumbling(60000),  # type: ignore[arg-type]
+        "Tumbling: size is 60000, expected a duration with its unit",
+        "write it like '60000s' or '60000ms'",
+    ),
+    written("a number as ttl", lambda: sl.TTL(3600), "TTL: its duration is 3600", "'3600s'"),  # type: ignore[arg-type]
+    written("a number as delay", lambda: PLAIN.watermark("ts", 2.5), "watermark: delay is 2.5", "'2.5s'"),  # type: ignore[arg-type]
+    written(
+        "a delay below zero",
+        lambda: PLAIN.watermark("ts", timedelta(seconds=-5)),
+        "watermark: delay is -5 s, expected 0 or more",
+        "leave the minus out",
+    ),
+    written("a size below zero", lambda: sl.Tumbling("-10 min"), "size is '-10 min', expected 0 or more"),
+    written(
+        "a bound as a number",
+        lambda: TIMED_KEYED.join(NARROW, (-5, "1s"), uid="u"),
+        "join: within is -5, expected a duration",
+    ),  # type: ignore[arg-type]
     written("a window that never ends", lambda: sl.Global(), "a Global window never ends", "write Global(count=100)"),
     written("a window of -1 events", lambda: sl.Global(count=-1), "count is -1, expected a positive number"),
     written("late events of a count", lambda: TIMED_KEYED.window(sl.Global(count=1), late="late"), "no late events"),

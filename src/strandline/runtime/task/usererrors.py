@@ -112,7 +112,9 @@ def _hint_for(error: BaseException) -> str:
         return TO_INSTALL
     if isinstance(error, bdb.BdbQuit | EOFError):
         return _TERMINAL
-    if any("pyspark" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(error.__traceback__)):
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Row and types are in types.py, and work anywhere.
+    if any("pyspark" in file.parts and file.name != "types.py" for file in files):
         return _SPARK
     if isinstance(error, TypeError | AttributeError) and "NoneType" in text_of(error):
         line = next((frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
