@@ -107,6 +107,11 @@ class Opens(sl.KeyedProcess):
     def on_event(self, event: Any, ctx: Any) -> Any: ...
 
 
+class Rings(sl.KeyedProcess):
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        ctx.timers.set_processing(ctx.now)
+
+
 class Closes(sl.KeyedProcess):
     n = sl.Value("bigint")
 
@@ -425,6 +430,13 @@ MISTAKES = [
         lambda self, e, c: c.timers.set(c.now),
         "the stream has no event time",
         'watermark("column")',
+    ),
+    mistake(
+        "a timer without on_timer",
+        "run",
+        lambda s: s.run(Rings(), EVENT),
+        "Rings does not define on_timer: write def on_timer(self, timer, ctx)",
+        error=UserCodeError,
     ),
     used(
         "a name that timers do not have",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import dis
 import inspect
 import re
 from collections.abc import Collection, Mapping
@@ -196,3 +197,34 @@ _HINTS = {
     "connect": "a KeyedCoProcess is for a.key_by(…).connect(b.key_by(…)).process(…)",
     "broadcast": "a KeyedBroadcastProcess is for a.key_by(…).broadcast(rules).process(…)",
 }
+
+
+def missing_yield(process: Any, uid: str) -> str:
+    """Return a warning if no call of a function can give a row, most likely for want of a `yield`; else ""."""
+    if not isinstance(process, KeyedProcess) or isinstance(
+        process, BuiltinOperator | KeyedCoProcess | KeyedBroadcastProcess
+    ):
+        return ""
+    kind = type(process)
+    methods = [method for method in (kind.on_event, kind.on_timer) if method is not KeyedProcess.on_timer]
+    if any(_may_give_rows(method) for method in methods):
+        return ""
+    return (
+        f"operator '{uid}': on_event of {kind.__name__} gives no rows: it has no yield, and returns nothing; if it "
+        "should give rows, write yield row"
+    )
+
+
+def _may_give_rows(method: Any) -> bool:
+    """Return False if all that a method does at its end is to return None, and it sends nothing to a side output."""
+    code = getattr(method, "__code__", None)
+    if code is None or inspect.isgeneratorfunction(method) or "emit" in code.co_names:
+        return True
+    steps = list(dis.get_instructions(code))
+    # Python 3.12 and 3.13 have RETURN_CONST; others load the constant before.
+    ends = [
+        step if step.opname == "RETURN_CONST" else steps[at - 1]
+        for at, step in enumerate(steps)
+        if step.opname.startswith("RETURN_") and step.opname != "RETURN_GENERATOR"
+    ]
+    return not ends or any(end.opname not in ("LOAD_CONST", "RETURN_CONST") or end.argval is not None for end in ends)
