@@ -144,13 +144,7 @@ def _run_subject(module: str, subject: str, options: Sequence[str]) -> Result:
                 stdout=sink,
                 stderr=sink,
                 # Spark's Python workers must be this Python, not whichever python3 comes first in PATH.
-                env=os.environ
-                | {
-                    "PYSPARK_PYTHON": sys.executable,
-                    "SPARK_LOCAL_IP": "127.0.0.1",
-                    # Nothing is to run behind a round.
-                    "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Dspark.strandline.warmup=false",
-                },
+                env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
                 check=False,
             ).returncode
         if code == 0 and answer.exists():

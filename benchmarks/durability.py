@@ -78,7 +78,7 @@ class Job:
             partitions=[],
         )
         self._coordinator = Coordinator(
-            self._jobdir, owned, Checkpoints(directory, every=0), clock, choice.next_id, None, [plan],
+            self._jobdir, owned, Checkpoints(directory, every="0s"), clock, choice.next_id, None, [plan],
             lambda manifest: None,
         )  # fmt: skip
 

@@ -66,7 +66,7 @@ def tell(home: Path, monitor: Monitor, seconds: float, seed: int, cleanup: conte
     generator = start_generator(home / "payments", seed)
     cleanup.callback(end_process, generator)
     # A demonstration leaves nothing behind, nor anything at work.
-    spark = sl.session("strandline-demo", spark_strandline_warmup="false", **session_settings(home))
+    spark = sl.session("strandline-demo", **session_settings(home))
     cleanup.callback(quietly, spark.stop)
     # PySpark's own handler would cancel Spark's jobs first, and that would look like a failure of the job.
     signal.signal(signal.SIGINT, signal.default_int_handler)

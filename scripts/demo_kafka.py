@@ -71,7 +71,7 @@ def run_job(servers: str, home: Path) -> None:
         # Elsewhere it is sl.kafka.session_settings(): these were fetched with the broker.
         "spark.jars": ",".join(map(str, kafkaserver.connector())),
     }
-    spark = sl.session("strandline-demo-kafka", log_dir=home / "logs", spark_strandline_warmup="false", **settings)
+    spark = sl.session("strandline-demo-kafka", log_dir=home / "logs", **settings)
     run = build_job(spark, servers, home).start(spark)
     while not (home / STOP).exists():
         run.await_termination(0.2)

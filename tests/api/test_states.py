@@ -180,7 +180,7 @@ def test_state_outside_of_a_job_says_so(state: str) -> None:
 
 
 def test_checkpoints() -> None:
-    given = Checkpoints("/tmp/x", every="10s", timeout="1 min", min_pause=0.5, storage_options={"secret": "hush"})
+    given = Checkpoints("/tmp/x", every="10s", timeout="1 min", min_pause="500ms", storage_options={"secret": "hush"})
     assert (given.interval_ms, given.timeout_ms, given.min_pause_ms) == (10_000, 60_000, 500)
     assert Checkpoints("/tmp/x").interval_ms is None
     assert Checkpoints("/tmp/x", every=0).interval_ms == 0

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.spark.base import auto_warmup
-from strandline.spark.base.class_archive import archive_of, class_options, failure_of
+from strandline.spark.base.class_archive import archive_of, class_options
 from strandline.spark.base.session import check_java
 from tests.cli.conftest import Command, environment
 from tests.runtime.clients import eventually
 
-Behind = subprocess.Popen[str]
+Maker = subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(archive: Path) -> None:
-    archive.parent.mkdir(parents=True)
+    archive.parent.mkdir(parents=True, exist_ok=True)
     archive.write_bytes(b"classes")
 
 
@@ -96,15 +95,13 @@ def test_a_java_that_does_not_start_leaves_nothing(process: Command, archive: Pa
 
 
 @pytest.fixture
-def behind(tmp_path: Path, archive: Path, broken_java: Path, local_dir: Path) -> Iterator[Callable[[], Behind]]:
-    """Starts what makes an archive behind a driver that has ended. Its directories are the test's own."""
+def making(archive: Path, broken_java: Path, local_dir: Path) -> Iterator[Callable[[], Maker]]:
+    """Starts the command, which goes on while the test does. Its directories are the test's own."""
     given = {"JAVA_HOME": str(broken_java), "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"], "TMPDIR": str(local_dir)}
-    started: list[Behind] = []
+    command = [sys.executable, "-m", "strandline.cli.main", "warm-up"]
+    started: list[Maker] = []
 
-    def start() -> Behind:
-        driver = subprocess.Popen([sys.executable, "-c", ""])
-        driver.wait()
-        command = [sys.executable, "-m", "strandline.cli.warming", str(driver.pid)]
+    def start() -> Maker:
         started.append(subprocess.Popen(command, env=environment(**given), stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -114,52 +111,26 @@ def behind(tmp_path: Path, archive: Path, broken_java: Path, local_dir: Path) ->
         each.communicate()
 
 
-@pytest.mark.parametrize("why_not", ["", "no epoch", "archive", "failure", "room"])
-def test_a_driver_leaves_it_to_another_process_to_make_one(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
-) -> None:
-    java, started = check_java(), list[list[str]]()
-    monkeypatch.setattr(auto_warmup, "_missing", [])
-    monkeypatch.setattr(auto_warmup, "_has_run_epoch", False)
-    monkeypatch.setattr("strandline.spark.base.auto_warmup.atexit.register", lambda function: None)
-    monkeypatch.setattr(
-        "strandline.spark.base.auto_warmup.subprocess.Popen", lambda command, **given: started.append(command)
-    )
-    auto_warmup.create_at_exit(java)
-    if why_not != "no epoch":
-        auto_warmup.note_epoch()
-    archive.parent.mkdir(parents=True)
-    if why_not in ("archive", "failure"):
-        (archive if why_not == "archive" else failure_of(archive)).touch()
-    if why_not == "room":
-        monkeypatch.setattr(auto_warmup, "_ROOM_BYTES", 1 << 62)
-    auto_warmup._at_exit()
-    wanted = [sys.executable, "-m", "strandline.cli.warming", str(os.getpid())]
-    assert started == ([] if why_not else [wanted])
-
-
-def test_behind_a_driver_it_is_tried_once(behind: Callable[[], Behind], broken_java: Path) -> None:
-    _, said = behind().communicate(timeout=60)
-    assert said == "", "nobody is there to read it"
-    failure = failure_of(archive_of(str(broken_java / "bin" / "java")))
-    assert "no room" in failure.read_text()
-    assert [*failure.parent.iterdir()] == [failure]
-
-
-def test_two_drivers_have_one_made(behind: Callable[[], Behind], broken_java: Path, local_dir: Path) -> None:
+def test_two_at_once_make_one(making: Callable[[], Maker], broken_java: Path, local_dir: Path) -> None:
     (broken_java / "bin" / "then").write_text(f"touch {local_dir}/begun\nsleep 60\n")
-    first = behind()
+    first = making()
     eventually((local_dir / "begun").exists, "the first to begin")
-    assert behind().wait(60) == 0
-    assert first.poll() is None
+    (local_dir / "begun").unlink()
+    second = making()
+    assert second.stderr is not None
+    assert "running a small job" in second.stderr.readline()
+    made(archive_of(str(broken_java / "bin" / "java")))
+    first.kill()
+    assert second.wait(60) == 0
+    assert not (local_dir / "begun").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_one_that_is_ended(
-    behind: Callable[[], Behind], broken_java: Path, local_dir: Path, number: int
+    making: Callable[[], Maker], broken_java: Path, local_dir: Path, number: int
 ) -> None:
     (broken_java / "bin" / "then").write_text(f"echo $$ > {local_dir}/begun\nexec sleep 60\n")
-    maker = behind()
+    maker = making()
     eventually(lambda: (local_dir / "begun").exists() and (local_dir / "begun").read_text(), "it to begin")
     java = Path("/proc") / (local_dir / "begun").read_text().strip()
     maker.send_signal(number)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import strandline as sl
 from strandline.spark.sinks import Connection, Target, Transactional, Writer
+from strandline.storage.remote import open_store
 from tests.mistakes.table import Mistake, Stage, mistake
 
 BROKER = "one:9092"
@@ -95,7 +98,26 @@ def transactional(name: str, *said: str, **given: Any) -> Mistake:
     return made(f"transactional: {name}", lambda: Transactional(**whole), "sinks.Transactional()", *said)
 
 
+def without_credentials(stage: Stage) -> None:
+    """Write into a bucket from a machine without credentials, whose metadata service is not there either."""
+    patch = pytest.MonkeyPatch()
+    stage.after.append(patch.undo)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        patch.delenv(name)
+    stage.place = "start"
+    open_store("s3://bucket/ck", {"metadata_endpoint": "http://127.0.0.1:9"}).put("claim", b"")
+
+
 MISTAKES = [
+    mistake(
+        "a bucket without credentials",
+        "start",
+        without_credentials,
+        "s3://bucket/ck/claim: there are no credentials: storage_options and the environment have none",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the driver and the executors",
+        "storage_options={…}",
+        error=sl.errors.AccessError,
+    ),
     # -- into Kafka
     kafka(
         "servers without a port",

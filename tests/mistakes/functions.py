@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core.errors import NullKeyError, OutputError, UserCodeError
 from strandline.runtime.state import timers
+from strandline.runtime.task.usererrors import refuse_breakpoint
 from strandline.testing import events
 from tests.mistakes.table import Mistake, Stage, mistake
 
@@ -37,10 +40,11 @@ def gives(
     *said: str,
     error: type[Exception] = OutputError,
     event: Any = EVENT,
+    lines: int = 12,
     **more: Any,
 ) -> Mistake:
     """Return the mistake of an on_event that returns this."""
-    return mistake(name, "run", lambda s: s.run(Gives(what), event, **more), *said, error=error)
+    return mistake(name, "run", lambda s: s.run(Gives(what), event, **more), *said, error=error, lines=lines)
 
 
 def process(name: str, made: Callable[[], Any], *said: str, **more: Any) -> Mistake:
@@ -100,6 +104,14 @@ class Locked:
 
     def __call__(self, row: Any) -> Any:
         return row
+
+
+def quit_debugger() -> None:
+    raise bdb.BdbQuit
+
+
+def read_nothing() -> None:
+    raise EOFError("EOF when reading a line")
 
 
 ROWS = "yield each row, or return a list of rows"
@@ -184,6 +196,12 @@ MISTAKES = [
     gives("a misspelt column", lambda e, c: [{"usr": "a", "n": 1}], "misses user and has unknown usr"),
     gives("a value too few", lambda e, c: [("a",)], "has 1 values, expected 2: user, n"),
     gives("a list in place of a row", lambda e, c: [[("a", 1), ("b", 2)]], "the output column 'user' is string"),
+    gives(
+        "a list that is yielded",
+        lambda e, c: iter([[{"user": "a", "n": 1}]]),
+        "several rows in a list or tuple; expected one row",
+        "yield row, not yield [row]",
+    ),
     gives("None as a row", lambda e, c: [None], "an output row is None"),
     gives("text for a number", lambda e, c: [("a", "1")], "the output column 'n' is bigint", "'1' (str)"),
     gives("a float for a bigint", lambda e, c: [("a", 1.5)], "convert it with int() or round()"),
@@ -256,6 +274,47 @@ MISTAKES = [
         lambda e, c: e.__setitem__("n", 5),
         "a record never changes",
         error=UserCodeError,
+    ),
+    gives(
+        "an event unpacked as a dict",
+        lambda e, c: {**e, "n": 2},
+        "an event is a row, not a dict: write {**event._asdict(), …}",
+        error=UserCodeError,
+    ),
+    gives(
+        "the event's time without a watermark",
+        lambda e, ctx: ctx.timestamp.year,
+        "'NoneType' object has no attribute 'year'",
+        "call .watermark('column') before key_by()",
+        error=UserCodeError,
+    ),
+    gives(
+        "a package that is missing",
+        lambda e, c: __import__("no_such_package"),
+        "No module named 'no_such_package'",
+        "install it in the Python environment of all executors",
+        "addPyFile(",
+        error=UserCodeError,
+        lines=16,
+    ),
+    gives(
+        "breakpoint() in a job",
+        lambda e, c: refuse_breakpoint(),
+        "a keeper does not have",
+        "Harness",
+        error=UserCodeError,
+    ),
+    gives("pdb without a terminal", lambda e, c: quit_debugger(), "BdbQuit", "have no terminal", error=UserCodeError),
+    gives(
+        "input() without a terminal", lambda e, c: read_nothing(), "EOFError", "have no terminal", error=UserCodeError
+    ),
+    gives(
+        "a function of pyspark",
+        lambda e, c: [(e.user, F.lit(lambda: 5))],
+        "are for the driver: write plain Python here",
+        "broadcast()",
+        error=UserCodeError,
+        lines=20,
     ),
     mistake(
         "a null key",

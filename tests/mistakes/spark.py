@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
 import strandline as sl
 from strandline.core.errors import ConfigurationError, NotFoundError, OutputError, UserCodeError
 from tests.cli.fabricate import FabricatedJob
@@ -41,9 +44,11 @@ def started(
     return mistake(name, "start", lambda s: s.start(make(s), **more), *said, error=error)
 
 
-def ran(name: str, make: Callable[[Any], Any], *said: str, error: type[Exception]) -> Mistake:
+def ran(
+    name: str, make: Callable[[Any], Any], *said: str, error: type[Exception], lines: int = 12, **given: Any
+) -> Mistake:
     """Return the mistake of a job that ends with its first epoch."""
-    return mistake(name, "run", lambda s: s.start(job(s, make(stream(s)))), *said, error=error)
+    return mistake(name, "run", lambda s: s.start(job(s, make(stream(s)), **given)), *said, error=error, lines=lines)
 
 
 def counted(made: Any, does: Callable[[Any, Any], Any] = lambda e, c: None) -> Any:
@@ -124,8 +129,8 @@ MISTAKES = [
     step(
         "map with the session",
         lambda s: s.map(lambda row: (s._node.df.sparkSession, row.v), "n int"),
-        "map: the function cannot be sent",
-        "session",
+        "map: the function cannot be sent to other processes: it uses a SparkSession, a DataFrame or",
+        "collect a small table into a dict before",
     ),
     started("checkpoints in a job's directory", in_a_job, "is the directory of one job", "give the directory above"),
     started("checkpoints in a checkpoint", lambda s: in_a_job(s, "shared"), "'shared' of a job's directory"),
@@ -165,8 +170,9 @@ MISTAKES = [
     step(
         "the session in a process function",
         lambda s: counted(s, lambda e, c: s._node.df),
-        "Gives cannot be shipped",
-        "open()",
+        "Gives cannot be shipped to other processes: it uses a SparkSession, a DataFrame or",
+        "which only the driver has",
+        "broadcast()",
     ),
     mistake(
         "local files in a JVM of the locale C",
@@ -194,6 +200,24 @@ MISTAKES = [
         lambda s: counted(s, ends_with_a_number),
         "it returned 5, a int, expected rows",
         error=OutputError,
+    ),
+    ran(
+        "a UDF that raises, in a job",
+        lambda s: s.with_column("w", F.udf(lambda v: v // 0, "bigint")("v")),
+        "a Python function of a step of Spark's raised ZeroDivisionError: integer division or modulo by zero",
+        "spark.py, line ",
+        "in <lambda>: lambda s: s.with_column(",
+        "fix the function and start again",
+        error=UserCodeError,
+        restart=sl.Restart(attempts=5, delay="1h"),
+    ),
+    ran(
+        "a SparkSession made in a job",
+        lambda s: counted(s, lambda e, c: [("ann", SparkSession.builder.getOrCreate().range(3).count())]),
+        "a keeper has no Spark",
+        "are for the driver: write plain Python here",
+        error=UserCodeError,
+        lines=30,
     ),
     ran(
         "map of an unknown column in a job",

@@ -19,6 +19,8 @@ class Stateful(sl.KeyedProcess):
     """Does with its states what a test says."""
 
     n = sl.Value("bigint", default=0)
+    bare = sl.Value("bigint")
+    pairs = sl.List("struct<a: int, b: string>")
     kept = sl.Value("bigint", ttl=sl.TTL("1h"))
     pair = sl.Value("struct<a: int, b: string>")
     items = sl.List("string")
@@ -105,6 +107,11 @@ class Opens(sl.KeyedProcess):
     def on_event(self, event: Any, ctx: Any) -> Any: ...
 
 
+class Rings(sl.KeyedProcess):
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        ctx.timers.set_processing(ctx.now)
+
+
 class Closes(sl.KeyedProcess):
     n = sl.Value("bigint")
 
@@ -142,11 +149,16 @@ def change_in_place(self: Any, event: Any, ctx: Any) -> None:
     self.tags.value[0] = "b"
 
 
+def add_to_nothing(self: Any, event: Any, ctx: Any) -> None:
+    self.bare.value += 1
+
+
 def append_to_an_entry(self: Any, event: Any, ctx: Any) -> None:
     self.lists["a"] = [1]
     self.lists["a"].append(2)
 
 
+COUNT = sl.Value("bigint")
 LOST = "changes a copy that is lost: the state stays as it was"
 
 MISTAKES = [
@@ -233,6 +245,13 @@ MISTAKES = [
     ),
     used("list[0] = x", lambda self, e, c: self.items.__setitem__(0, "x"), "self.items.set(…)"),
     used("map + map", lambda self, e, c: self.by + {}, "the Map state itself", "dict(self.by)"),
+    used(
+        "a value without a default",
+        add_to_nothing,
+        "unsupported operand type(s) for +",
+        "declare it with a default",
+        "or test for None",
+    ),
     # -- names that a handle does not have
     used("Spark's get", lambda self, e, c: self.n.get(), "state 'n' is a Value, which has no 'get'; it has .value"),
     used("Spark's update", lambda self, e, c: self.n.update(5), "which has no 'update'", "exists() and clear()"),
@@ -289,10 +308,15 @@ MISTAKES = [
         error=StateTypeError,
     ),
     used(
+        "a field of a list's element",
+        lambda self, e, c: self.pairs.append((1, 2)),
+        "an element does not fit the declared type struct<a:int,b:string>: expected string at .b, got 2 (int)",
+        error=StateTypeError,
+    ),
+    used(
         "a list's element",
         lambda self, e, c: self.items.append(5),
-        "state 'items': element",
-        "expected string",
+        "state 'items': an element does not fit the declared type string: expected string, got 5 (int)",
         error=StateTypeError,
     ),
     used(
@@ -382,6 +406,20 @@ MISTAKES = [
         b=sl.Value("int", was="x"),
     ),
     in_class("renamed in no struct", ("renamed names 'b'",), it=sl.Value("struct<a: int>", renamed={"b": "c"})),
+    in_class(
+        "a state named open",
+        ("Mine declares a state 'open', which is a name of KeyedProcess", "such as open_state"),
+        open=sl.Value("int"),
+    ),
+    in_class("a state named on_timer", ("declares a state 'on_timer'",), on_timer=sl.Map("int", "int")),
+    in_class("a state of batches named close", ("a name of KeyedBatchProcess",), sl.KeyedBatchProcess, close=COUNT),
+    in_class(
+        "a colon for =",
+        ("Mine declares no state 'n': a colon gives only a type", "n = sl.Value(…)"),
+        __annotations__={"n": COUNT},
+    ),
+    in_class("a colon for = in text", ("declares no state 'n'",), __annotations__={"n": 'sl.Value("bigint")'}),
+    in_class("a kind of state as annotation", ("declares no state 'n'",), __annotations__={"n": sl.Map[str, int]}),
     # -- timers
     timed("a timer after a number", lambda ctx: 5000, "5000", "ctx.now + timedelta(seconds=5000)", "5000 / 1000"),
     timed("a timer after a duration", lambda ctx: dt.timedelta(seconds=5), "write ctx.timestamp + "),
@@ -392,6 +430,13 @@ MISTAKES = [
         lambda self, e, c: c.timers.set(c.now),
         "the stream has no event time",
         'watermark("column")',
+    ),
+    mistake(
+        "a timer without on_timer",
+        "run",
+        lambda s: s.run(Rings(), EVENT),
+        "Rings does not define on_timer: write def on_timer(self, timer, ctx)",
+        error=UserCodeError,
     ),
     used(
         "a name that timers do not have",

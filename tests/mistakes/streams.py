@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -79,7 +80,13 @@ MISTAKES = [
     asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
     asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
     asked("show", lambda: PLAIN.show(), "write .to(sl.sinks.console())"),
-    asked("collect", lambda: KEYED.collect(), "write .to(sl.sinks.memory())"),
+    asked("collect", lambda: PLAIN.collect(), "write .to(sl.sinks.memory()), and read the rows of that sink"),
+    asked("collect behind key_by", lambda: KEYED.collect(), "call .process(…) or .agg(…) first, then .to(sl.sinks.mem"),
+    asked("show of windows", lambda: TUMBLING.show(), "then .to(sl.sinks.console())"),
+    asked("groupBy behind key_by", lambda: KEYED.groupBy("v"), "it has keys already; write .process(…) or .agg(…)"),
+    asked("head", lambda: PLAIN.head(5), "write .to(sl.sinks.console())"),
+    asked("start", lambda: PLAIN.start(), "start a job: sl.Job(…, sinks=[…]).start(spark)"),
+    asked("foreachBatch", lambda: PLAIN.foreachBatch(print), "write .to(sl.sinks.foreach_batch(function))"),
     asked("count", lambda: PLAIN.count(), "write .key_by(…).agg(count=sl.agg.count(), uid=…)"),
     asked("sum", lambda: KEYED.sum("v", uid="u"), "write .agg(column=sl.agg.sum(…), uid=…)"),
     asked("writeStream", lambda: PLAIN.writeStream, "write .to(sl.sinks.files(…))"),
@@ -189,6 +196,26 @@ MISTAKES = [
     written("a window as text", lambda: TIMED_KEYED.window("10s"), "expected a kind of window", 'sl.Tumbling("10s")'),  # type: ignore[arg-type]
     written("a window of nothing", lambda: sl.Tumbling("0s"), "a window's size is 0 ms, expected more than 0"),
     written("a window without unit", lambda: sl.Tumbling("10"), "Tumbling: size is '10', expected a duration"),
+    written(
+        "a number as size",
+        lambda: sl.Tumbling(60000),  # type: ignore[arg-type]
+        "Tumbling: size is 60000, expected a duration with its unit",
+        "write it like '60000s' or '60000ms'",
+    ),
+    written("a number as ttl", lambda: sl.TTL(3600), "TTL: its duration is 3600", "'3600s'"),  # type: ignore[arg-type]
+    written("a number as delay", lambda: PLAIN.watermark("ts", 2.5), "watermark: delay is 2.5", "'2.5s'"),  # type: ignore[arg-type]
+    written(
+        "a delay below zero",
+        lambda: PLAIN.watermark("ts", timedelta(seconds=-5)),
+        "watermark: delay is -5 s, expected 0 or more",
+        "leave the minus out",
+    ),
+    written("a size below zero", lambda: sl.Tumbling("-10 min"), "size is '-10 min', expected 0 or more"),
+    written(
+        "a bound as a number",
+        lambda: TIMED_KEYED.join(NARROW, (-5, "1s"), uid="u"),
+        "join: within is -5, expected a duration",
+    ),  # type: ignore[arg-type]
     written("a window that never ends", lambda: sl.Global(), "a Global window never ends", "write Global(count=100)"),
     written("a window of -1 events", lambda: sl.Global(count=-1), "count is -1, expected a positive number"),
     written("late events of a count", lambda: TIMED_KEYED.window(sl.Global(count=1), late="late"), "no late events"),
@@ -383,6 +410,11 @@ MISTAKES = [
     ),
     # -- names
     written("a uid that was itself", lambda: sl.uid("a", was="a"), "which is the same", "leave was= out"),
+    written("a uid left out", lambda: KEYED.process(Each(), "n int"), "process() in streams.py:", "no uid", "uid='to"),  # type: ignore[call-arg]
+    written("a uid by its place", lambda: KEYED.process(Each(), "n int", "each"), "has no uid", "by its keyword"),  # type: ignore[call-arg, misc]
+    written("no uid for aggregates", lambda: TUMBLING.agg(n=N), "agg() in streams.py:", "no uid"),  # type: ignore[call-arg]
+    written("no uid for a join", lambda: NARROW.join(NARROW, JOIN), "join() in streams.py:", "no uid"),  # type: ignore[call-arg]
+    written("a uid that is a number", lambda: KEYED.agg(n=N, uid=5), "agg(): uid is 5, expected text"),  # type: ignore[arg-type]
     written("a uid of nothing", lambda: sl.uid("", was="a"), "its name is '', expected text"),
     written("a sink that is none", lambda: PLAIN.to("out/"), "to() was given 'out/', expected a sink", "sl.sinks"),  # type: ignore[arg-type]
 ]

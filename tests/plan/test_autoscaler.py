@@ -62,7 +62,7 @@ def test_without_executors_nothing_is_decided() -> None:
 def test_as_if_all_looks_were_remembered(
     looks: list[tuple[int, int]], now: int, low: int, more: int, after_ms: int
 ) -> None:
-    follow = FollowExecutors(min=low, max=low + more, after=after_ms / 1000)
+    follow = FollowExecutors(min=low, max=low + more, after=f"{after_ms}ms")
     autoscaler, at_ms = Autoscaler(follow), 0
     seen: list[tuple[int, int]] = []
     for passed_ms, room in looks:

@@ -9,6 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
+from strandline.plan.checks import missing_yield
 from strandline.testing import events
 from tests.spark import functions
 
@@ -232,3 +233,32 @@ def test_jobs(tmp_path: Path) -> None:
     refused(lambda: sl.Job("j", sinks=[], checkpoints=ck), "no sinks")
     late = TIMED_KEYED.window(sl.Tumbling("1s"), late="late").agg(count=sl.agg.count(), uid="totals").side("late")
     refused(lambda: sl.Job("j", sinks=[late.to(sink)], checkpoints=ck), "late events of the operator 'totals' go to a")
+
+
+def of(on_event: Any, **methods: Any) -> Any:
+    return type("Mine", (sl.KeyedProcess,), {"on_event": on_event, **methods})()
+
+
+def forgets(self: Any, event: Any, ctx: Any) -> Any:
+    if event.v < 0:
+        return
+    {"user": ctx.key, "v": event.v}  # noqa: B018
+
+
+def gives(self: Any, event: Any, ctx: Any) -> Any:
+    yield event
+
+
+def refuses(self: Any, event: Any, ctx: Any) -> Any:
+    raise ValueError(event)
+
+
+def test_a_function_without_yield_is_warned_of() -> None:
+    assert missing_yield(of(forgets), "mine") == (
+        "operator 'mine': on_event of Mine gives no rows: it has no yield, and returns nothing; if it should give rows, "
+        "write yield row"
+    )
+    sent = of(lambda self, event, ctx: ctx.emit("late", event))
+    for process in (of(gives), of(lambda s, e, c: [e]), of(forgets, on_timer=gives), of(refuses), of(print), sent):
+        assert missing_yield(process, "mine") == ""
+    assert missing_yield(Match(), "mine") == ""

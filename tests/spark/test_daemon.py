@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 
-from strandline.spark.keepers.pyspark_path import without_zips
+from strandline.spark.keepers.daemon import without_zips
 from tests.runtime.clients import eventually
 
 

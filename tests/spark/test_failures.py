@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import functions as F
 
 import strandline as sl
@@ -253,3 +254,36 @@ def test_what_spark_says_in_a_line() -> None:
     assert reason_of("") == "it gave no reason"
     other = ValueError("nobody's but the program's")
     assert unwrap_error(other) is other
+
+
+def test_which_errors_of_python_functions_end_a_job() -> None:
+    worker = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+
+    def unwrapped(reason: str, *frames: str, kind: type[Exception] = PythonException) -> Any:
+        return unwrap_error(kind(f"{worker}{''.join(frames)}{reason}\n"))
+
+    parse, pandas, loads = (
+        f'  File "{file}", line 3, in {name}\n    {name}(x)\n         ^\n'
+        for file, name in (
+            ("/app/job.py", "parse"),
+            ("/venv/lib/site-packages/pandas/x.py", "divide"),
+            ("/spark/pyspark.zip/pyspark/serializers.py", "loads"),
+        )
+    )
+    error = unwrapped("KeyError: 'b'", parse, pandas)
+    assert type(error) is sl.errors.UserCodeError
+    assert error.message == (
+        "a Python function of a step of Spark's raised KeyError: 'b'\n  /app/job.py, line 3, in parse: parse(x)"
+    )
+    assert "'b'" not in error.discreet
+    # What another system answers may be otherwise the next time.
+    for reason in ("ConnectionError: gone", "RuntimeError: away", "requests.exceptions.HTTPError: 502"):
+        assert type(unwrapped(reason, parse)) is sl.errors.SparkError
+    assert type(unwrapped("ValueError: cut", parse, parse.replace("parse", "read"))) is sl.errors.SparkError
+    # Not of the program, or not of a task.
+    assert type(unwrapped("ValueError: x", loads)) is sl.errors.SparkError
+    assert type(unwrapped("ValueError: x", parse, kind=StreamingQueryException)) is sl.errors.SparkError
+    missing = unwrapped("ModuleNotFoundError: No module named 'rules'", loads)
+    assert type(missing) is sl.errors.ConfigurationError
+    assert "needs a module: No module named 'rules'" in missing.message
+    assert "addPyFile" in missing.hint

@@ -25,7 +25,7 @@ def check(
 ) -> None:
     spark: Any = None
     source = FileSource(name, 0, Relation("json", "x", True, options), Cleaning("", archive))
-    check_files(spark, [source], files, BATCH, (), later)
+    check_files(spark, [source], files, BATCH, later)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_files_that_grow_are_told_of_once(source: Source, caplog: pytest.LogCapt
     other.read("b.json")
     relation = Relation("json", "x", True)
     mine = FileSource("s", 0, relation), FileSource("cleaned", 1, relation, Cleaning(str(other.root)))
-    changes = ChangedFiles(mine, progress(source, other), BATCH, ())
+    changes = ChangedFiles(mine, progress(source, other), BATCH)
     # What was read before is not looked at again.
     (source.root / "a.json").write_text("more")
     source.read("c.json", "d.json")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from strandline.spark.sources import lag
+from strandline.spark.sources.checks import Relation
+from strandline.spark.sources.filechecks import FileSource
 from strandline.spark.sources.lag import SourceLag, _LogFiles, _WaitingFiles, offsets_behind
 
 
@@ -60,7 +62,8 @@ class Spark:
         (self.log / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"logOffset":{batch}}}')
 
     def files(self, glob: str = "*") -> _WaitingFiles:
-        return _WaitingFiles(self.source, glob, "json files", 0, _LogFiles(self.log), [0])
+        relation = Relation("json", "x", True, {"pathglobfilter": glob})
+        return _WaitingFiles(FileSource("", 0, relation, numbers=[0]), self.source, _LogFiles(self.log))
 
 
 @pytest.fixture
@@ -130,8 +133,7 @@ class Query:
 
 def looking(monkeypatch: pytest.MonkeyPatch) -> SourceLag:
     monkeypatch.setattr(lag, "numbered_relations", lambda df: [None])
-    monkeypatch.setattr(lag, "source_numbers", lambda df: [0])
-    return SourceLag(None, None, ["orders"], Path("/nowhere"), lambda: 3)  # type: ignore[arg-type]
+    return SourceLag(None, None, ["orders"], [], Path("/nowhere"), lambda: 3)  # type: ignore[arg-type]
 
 
 def test_a_source_with_offsets_is_as_far_behind_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def names_of(source: Source, **options: str) -> tuple[PatternNames, Callable[...
     directory = source.root.parent / "query"
     relation = Relation("json", "x", True, {"path": str(source.root), **options})
     before = progress(source) if source.steps else {}
-    names = PatternNames(spark, directory, [FileSource("s", 0, relation)], before, BATCH if before else -1, ())
+    names = PatternNames(spark, directory, [FileSource("s", 0, relation)], before, BATCH if before else -1)
 
     def logged(compacted: tuple[int, ...] = ()) -> dict[str, bytes]:
         files = progress(source, compacted=compacted)

@@ -8,8 +8,7 @@ import pytest
 
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.keepers import exchange
-from strandline.spark.keepers.exchange import Exchange, Exchanges, prepare_session
-from strandline.spark.keepers.placing import are_even, lie_evenly
+from strandline.spark.keepers.exchange import Exchange, Exchanges, are_even, lie_evenly, prepare_session
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.spark.job.rate import Rate
+from strandline.spark.job.progress import Rate
 
 
 def test_rows_of_the_last_ten_seconds_count() -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import threading
-import traceback
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from pyspark.logger import PySparkLogger
 
 from strandline.spark.base import quiet
 from strandline.spark.base.quiet import suppress_error_logs
-from strandline.spark.keepers.quiet_worker import end_quietly
 
 
 def test_only_what_is_reported_is_not_logged(caplog: Any) -> None:
@@ -100,20 +95,3 @@ def test_workers_that_spark_needs_no_more_say_nothing(capfd: Any) -> None:
     own = b'Traceback (most recent call last):\n  File "/app.py", line 1, in <module>\n'
     quiet._forward(io.BytesIO(end + gone + b"said\n" + end + other + own + gone + end), None)
     assert capfd.readouterr().err.encode() == b"said\n" + end + other + own + gone + end
-
-
-@pytest.mark.parametrize(("name", "said"), [("pyspark.daemon", ["OSError"]), ("app", ["BrokenPipeError", "OSError"])])
-def test_a_worker_of_sparks_own_daemon_ends_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, capfd: Any, name: str, said: list[str]
-) -> None:
-    daemon = SimpleNamespace(__spec__=SimpleNamespace(name=name), traceback=traceback)
-    monkeypatch.setitem(sys.modules, "__main__", daemon)  # type: ignore[arg-type]
-    end_quietly()
-    for error in (BrokenPipeError(32, "x"), OSError(9, "x")):
-        try:
-            raise error
-        except OSError:
-            daemon.traceback.print_exc()
-    printed = [line.partition(":")[0] for line in capfd.readouterr().err.splitlines() if "Error:" in line]
-    assert printed == said
-    assert daemon.traceback.format_exc is traceback.format_exc

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from strandline.core import errors
 from strandline.core.ids import Generation, Partition
 from strandline.core.settings import Settings
+from strandline.keeper.output import in_pieces
 from strandline.keeper.paths import Places
-from strandline.keeper.pieces import in_pieces
 from strandline.runtime.task.usererrors import user_error as user_error_of
 from strandline.spark.base import task_errors as marks
 from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from email.utils import formatdate
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from strandline.core.errors import ConfigurationError, ConflictError, StrandlineError, UnavailableError
+from strandline.core.failure import without_secrets
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 
@@ -77,7 +79,7 @@ def test_a_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
             retry_config={"max_retries": 0},
         ),
         "s3://bucket/dir",
-        hide=remote._hider([SECRET]),
+        hide=partial(without_secrets, secrets=[SECRET]),
     )
     for operation in (
         lambda: store.get("k"),
@@ -144,9 +146,7 @@ def test_creates_that_meet_are_no_conflict_where_none_was_done() -> None:
 
 
 def test_hiding() -> None:
-    from strandline.storage.remote import _hider
-
-    text = _hider([SECRET, "abc"])(f"PUT https://u:p@h/x?sig=1&t=2 {SECRET} abc")
+    text = without_secrets(f"PUT https://u:p@h/x?sig=1&t=2 {SECRET} abc", [SECRET, "abc"])
     assert text == "PUT https://***@h/x?*** *** abc"
 
 
@@ -173,6 +173,7 @@ def test_download_to_an_absent_directory(tmp_path: Path) -> None:
 FULL = """
 import resource, signal, sys
 from strandline.core.errors import UnavailableError
+from strandline.core.failure import without_secrets
 from strandline.storage.remote import open_store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -92,7 +92,7 @@ def test_late_rows_of_other_joins() -> None:
 
 def test_bounds_that_are_excluded() -> None:
     for bounds, matched in (("[]", [-5, 0, 5]), ("[)", [-5, 0]), ("(]", [0, 5]), ("()", [0])):
-        joined = ORDERS.join(RATES, (dt.timedelta(seconds=-5), 5), uid="j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
+        joined = ORDERS.join(RATES, (dt.timedelta(seconds=-5), "5s"), uid="j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
         with Harness(joined) as h:
             h.push(orders=[("EUR", 1, at(50))], rates=[("EUR", 1.0, at(50 + n)) for n in (-5, 0, 5)])
             assert sorted(seconds(h.output, "rate_at")) == [(50 + n,) for n in matched]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from strandline.core.settings import Duration
 else:
     # Programs for keepers contain OnError, and msgspec decodes no union of str and timedelta.
-    Duration = str | int | float
+    Duration = str
 
 Then = Literal["fail", "skip", "dead-letter"]
 

@@ -28,7 +28,7 @@ class Checkpoints:
     mode: Literal["full", "incremental"] = "incremental"
     retain: int = 1
     timeout: Duration = "10 min"
-    min_pause: Duration = 0
+    min_pause: Duration = "0s"
     tolerable_failures: int | None = 0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
 

@@ -36,7 +36,11 @@ SUPPORTED = {
 
 _MIN_FREE_DISK_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
-_FIND_JAVA = "from strandline.spark.base.session import check_java; print(check_java())"
+_FIND_JAVA = """
+    from strandline.spark.base.class_archive import archive_of
+    from strandline.spark.base.session import check_java
+    java = check_java()
+    print(java, archive_of(java), sep="|")"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def check_java() -> Check:
     """Check Java by the Spark layer, in a child process: importing Spark here would slow down every command."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.run(
-        [sys.executable, "-c", f"try:\n {_FIND_JAVA}\nexcept Exception as e:\n raise SystemExit(str(e))"],
+        [sys.executable, "-c", f"try:{_FIND_JAVA}\nexcept Exception as e:\n raise SystemExit(str(e))"],
         capture_output=True,
         text=True,
         env=environment,
@@ -134,9 +138,10 @@ def check_java() -> Check:
     if process.returncode != 0:
         message, _, step = process.stderr.strip().partition("\n  next step: ")
         return Check("java", False, message or "cannot be found out", step or "install pyspark first")
-    java = process.stdout.strip()
+    java, _, archive = process.stdout.strip().partition("|")
     version = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    return Check("java", True, f"{version.partition(chr(10))[0].strip()}, {java}")
+    advice = "" if Path(archive).exists() else "; `strandline warm-up` would shorten the starts of drivers"
+    return Check("java", True, f"{version.partition(chr(10))[0].strip()}, {java}{advice}")
 
 
 def check_local_dir(local_dir: Path) -> Check:

@@ -40,9 +40,7 @@ def main() -> None:
     """Run the job, and wait until the JVM has written the archive."""
     root = Path(sys.argv[1])
     threading.Thread(target=_end_with_input, daemon=True).start()
-    spark = sl.session(
-        "strandline-warm-up", "local[2]", **{"spark.driver.memory": "1g", "spark.strandline.warmup": "false"}
-    )
+    spark = sl.session("strandline-warm-up", "local[2]", spark_driver_memory="1g")
     (root / "in").mkdir()
     for file in range(3):
         rows = [{"ts": f"2026-01-01T00:{file}{row}:00Z", "user": f"u{row % 3}", "v": row} for row in range(10)]

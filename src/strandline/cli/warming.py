@@ -1,7 +1,4 @@
-"""`strandline warm-up`: makes the archive of Spark's classes that shortens the start of this machine's drivers.
-
-`python -m strandline.cli.warming PID` does the same silently in the background, once that process, a driver, has ended.
-"""
+"""`strandline warm-up`: makes the archive of Spark's classes that shortens the start of this machine's drivers."""
 
 from __future__ import annotations
 
@@ -12,29 +9,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from strandline.cli.output import say, size_text
-from strandline.core.errors import StrandlineError, UnavailableError
+from strandline.core.errors import UnavailableError
 
 _JOB_TIMEOUT_S = 1800.0
 _LINES = 6
-_POLL_S = 0.2
 _EXIT_TIMEOUT_S = 5.0
-_LOWEST_PRIORITY = 19
-_OOM_SCORE = "1000"
-"""The score at which the kernel kills a process before all others when memory is short."""
 
 
 def warm_up() -> None:
     """Make an archive of Spark's classes, which shortens starts.
 
-    Drivers of this machine then start in half the processor time. Once for each Java and each Spark, and user; in an
-    image, as a step of its making. Elsewhere, the first driver has it made when it has ended.
+    Jobs of this machine then start in about 60 % of the time. Once for each Java and each Spark, and user; in an image,
+    as a step of its making.
     """
-    from strandline.spark.base.class_archive import archive_of, failure_of
+    from strandline.spark.base.class_archive import archive_of
     from strandline.spark.base.session import check_java
 
     archive = archive_of(check_java())
@@ -43,10 +35,9 @@ def warm_up() -> None:
         return
     say("running a small job, whose classes are then written; this takes about a minute")
     try:
-        with _exclusive_directory(wait=True) as directory:
+        with _exclusive_directory() as directory:
             if not archive.exists():
                 _make(archive, directory)
-        failure_of(archive).unlink(missing_ok=True)
     except TimeoutError as error:
         raise UnavailableError(f"no archive was made: {error}", hint="try again when the machine has time") from None
     except OSError as error:
@@ -60,35 +51,8 @@ def warm_up() -> None:
         say(f"beside it are {len(others)} of other versions; delete them if you do not use those versions")
 
 
-def main() -> None:
-    """Make the archive when a driver has ended, unless another process makes it; write an error to a file beside it."""
-    from strandline.spark.base.class_archive import archive_of, failure_of
-    from strandline.spark.base.session import check_java
-
-    # Exit on SIGTERM by an exception, so that unfinished files are removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.nice(_LOWEST_PRIORITY)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    driver = Path("/proc", sys.argv[1])
-    while driver.exists():
-        time.sleep(_POLL_S)
-    archive = archive_of(check_java())
-    with contextlib.suppress(BlockingIOError), _exclusive_directory(wait=False) as directory:
-        if archive.exists():
-            return
-        try:
-            _make(archive, directory)
-        except TimeoutError:
-            # Other processes had priority. The next driver starts another attempt.
-            return
-        except (StrandlineError, OSError) as error:
-            with contextlib.suppress(OSError):
-                failure_of(archive).write_text(f"{error}\nstrandline warm-up tries it again\n")
-
-
 @contextlib.contextmanager
-def _exclusive_directory(*, wait: bool) -> Iterator[Path]:
+def _exclusive_directory() -> Iterator[Path]:
     """Lock the making of archives for this user; yield an empty directory, whose path is short enough for sockets."""
     from strandline.core.settings import default_local_dir
 
@@ -96,7 +60,7 @@ def _exclusive_directory(*, wait: bool) -> Iterator[Path]:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = home / "warm-up"
     with (home / "warm-up.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(lock, fcntl.LOCK_EX)
         # A killed process may have left files.
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
@@ -151,7 +115,3 @@ def _cause_of(lines: Sequence[str]) -> str:
     """Return the last lines that Java and the program printed, without Python's tracebacks."""
     messages = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback"))]
     return "\n".join(messages[-_LINES:])
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -72,6 +73,13 @@ def whole(what: str, error: BaseException, *, with_values: bool) -> str:
 def shortened(text: str, most: int = 2000) -> str:
     """Cut a text that quotes values to a length: one value may be a whole file."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Replace secrets in a text, and credentials as `without_credentials` does."""
+    for secret in sorted((each for each in secrets if len(each) >= 4), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return without_credentials(text)
 
 
 def without_credentials(text: str) -> str:

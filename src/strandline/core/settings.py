@@ -17,8 +17,8 @@ from strandline.core.urls import check_local_path
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
-Duration = str | dt.timedelta | int | float
-"""A time such as "10s" or timedelta(seconds=10); a number is of seconds."""
+Duration = str | dt.timedelta
+"""A time such as "10s" or timedelta(seconds=10). A number is refused, since it has no unit."""
 ShowValues = Literal["nowhere", "errors", "logs"]
 _SHOW_VALUES: tuple[ShowValues, ...] = ("nowhere", "errors", "logs")
 
@@ -27,26 +27,35 @@ _DURATION_MS = {
     "m": 60_000, "min": 60_000, "mins": 60_000, "minute": 60_000, "minutes": 60_000,
     "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000, "d": 86_400_000, "day": 86_400_000, "days": 86_400_000,
 }  # fmt: skip
+_DURATION = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_duration_ms(value: Duration, what: str) -> int:
-    """Return the milliseconds of a duration; refuse one that is negative or longer than 10,000 years."""
-    duration_ms: int | None = None
-    seconds = value / dt.timedelta(seconds=1) if isinstance(value, dt.timedelta) else value
+    """Return the milliseconds of a duration; refuse one that is negative, a number or longer than 10,000 years."""
+    text, duration_ms = repr(value), None
     # An infinite number overflows.
     with suppress(OverflowError):
-        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0:
-            duration_ms = round(seconds * 1000)
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
-        if match and match[2] in _DURATION_MS:
+        if isinstance(value, dt.timedelta):
+            seconds = value / dt.timedelta(seconds=1)
+            text, duration_ms = f"{seconds:g} s", round(seconds * 1000)
+        elif isinstance(value, str) and (match := _DURATION.fullmatch(value.lower())) and match[2] in _DURATION_MS:
             duration_ms = round(float(match[1]) * _DURATION_MS[match[2]])
-    if duration_ms is not None and duration_ms <= LONGEST_MS:
+        elif isinstance(value, int | float) and value == 0:
+            duration_ms = 0
+    if duration_ms is not None and 0 <= duration_ms <= LONGEST_MS:
         return duration_ms
+    if duration_ms is not None and duration_ms < 0:
+        raise ConfigurationError(f"{what} is {text}, expected 0 or more", hint="leave the minus out")
     if duration_ms is not None:
-        raise ConfigurationError(f"{what} is {value!r}, expected at most 10,000 years", hint="write a shorter one")
+        raise ConfigurationError(f"{what} is {text}, expected at most 10,000 years", hint="write a shorter one")
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LONGEST_MS:
+        raise ConfigurationError(
+            f"{what} is {text}, expected a duration with its unit",
+            hint=f"write it like '{value:g}s' or '{value:g}ms', or as a timedelta",
+        )
     raise ConfigurationError(
-        f"{what} is {value!r}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
+        f"{what} is {text}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
     )
 
 

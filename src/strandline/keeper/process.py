@@ -39,6 +39,7 @@ from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog
+from strandline.runtime.task.usererrors import refuse_breakpoint
 
 log = logging.getLogger("strandline.keeper")
 
@@ -297,6 +298,9 @@ def serve(arguments: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Ignore a keyboard interrupt, which is for the driver: the keeper ends with its executor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.breakpointhook = refuse_breakpoint
+    # A SparkSession that the user's function makes would start a JVM here: this text has pyspark fail in place of that.
+    os.environ["PYSPARK_GATEWAY_PORT"] = "none, since a keeper has no Spark"
     keeper = Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start, Generation(int(generation)))
     try:
         keeper.run()

@@ -20,9 +20,8 @@ from strandline.core.failure import whole
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import OpenPartition, open_partition
-from strandline.keeper.pieces import in_pieces
+from strandline.keeper.output import KeptOutput, in_pieces
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, LookupAnswer
-from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
 from strandline.runtime.task.task import EpochTimes, Task

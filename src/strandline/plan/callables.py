@@ -11,6 +11,7 @@ import cloudpickle
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import as_exception
+from strandline.runtime.program import pickling_error
 
 
 def check_function(what: str, function: Any, args: Sequence[str], example: str = "") -> None:
@@ -50,10 +51,12 @@ def check_shippable(what: str, function: Any) -> None:
     try:
         cloudpickle.dumps(function)
     except Exception as error:
+        reason, hint = pickling_error(error)
         raise ConfigurationError(
-            f"{what} cannot be sent to other processes: {_why(error)}",
-            hint="let it use no connection, lock, open file, session or DataFrame of the program: make those where it "
-            "runs: at its first call, or in open() of a KeyedProcess",
+            f"{what} cannot be sent to other processes: {reason}",
+            hint=hint
+            or "let it use no connection, lock or open file of the program: make those where it runs: at its "
+            "first call, or in open() of a KeyedProcess",
         ) from None
 
 
@@ -84,9 +87,3 @@ def call(what: str, function: Callable[..., Any], *args: Any) -> None:
             f"{what} gave a {type(result).__name__}, which has not run: it did nothing",
             hint="let it do all before it returns: without yield, and with asyncio.run(…) for what is async",
         )
-
-
-def _why(error: Exception) -> str:
-    """Return the first line of an error of pickling: Spark raises pages."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import dis
+import inspect
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -20,8 +23,8 @@ def check_uid(what: str, uid: Any) -> None:
     """Refuse a missing uid: it identifies the operator's state."""
     if not isinstance(uid, str) or not uid.strip():
         raise ConfigurationError(
-            f"{what} has no uid",
-            hint="give it a name of its own that never changes, for example uid='totals': state is found by it",
+            f"{what} has no uid" if not uid else f"{what}: uid is {uid!r}, expected text",
+            hint="give it a name of its own that never changes, by its keyword: uid='totals'; state is found by it",
         )
 
 
@@ -54,7 +57,9 @@ def check_process(process: Any, uid: str) -> None:
         raise ConfigurationError(
             f"operator '{uid}': {type(process).__name__} does not define {method}", hint=_nearest(process, method)
         )
+    declared = declared_states(process)
     if not isinstance(process, BuiltinOperator):
+        _check_declarations(type(process), base, declared, uid)
         _check_methods(process, uid)
     if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
         raise ConfigurationError(
@@ -62,7 +67,6 @@ def check_process(process: Any, uid: str) -> None:
             "would never be called",
             hint="write it as a KeyedProcess",
         )
-    declared = declared_states(process)
     for name, value in vars(process).items():
         if isinstance(value, State) and name not in declared:
             raise ConfigurationError(
@@ -75,6 +79,30 @@ def check_process(process: Any, uid: str) -> None:
                 f"operator '{uid}': {type(process).__name__} assigns to its state '{name}' before it runs",
                 hint=f"leave that out of __init__: each key has a {state.kind} of its own; a Value can have a default=",
             )
+
+
+def _check_declarations(kind: type, base: type, declared: Collection[str], uid: str) -> None:
+    """Refuse states with names of the base class, and states that are written as annotations."""
+    for name in declared:
+        if hasattr(base, name):
+            raise ConfigurationError(
+                f"operator '{uid}': {kind.__name__} declares a state '{name}', which is a name of {base.__name__}",
+                hint=f"give the state another name, such as {name}_state",
+            )
+    for each in kind.__mro__:
+        for name, annotation in inspect.get_annotations(each).items():
+            text = annotation if isinstance(annotation, str) else repr(annotation)
+            if name not in vars(each) and (isinstance(annotation, State) or _STATE_ANNOTATION.match(text)):
+                raise ConfigurationError(
+                    f"operator '{uid}': {kind.__name__} declares no state '{name}': a colon gives only a type",
+                    hint=f"write = in place of the colon: {name} = sl.Value(…)",
+                )
+
+
+_STATE_ANNOTATION = re.compile(
+    r"((<class ')?(sl|strandline)\.([\w.]+\.)?|(?=\w+\())(Value|List|Map|Reducing|Aggregating|Broadcast)\b"
+)
+"""A declaration of a state, or its class, as the text of an annotation; `List[int]` is of typing."""
 
 
 def _check_methods(process: Any, uid: str) -> None:
@@ -169,3 +197,34 @@ _HINTS = {
     "connect": "a KeyedCoProcess is for a.key_by(…).connect(b.key_by(…)).process(…)",
     "broadcast": "a KeyedBroadcastProcess is for a.key_by(…).broadcast(rules).process(…)",
 }
+
+
+def missing_yield(process: Any, uid: str) -> str:
+    """Return a warning if no call of a function can give a row, most likely for want of a `yield`; else ""."""
+    if not isinstance(process, KeyedProcess) or isinstance(
+        process, BuiltinOperator | KeyedCoProcess | KeyedBroadcastProcess
+    ):
+        return ""
+    kind = type(process)
+    methods = [method for method in (kind.on_event, kind.on_timer) if method is not KeyedProcess.on_timer]
+    if any(_may_give_rows(method) for method in methods):
+        return ""
+    return (
+        f"operator '{uid}': on_event of {kind.__name__} gives no rows: it has no yield, and returns nothing; if it "
+        "should give rows, write yield row"
+    )
+
+
+def _may_give_rows(method: Any) -> bool:
+    """Return False if all that a method does at its end is to return None, and it sends nothing to a side output."""
+    code = getattr(method, "__code__", None)
+    if code is None or inspect.isgeneratorfunction(method) or "emit" in code.co_names:
+        return True
+    steps = list(dis.get_instructions(code))
+    # Python 3.12 and 3.13 have RETURN_CONST; others load the constant before.
+    ends = [
+        step if step.opname == "RETURN_CONST" else steps[at - 1]
+        for at, step in enumerate(steps)
+        if step.opname.startswith("RETURN_") and step.opname != "RETURN_GENERATOR"
+    ]
+    return not ends or any(end.opname not in ("LOAD_CONST", "RETURN_CONST") or end.argval is not None for end in ends)

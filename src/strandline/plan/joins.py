@@ -262,6 +262,6 @@ def _signed_us(bound: Any) -> int:
     text = bound.strip() if isinstance(bound, str) else bound
     if isinstance(text, str) and text.startswith(("-", "+")):
         return (-1 if text[0] == "-" else 1) * parse_duration_ms(text[1:], "join: within") * 1000
-    if (isinstance(text, int | float) and text < 0) or (isinstance(text, dt.timedelta) and text < dt.timedelta(0)):
+    if isinstance(text, dt.timedelta) and text < dt.timedelta(0):
         return -parse_duration_ms(-text, "join: within") * 1000
     return parse_duration_ms(text, "join: within") * 1000

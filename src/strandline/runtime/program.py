@@ -187,12 +187,25 @@ def pickle_process(process: Process, uid: str) -> bytes:
         return file.getvalue()
     except Exception as error:
         what = "its function" if isinstance(process, BuiltinOperator) else type(process).__name__
-        why = str(error).strip() or type(error).__name__
+        reason, hint = pickling_error(error)
         raise ConfigurationError(
-            # Spark says pages.
-            f"operator '{uid}': {what} cannot be shipped to other processes: {why.splitlines()[0]:.300}",
-            hint="keep connections, locks and open files out of __init__ and class attributes; make them in open()",
+            f"operator '{uid}': {what} cannot be shipped to other processes: {reason}",
+            hint=hint
+            or "keep connections, locks and open files out of __init__ and class attributes; make them in open()",
         ) from error
+
+
+def pickling_error(error: Exception) -> tuple[str, str]:
+    """Return the reason why a function cannot be pickled, in a line, and the next step if it is Spark; else ""."""
+    text = str(error).strip() or type(error).__name__
+    if "CONTEXT_ONLY_VALID_ON_DRIVER" in text or "py4j" in text:
+        return (
+            "it uses a SparkSession, a DataFrame or another object of Spark, which only the driver has",
+            "collect a small table into a dict before, and use that, or send it as a stream with broadcast(); "
+            "expressions of Spark go into select(), where() or with_column(), before key_by()",
+        )
+    # Spark's messages are pages.
+    return text.splitlines()[0][:300], ""
 
 
 def state_infos(process: Process) -> list[StateInfo]:

@@ -23,7 +23,7 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.core.failure import without_credentials
+from strandline.core.failure import without_secrets
 from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.local import LocalStore, downloaded
@@ -39,6 +39,13 @@ _COPYING = ("s3", "gs")
 _DECLINED = re.compile(r"status code: (4(?!08|29)\d\d|501)\b")
 """An answer that a retry does not change."""
 _FORBIDDEN = re.compile(r"status code: 40[13]\b")
+_METADATA_SERVICE = re.compile(r"/latest/api/token|/latest/meta-data|169\.254\.169\.254|metadata\.google\.internal")
+"""Where a client asks for the credentials of the machine if it has no others."""
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+"""The variables of the environment with credentials, by scheme; others are Azure's."""
 _HINT = "check path, credentials and options"
 _HINTS = {
     "NoSuchBucket": "create the bucket, or correct the url",
@@ -90,7 +97,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
     scheme, _, rest = public_url.partition("://")
     bucket = f"{scheme}://{rest.partition('/')[0]}"
     is_open = re.compile(rf"(?:aws_|google_|azure_)?(?:{'|'.join(_OPEN_OPTIONS)})", re.IGNORECASE).fullmatch
-    hide = _hider([parts.password or "", *(value for key, value in config.items() if not is_open(key))])
+    secrets = [parts.password or "", *(value for key, value in config.items() if not is_open(key))]
+    hide = partial(without_secrets, secrets=secrets)
     client: Any = {key: config.pop(key) for key in _CLIENT_OPTIONS if key in config}
 
     def at(url: str) -> Any:
@@ -125,18 +133,6 @@ def remote_url(url: str) -> str:
     return f"{scheme}://{user + at if is_container else ''}{host}{parts.path.rstrip('/')}"
 
 
-def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that removes secrets and query strings (they may be signed) from a text."""
-    words = sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
-
-    def hide(text: str) -> str:
-        for word in words:
-            text = text.replace(word, "***")
-        return without_credentials(text)
-
-    return hide
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
 
@@ -169,6 +165,8 @@ class _ObstoreStore:
         self.url = url
         self._hide = hide
         self._bucket = bucket
+        self._has_answered = False
+        """Whether an operation has succeeded: there are credentials."""
 
     def put(self, path: str, data: bytes) -> None:
         with self._errors(path, writing=True):
@@ -249,6 +247,7 @@ class _ObstoreStore:
         """Convert obstore's errors into ours; others pass."""
         try:
             yield
+            self._has_answered = True
         except StrandlineError:
             raise
         except Exception as error:
@@ -258,6 +257,13 @@ class _ObstoreStore:
             is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or (
                 isinstance(error, exceptions.GenericError) and _FORBIDDEN.search(str(error))
             )
+            # Once there were some, the service may only be away for a moment.
+            if not self._has_answered and _METADATA_SERVICE.search(str(error)):
+                raise AccessError(
+                    f"{where}: there are no credentials: storage_options and the environment have none, and this "
+                    "machine has no role of its own",
+                    hint=_credentials_hint(self.url),
+                ) from None
             if code in _REFUSALS or is_refused:
                 raise AccessError(f"{where}: {what}", hint=_HINTS.get(code, _HINT)) from None
             # S3 may also answer that another write of the object is under way.
@@ -273,6 +279,14 @@ class _ObstoreStore:
             if isinstance(error, exceptions.BaseError | OSError):
                 raise UnavailableError(f"{where}: {what}") from None
             raise
+
+
+def _credentials_hint(url: str) -> str:
+    names = _CREDENTIALS.get(url.partition("://")[0], "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY")
+    return (
+        f"set {names} for the driver and the executors, or give options of these names, as in "
+        "sl.Checkpoints(url, storage_options={…}); files of other tools, such as ~/.aws/credentials, are not read"
+    )
 
 
 def _info(meta: Any) -> ObjectInfo:

@@ -4,7 +4,9 @@ Kafka's coordinator decides a transaction and then writes a marker to each of it
 partition without a leader for deleted and skips its marker (3.x waited for the leader). This happens if a broker with
 the only in-sync replica is killed between the two steps. The transaction then hangs in some or all of its partitions.
 It blocks their readers of `read_committed`, without a timeout. The same producer's next transaction there would include
-it: a commit would duplicate rows, an abort would lose rows.
+it: a commit would duplicate rows, an abort would lose rows. An abort by `kafka-transactions.sh` would lose them as well
+if other partitions are committed, and no command commits the rest. 3 of 25 kills of a broker left a hanging transaction
+in topics with one replica, and none of 15 in topics with three.
 
 The last stable offset of a partition is the start of its first open transaction. A transaction that begins before it is
 complete, one that begins at it hangs, and the state of one that begins after it is not known yet.

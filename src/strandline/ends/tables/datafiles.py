@@ -199,13 +199,14 @@ class _OpenFiles:
         return self._done
 
     def _put(self, values: tuple[Any, ...]) -> None:
-        data, rows = self._open.pop(values).finish()
+        file = self._open.pop(values)
+        data = file.finish()
         path = f"{self._task.folder}/g{self._task.generation}/{self._name}-{len(self._done)}.parquet"
         self._folder.put(path, data)
         layout = self._task.layout
         partition = [partition_text(value) for value in values] if layout.leaves_out else []
         statistics = statistics_of(data) if layout.statistics else ""
-        self._done.append(DataFile(path, rows, len(data), partition, statistics))
+        self._done.append(DataFile(path, file.rows, len(data), partition, statistics))
 
 
 @dataclass
@@ -235,10 +236,10 @@ class ParquetFile:
         """Return the file's present size, with the rows that wait for their row group uncompressed."""
         return int(self._out.tell()) + self._waiting_bytes
 
-    def finish(self) -> tuple[bytes, int]:
+    def finish(self) -> bytes:
         self._write()
         self._writer.close()
-        return self._out.getvalue().to_pybytes(), self.rows
+        return bytes(self._out.getvalue())
 
     def _write(self) -> None:
         if self._waiting:

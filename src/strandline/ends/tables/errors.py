@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from strandline.core.failure import shortened, without_secrets
+
 _PUBLIC = re.compile(r"endpoint|region|allow_http|timeout|type|warehouse|py-io-impl|path", re.IGNORECASE)
+_MAX_LENGTH = 400
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def describe_error(error: Exception, options: Mapping[str, str], max_length: int = 400) -> str:
+def describe_error(error: Exception, options: Mapping[str, str]) -> str:
     """Return an error as one line of text, without the values of options that may be secrets."""
     text = _ANSI.sub("", str(error))
-    secrets = [str(value) for key, value in options.items() if not _PUBLIC.search(key) and len(str(value)) >= 4]
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    text = re.sub(r"://[^/@\s]+@", "://***@", text)
-    text = re.sub(r"(https?://[^\s?\"]+)\?[^\s\"]*", r"\1?***", text)
+    text = without_secrets(text, [str(value) for key, value in options.items() if not _PUBLIC.search(key)])
     text = re.sub(r"[\s↳]+", " ", text).strip()
-    return f"{type(error).__name__}: {text if len(text) <= max_length else text[:max_length] + '…'}"
+    return f"{type(error).__name__}: {shortened(text, _MAX_LENGTH)}"
 
 
 _DENIED = re.compile(

@@ -281,7 +281,7 @@ class ListHandle(Handle):
         self._scope = scope
         self._name = name
         self._table = table
-        self._coerce = coercion(scope, name, element, "element ")
+        self._coerce = coercion(scope, name, element, "an element")
         how = f"write self.{name}.append(…), or x = self.{name}.get(), change x, and then self.{name}.set(x)"
         self._whole = copy_for(ArrayType(element.type), scope, table, name, how) or list
 
@@ -390,8 +390,9 @@ def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], An
 
 def with_state_name(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTypeError:
     """Return the error with the operator and the state in its message."""
-    message = f"operator '{uid}', state '{name}': {what}{error.message}"
-    discreet = f"operator '{uid}', state '{name}': {what}a value does not fit its type (it is not shown here)"
+    text = error.message.replace("the value", what, 1) if what else error.message
+    message = f"operator '{uid}', state '{name}': {text}"
+    discreet = f"operator '{uid}', state '{name}': {what or 'a value'} does not fit its type (it is not shown here)"
     return StateTypeError(message, hint=error.hint, discreet=discreet, **error.fields)
 
 

@@ -94,6 +94,8 @@ _SIGNS = {
 
 def no_attribute(error: BaseException) -> str:
     """Return the message for an attribute that an event, a state or the context does not have; else ""."""
+    if isinstance(error, TypeError) and "'Record' object is not a mapping" in str(error):
+        return "an event is a row, not a dict: write {**event._asdict(), …}"
     if not isinstance(error, AttributeError):
         return ""
     thing, name = error.obj, error.name

@@ -283,7 +283,7 @@ class Store:
 
     def _bind_timers(self, groups: range, *, timed: bool) -> tuple[TimerTable, TimerTable] | None:
         if not has_timers(self._process):
-            why = f"{type(self._process).__name__} does not define on_timer"
+            why = f"{type(self._process).__name__} does not define on_timer: write def on_timer(self, timer, ctx): …"
             self._scope.timers = Timers(self._scope, self.keys.encode, None, None, why)
             return None
         event = TimerTable(EVENT_TIMERS, self._backend, groups)

@@ -221,6 +221,12 @@ class OutputBuilder:
                 raise self._error(f"the output row {_abbreviated(row)} {why}; expected the columns {expected}")
             return tuple(by_name[name] for name in self._names)
         if isinstance(row, tuple | list):
+            if any(isinstance(value, dict) and value.keys() == set(self._names) for value in row):
+                # A list that was yielded is a tuple by now.
+                raise self._error(
+                    f"an output row is {_abbreviated(row)}, several rows in a list or tuple; expected one row",
+                    "yield each row: yield row, not yield [row]; or return the list",
+                )
             if len(row) != len(self._names):
                 raise self._error(
                     f"the output row {_abbreviated(row)} has {len(row)} values, expected {len(self._names)}: {expected}"

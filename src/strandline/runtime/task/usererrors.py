@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bdb
 import os
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import strandline.backends
 from strandline.core.errors import StrandlineError, UserCodeError
@@ -18,7 +19,24 @@ from strandline.runtime.state.misuse import no_attribute
 
 _PACKAGE = f"{Path(__file__).parent.parent.parent}{os.sep}"
 _BACKENDS = f"{Path(strandline.backends.__file__).parent}{os.sep}"
-_TO_FIX = "fix the function and start again: the job goes on from its last checkpoint"
+TO_FIX = "fix the function and start again: the job goes on from its last checkpoint"
+TO_INSTALL = (
+    "install it in the Python environment of all executors, or send a module of your own with "
+    "spark.sparkContext.addPyFile('rules.py'); docs/clusters.md says how to ship an environment"
+)
+_TERMINAL = (
+    "a job's processes have no terminal: run the function in strandline.testing.Harness, where breakpoint() works; or "
+    "print() values, which `strandline logs JOB` shows"
+)
+_SPARK = (
+    "the SparkSession, DataFrames and pyspark's functions are for the driver: write plain Python here; collect a small "
+    "table into a dict before, or send it as a stream with broadcast(); expressions of Spark go before key_by()"
+)
+_NO_VALUE = (
+    "a Value is None until it is assigned: declare it with a default, as in sl.Value('bigint', default=0), or test for "
+    "None"
+)
+_NO_TIME = "ctx.timestamp is None without event time: call .watermark('column') before key_by()"
 _MOST_TRACE = 20_000
 _LONGEST_CHAIN = 10
 _MEMORY = (
@@ -55,7 +73,7 @@ def user_error(
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
         f"operator '{uid}': {whose}{where}: {shortened(message)}\n{text}".rstrip(),
-        hint=getattr(error, "hint", "") or (_MEMORY if isinstance(error, MemoryError) else _TO_FIX),
+        hint=_hint_for(error),
         discreet=discreetly(f"operator '{uid}': {whose}", error, trace),
         operator=uid,
         key=shown_key,
@@ -72,11 +90,36 @@ def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
         f"{step}: the function raised on the row {shown_row}: {shortened(message)}\n{text}".rstrip(),
-        hint=getattr(error, "hint", "") or _TO_FIX,
+        hint=_hint_for(error),
         discreet=discreetly(f"{step}: the function raised", error, error.__traceback__),
         event=shown_row,
         traceback=text,
     )
+
+
+def refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    """Raise UserCodeError for a breakpoint() in a process without a terminal: `sys.breakpointhook` there."""
+    raise UserCodeError("breakpoint() needs a terminal, which a keeper does not have", hint=_TERMINAL)
+
+
+def _hint_for(error: BaseException) -> str:
+    """Return the next step for an error of a user's function."""
+    if hint := getattr(error, "hint", ""):
+        return str(hint)
+    if isinstance(error, MemoryError):
+        return _MEMORY
+    if isinstance(error, ModuleNotFoundError):
+        return TO_INSTALL
+    if isinstance(error, bdb.BdbQuit | EOFError):
+        return _TERMINAL
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Row and types are in types.py, and work anywhere.
+    if any("pyspark" in file.parts and file.name != "types.py" for file in files):
+        return _SPARK
+    if isinstance(error, TypeError | AttributeError) and "NoneType" in text_of(error):
+        line = next((frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
+        return _NO_TIME if "ctx.timestamp" in line else _NO_VALUE if ".value" in line else TO_FIX
+    return TO_FIX
 
 
 def _let_through(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes, which drivers load instead of hundreds of jars (`auto_warmup.py` creates it).
+"""The archive of Spark's classes, which drivers load instead of hundreds of jars (`strandline warm-up` creates it).
 
 Reading, verifying and linking classes takes most of the time until a job's first epoch ends. Java calls the archive a
 dynamic CDS archive. It is a cache: a JVM that it does not fit ignores it.
@@ -32,21 +32,11 @@ def archive_of(java: str) -> Path:
     return Path(cache) / "strandline" / "classes" / f"{name}.jsa"
 
 
-def failure_of(archive: Path) -> Path:
-    """Return the file with the reason why the archive could not be created. While it exists, there is no retry."""
-    return archive.with_suffix(".failed")
-
-
-def may_be_archived(java: str, user_options: str) -> bool:
-    """Whether a driver may use the archive: not if the user's Java options choose an archive themselves."""
-    options = " ".join([user_options, *(os.environ.get(name, "") for name in _JAVA_ENVIRONMENT)])
-    return not any(option in options for option in _CLASS_OPTIONS) and " " not in str(archive_of(java))
-
-
 def class_options(java: str, user_options: str) -> str:
-    """Return the Java options that load the archive, "" if it does not exist or may not be used."""
+    """Return the Java options that load the archive, "" if it does not exist, or the user's options name another."""
     archive = archive_of(java)
-    if not archive.exists() or not may_be_archived(java, user_options):
+    options = " ".join([user_options, *(os.environ.get(name, "") for name in _JAVA_ENVIRONMENT)])
+    if not archive.exists() or " " in str(archive) or any(option in options for option in _CLASS_OPTIONS):
         return ""
     # If the user puts jars before Spark's, the archive does not fit, and Java would report that on standard output.
     return f"{_ARCHIVE_OPTION}{archive} -Xlog:cds*=off"

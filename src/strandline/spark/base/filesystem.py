@@ -15,11 +15,14 @@ from urllib.parse import unquote, urlparse
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, UnavailableError
 from strandline.core.ids import unique_name
 from strandline.core.urls import check_url
-from strandline.spark.base.objectfiles import SCHEMES, ObjectFiles
 from strandline.storage.local import if_allowed, sync_directory, sync_file
+from strandline.storage.place import Place
+
+_SCHEMES = ("s3", "gs", "az")
+"""Schemes for which Strandline has a client. For all others, Hadoop needs one."""
 
 
 def absolute(path: str | Path) -> str:
@@ -36,7 +39,7 @@ def open_filesystem(
     With `options` for object storage, Strandline's client also serves Hadoop's schemes, as s3a.
     """
     parsed = urlparse(root)
-    if parsed.scheme in SCHEMES or options:
+    if parsed.scheme in _SCHEMES or options:
         return ObjectFiles(root, options or {})
     if parsed.scheme == "file":
         return LocalFiles(Path(unquote(parsed.path)).absolute(), fsync=fsync)
@@ -265,6 +268,93 @@ class HadoopFiles:
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{path}" if path else self._root)
+
+
+class ObjectFiles:
+    """Objects below a url, with the interface of `LocalFiles`. A written object is durable.
+
+    One object is created or replaced in one step; several are not. To rename one is to copy it within the storage and
+    to delete the source: a consumer that removes the copy in between may see it again after a retry.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        self._place = Place(url=root, options=dict(options))
+        self._store = self._place.store()
+
+    def place(self) -> Place:
+        """Return the place of the objects, for tasks."""
+        return self._place
+
+    def check_writable(self) -> None:
+        name = f"_strandline-try-{unique_name()[:8]}"
+        self._store.put(name, b"")
+        self._store.delete([name])
+
+    def list(self, path: str) -> list[tuple[str, int]]:
+        return [(name, size) for name, size in self._below(path) if "/" not in name]
+
+    def rename(self, source: str, target: str) -> bool:
+        try:
+            size = self._store.head(source).size_bytes
+        except NotFoundError:
+            return False
+        # An earlier attempt may have copied it.
+        if self._size(target) != size and not self._store.take(target, self._store, source):
+            # This storage cannot copy synchronously, or not an object of this size.
+            try:
+                self._store.put(target, self._store.get(source))
+            except NotFoundError:
+                return False
+        if self._size(target) != size:
+            raise UnavailableError(f"{self._store.url}/{source} was copied to {target}, but the copy has another size")
+        self._store.delete([source])
+        return True
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return self._store.get(path)
+        except NotFoundError:
+            return None
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            self._store.create(path, data)
+        except ConflictError:
+            # If the answer was lost, the client has retried, and this is the object of its first attempt.
+            return self.read(path) == data
+        return True
+
+    def sync(self, path: str, files: Sequence[str] = ()) -> None:
+        pass
+
+    def exists(self, path: str) -> bool:
+        return self._size(path) is not None or next(iter(self._below(path)), None) is not None
+
+    def delete(self, path: str) -> None:
+        self._store.delete([path, *(f"{path}/{name}" for name, _ in self._below(path))])
+
+    def mkdirs(self, path: str) -> None:
+        # A folder exists while an object is in it.
+        pass
+
+    def local(self, path: str) -> None:
+        return None
+
+    def directories(self, path: str) -> Sequence[str]:
+        return sorted({name.partition("/")[0] for name, _ in self._below(path) if "/" in name})
+
+    def for_spark(self, path: str) -> str:
+        return f"{self._place.url}/{path}"
+
+    def _below(self, path: str) -> Sequence[tuple[str, int]]:
+        prefix = f"{path}/" if path else ""
+        return [(info.path.removeprefix(prefix), info.size_bytes) for info in self._store.list(path)]
+
+    def _size(self, path: str) -> int | None:
+        try:
+            return self._store.head(path).size_bytes
+        except NotFoundError:
+            return None
 
 
 FileSystem = LocalFiles | HadoopFiles | ObjectFiles

@@ -1,4 +1,4 @@
-"""Applies a Python function of Arrow batches to a DataFrame."""
+"""Functions of Arrow batches, which Spark's tasks apply to a DataFrame, and the accumulator of their messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from pyspark import AccumulatorParam
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
@@ -14,6 +15,17 @@ from pyspark.util import PythonEvalType
 from strandline.spark.base.expressions import columns_of
 
 Batches = Iterator[pa.RecordBatch]
+
+
+class Messages(AccumulatorParam[list[bytes]]):
+    """Collects messages of tasks. A task that is retried sends two."""
+
+    def zero(self, value: list[bytes]) -> list[bytes]:
+        return []
+
+    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802
+        value1.extend(value2)
+        return value1
 
 
 def map_batches(df: DataFrame, function: Callable[[Batches], Batches], schema: StructType | str) -> DataFrame:

@@ -21,8 +21,7 @@ from pyspark.sql import SparkSession
 from strandline.control.announcements import tell, tell_always
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
-from strandline.spark.base import auto_warmup
-from strandline.spark.base.class_archive import class_options, may_be_archived
+from strandline.spark.base.class_archive import archive_of, class_options
 from strandline.spark.base.jvm_cache import cache_classes
 from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
 
@@ -90,8 +89,7 @@ def session(
     A query that finds no rows polls again after 50 ms. `**{"spark.sql.streaming.pollingDelay": "10ms"}`, Spark's
     default, costs a part of a core.
 
-    When the first driver with a local master ends, it starts a background process that creates an archive of Spark's
-    classes, once. Later drivers start faster with it; `spark_strandline_warmup="false"` turns this off.
+    After `strandline warm-up` was run once on a machine, its jobs start in about 60 % of the time.
     """
     java = check_java()
     # Spark would start its workers with the first python3 of the PATH, which may not have this package.
@@ -115,9 +113,8 @@ def session(
     log_file = new_log_file(Path(log_dir) if log_dir else default_local_dir() / "spark-logs", app_name)
     log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
     options = settings.get(_JAVA_OPTIONS, "")
-    archive_options = class_options(java, options)
     settings[_JAVA_OPTIONS] = " ".join(
-        filter(None, [archive_options, java_options(options, log_file, log_values=log_values)])
+        filter(None, [class_options(java, options), java_options(options, log_file, log_values=log_values)])
     )
     spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     start, is_new = time.monotonic(), SparkContext._active_spark_context is None
@@ -135,9 +132,6 @@ def session(
             _set_default(spark_conf, _UI_PLANS, "simple")
     spark = SparkSession.builder.appName(app_name).master(master).config(conf=spark_conf).getOrCreate()
     log.info("Spark's log is %s", spark_log())
-    is_wanted = (spark.conf.get(auto_warmup.SETTING, None) or "true").lower() == "true"
-    if is_wanted and is_new_jvm and not archive_options and has_one_process(master) and may_be_archived(java, options):
-        auto_warmup.create_at_exit(java)
     cache_classes(spark)
     ignore_lost_updates(spark.sparkContext)
     _set_log_writer(spark)
@@ -145,6 +139,8 @@ def session(
         tell_always(f"Spark's UI is at {address}")
     if is_new:
         tell(f"Spark {spark.version} started in {time.monotonic() - start:.1f} s")
+        if is_new_jvm and has_one_process(master) and not archive_of(java).exists():
+            tell("`strandline warm-up`, run once, would shorten this machine's starts")
     return spark
 
 

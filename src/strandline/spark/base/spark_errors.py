@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import builtins
 import re
+import sysconfig
+from pathlib import Path
 from typing import Any
 
+import pyspark
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    ParseException,
+    PySparkException,
+    PythonException,
+)
 
 from strandline.core.errors import ConfigurationError, SparkError, StrandlineError, UserCodeError
 from strandline.core.failure import shortened
+from strandline.runtime.task.usererrors import TO_FIX, TO_INSTALL
 from strandline.spark.base.task_errors import SEAL
 
+_ENGINE = (str(Path(__file__).parents[2]), str(Path(pyspark.__file__).parent), "pyspark.zip", "py4j")
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARIES = ("psycopg", "psycopg_pool", "confluent_kafka", "pyiceberg", "deltalake", "duckdb", "pyarrow", "obstore")
+"""Libraries that this package's sinks call: their lines are not the user's code."""
 _MAX_REASON = 600
 _DATA_EXCEPTION = re.compile(r"\[([A-Z][A-Z_.0-9]*)\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
 """An expression's error about the data of a row: class 22 of the SQL standard."""
@@ -23,6 +39,11 @@ _OVERFLOW = "[ARITHMETIC_OVERFLOW]"
 _RAISED = "[USER_RAISED_EXCEPTION] "
 _LOST_TASK = re.compile(r"^.*?Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): ([\w.$]+): ")
 _PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+([A-Za-z_][^\n]*)")
+_FRAME = re.compile(r'  File "([^"\n]+)", line (\d+), in ([^\n]+)(?:\n    ([^\n]+))?')
+_REPEATED = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, TypeError, ValueError,
+)  # fmt: skip
+"""Errors that a Python function raises again for the same row. Others, such as OSError, may not come again."""
 _CONDITION = re.compile(r"\[([A-Z][A-Z_.0-9]*)\]")
 _GENERIC_CONDITIONS = (
     "TASK_WRITE_FAILED",
@@ -85,10 +106,42 @@ def unwrap_error(error: BaseException) -> BaseException:
             hint="cast to a wider type, drop such rows, or use an expression that returns null for them, as try_cast",
             discreet=f"{message}[{data[1]}] (Spark's message may quote values, and is not shown here)",
         )
-    return summarize(error) if isinstance(error, PySparkException | Py4JError) else error
+    if not isinstance(error, PySparkException | Py4JError):
+        return error
+    return (_error_of_function(text) if isinstance(error, PythonException) else None) or summarize(error)
 
 
-def summarize(error: BaseException, where: str = "") -> StrandlineError:
+def _error_of_function(text: str) -> StrandlineError | None:
+    """Return the error of a Python function of a step, as a UDF, that would fail again; None if a retry may help."""
+    raised = list(_PYTHON.finditer(text))
+    if not raised:
+        return None
+    reason = raised[-1][1].strip()
+    kind, _, message = reason.partition(": ")
+    frames = [frame for frame in _FRAME.findall(raised[-1][0]) if is_user_code(frame[0])]
+    lines = [f"{file}, line {line}, in {function}: {code}".rstrip(": ") for file, line, function, code in frames]
+    at = f"\n  {in_program(lines)}" if lines else ""
+    if kind == ModuleNotFoundError.__name__:
+        message = f"a Python function of a step of Spark's needs a module: {message}{at}"
+        return ConfigurationError(message, hint=TO_INSTALL, is_sparks=True)
+    error_type = getattr(builtins, kind, None)
+    is_repeated = isinstance(error_type, type) and issubclass(error_type, _REPEATED)
+    if not frames or not is_repeated or any(function == "read" for _, _, function, _ in frames):
+        # A data source in Python reads from another system, which may answer otherwise the next time.
+        return None
+    return UserCodeError(
+        f"a Python function of a step of Spark's raised {shortened(reason, _MAX_REASON)}{at}",
+        hint=TO_FIX,
+        discreet=f"a Python function of a step of Spark's raised {kind}{at}",
+    )
+
+
+def in_program(lines: list[str]) -> str:
+    """Return the last line of a traceback that is of the program, rather than of an installed package."""
+    return next((line for line in reversed(lines) if not any(part in line for part in _INSTALLED)), lines[-1])
+
+
+def summarize(error: BaseException) -> StrandlineError:
     """Return an error of Spark as one of Strandline with one line; `full_text` returns the rest."""
     text = str(error)
     reason = reason_of(text)
@@ -96,10 +149,11 @@ def summarize(error: BaseException, where: str = "") -> StrandlineError:
     kind = f"[{condition[1]}]" if condition else reason.partition(":")[0]
     permanent = isinstance(error, _PERMANENT) or (condition is not None and condition[1] in _PERMANENT_CONDITIONS)
     error_type: type[StrandlineError] = ConfigurationError if permanent else SparkError
+    what = f"Spark {'refused' if permanent else 'failed'}"
     summary = error_type(
-        f"{where}Spark {'refused' if permanent else 'failed'}: {shortened(reason, _MAX_REASON)}",
+        f"{what}: {shortened(reason, _MAX_REASON)}",
         hint="fix the program or what it needs, and start again: a retry would fail again" if permanent else "",
-        discreet=f"{where}Spark {'refused' if permanent else 'failed'}: {kind}",
+        discreet=f"{what}: {kind}",
         is_sparks=True,
     )
     vars(summary)["full_text"] = text
@@ -146,3 +200,14 @@ def frames_of(text: str) -> str:
 
 def _shorter(line: str) -> str:
     return re.sub(r"\s*(SQLSTATE: \w{5}|; line \d+ pos \d+).*$", "", line).rstrip(" ;")
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a file in a traceback is of the program: not of Python, Spark, this package or its libraries."""
+    if filename.startswith("<frozen") or any(part in filename for part in _ENGINE):
+        return False
+    parts = Path(filename).parts
+    installed = next((at for at, part in enumerate(parts) if part in _INSTALLED), None)
+    if installed is not None:
+        return parts[installed + 1] not in _LIBRARIES
+    return not filename.startswith(_STANDARD)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import shake_256
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 from pyspark import TaskContext
 
 from strandline.core.errors import (
@@ -25,6 +26,8 @@ from strandline.core.errors import (
 )
 from strandline.core.failure import Failure, from_failure, to_failure
 from strandline.core.ids import unique_name
+
+Batches = Iterator[pa.RecordBatch]
 
 _MARK = "STRANDLINE-ERROR:"
 _MARKED = re.compile(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):")
@@ -94,6 +97,12 @@ def sealed_errors(seal: Seal) -> Iterator[None]:
             # The keeper of this version has died: the first attempt of the task noted the reason.
             text = _read(path + _DIED) or text
         raise RuntimeError(text) from None
+
+
+def run_sealed(seal: Seal, function: Callable[[Batches], Batches], batches: Batches) -> Batches:
+    """Run a function of rows in a task of mapInArrow."""
+    with sealed_errors(seal):
+        yield from function(batches)
 
 
 _DIED = ".died"

@@ -29,7 +29,6 @@ from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.opening.deletion import release
-from strandline.spark.base import auto_warmup
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
@@ -247,7 +246,6 @@ class Attempt:
         progress = self.driver.progress
         if not self._has_reported and progress.epochs:
             self._has_reported = True
-            auto_warmup.note_epoch()
             work = f"{progress.last_rows:,} rows in {progress.last_epoch_ms / 1000:.1f} s"
             tell(f"job '{self._b.name}': epoch {progress.epoch} is the first to be done, {work}")
 

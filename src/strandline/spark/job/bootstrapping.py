@@ -104,7 +104,7 @@ class _Work:
 def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
     """Return the checkpoint configuration of a job's bootstrap."""
     directory = f"{str(checkpoints.directory).rstrip('/')}/{FOLDER}"
-    return replace(checkpoints, directory=directory, every=_EVERY, mode="incremental", retain=1, min_pause=0)
+    return replace(checkpoints, directory=directory, every=_EVERY, mode="incremental", retain=1, min_pause="0s")
 
 
 def bootstrap(blueprint: Blueprint, restart: Restart, options: BootstrapOptions) -> Savepoint:

@@ -20,6 +20,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Duration, Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
+from strandline.plan.checks import missing_yield
 from strandline.snapshot.opening.snapshot import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
 from strandline.snapshot.savepoints.take import FORMS, Form
 from strandline.spark.base.filesystem import absolute
@@ -123,7 +124,8 @@ class Job:
             check()
         sources = self._plan.sources.nodes
         read = [relation for node in sources for relation in relations_of(node.df)]
-        for warning in [*session_warnings(spark), *source_warnings(read), *find_unused(sources)]:
+        silent = [missing_yield(node.process, node.uid) for node in self._plan.pipeline.operators]
+        for warning in [*session_warnings(spark), *source_warnings(read), *find_unused(sources), *filter(None, silent)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
         blueprint = self._blueprint(spark, options)

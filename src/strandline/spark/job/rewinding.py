@@ -18,7 +18,6 @@ from strandline.format.manifest import Manifest
 from strandline.snapshot.opening.origin import Origin
 from strandline.snapshot.opening.snapshot import open_folder
 from strandline.spark.job.attempt import Blueprint
-from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import FileSource, LaterLog, check_files, file_sources, moved_files
 from strandline.spark.sources.kafka import KafkaSource, check_topics, kafka_sources
 from strandline.spark.sources.progress import read_progress
@@ -67,12 +66,12 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
     source = b.plan.sources.query(names)
-    sources = file_sources(source, names, {node.name: node.cleaning for node in b.plan.sources.nodes})
+    sources = file_sources(source, names, [(node.df, node.cleaning) for node in b.plan.sources.nodes if node.cleaning])
     files = moved_files(b.spark, sources, files)
     place = SourcePlace(manifest, start, list(names), source, files, sources)
     later = list(_later_logs(b, origin)) if sources or place.kafka else []
     files = check_topics(b.spark, place.kafka, files, place.batch, set().union(*(each.partitions for each in later)))
-    check_files(b.spark, sources, files, place.batch, source_numbers(source), later)
+    check_files(b.spark, sources, files, place.batch, later)
     return replace(place, files=files)
 
 

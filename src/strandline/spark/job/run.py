@@ -103,7 +103,7 @@ class Run:
         return list(attempt.coordinator.history) if attempt else []
 
     def checkpoint(
-        self, timeout: Duration | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
+        self, timeout: Duration | float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
     ) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures. Meanwhile, `progress` is called with them.
 
@@ -143,7 +143,7 @@ class Run:
             )
         return attempt
 
-    def process_all_available(self, timeout: Duration | None = None) -> None:
+    def process_all_available(self, timeout: Duration | float | None = None) -> None:
         """Wait until all present rows of the sources are processed, and all due timers have fired.
 
         Rows are visible after the next checkpoint.
@@ -175,7 +175,7 @@ class Run:
                     return
             time.sleep(0.02)
 
-    def await_termination(self, timeout: Duration | None = None) -> bool:
+    def await_termination(self, timeout: Duration | float | None = None) -> bool:
         """Wait until the job ends, and raise its error if it failed. Return False after the time-out."""
         supervisor = self._supervisor
         deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
@@ -196,7 +196,7 @@ class Run:
         savepoint: str | Path | None = None,
         drain: bool = False,
         format: str = "canonical",
-        timeout: Duration = "1 min",
+        timeout: Duration | float = "1 min",
         progress: Callable[[SavepointProgress], object] | None = None,
     ) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that no row is processed again.
@@ -224,7 +224,7 @@ class Run:
             self._requests.stop(timeout_s, savepoint, format, progress)
         self._supervisor.stop(timeout_s)
 
-    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration = "5 min") -> None:
+    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration | float = "5 min") -> None:
         """Change the number of partitions: take a checkpoint, and start a new attempt that restores it.
 
         A number applies to all operators without an explicit parallelism; `{"uid": 4}` sets that of single operators.
@@ -240,7 +240,7 @@ class Run:
         url: str | Path,
         *,
         format: str = "canonical",
-        timeout: Duration | None = None,
+        timeout: Duration | float | None = None,
         progress: Callable[[SavepointProgress], object] | None = None,
     ) -> Savepoint:
         """Take a checkpoint and make a savepoint of it: a new folder that no job owns or deletes.
@@ -254,7 +254,7 @@ class Run:
         """
         return self._requests.savepoint(url, format, _seconds(timeout), progress)
 
-    def rollback(self, checkpoint: int, *, timeout: Duration = "5 min") -> None:
+    def rollback(self, checkpoint: int, *, timeout: Duration | float = "5 min") -> None:
         """Go back to an older retained checkpoint of the job and continue from it: later checkpoints become void.
 
         The sources are read again from there. Exactly-once sinks remove their later output; others write it again, and
@@ -274,10 +274,10 @@ class Run:
 
 
 @overload
-def _seconds(timeout: Duration) -> float: ...
+def _seconds(timeout: Duration | float) -> float: ...
 @overload
 def _seconds(timeout: None) -> None: ...
-def _seconds(timeout: Duration | None) -> float | None:
+def _seconds(timeout: Duration | float | None) -> float | None:
     # Programs give what is left of their own time, which may be less than nothing.
     return (
         timeout if timeout is None or isinstance(timeout, int | float) else parse_duration_ms(timeout, "timeout") / 1000

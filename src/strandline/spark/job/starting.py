@@ -29,12 +29,13 @@ from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks.files import FileSink, sink_for_pending
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.filechecks import ChangedFiles
+from strandline.spark.sources.files import open_source_files
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.patternnames import PatternNames
 from strandline.spark.sources.progress import SourceProgress, rewind
-from strandline.spark.streams.filesource import make_cleaner
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +102,16 @@ class Starting:
         self._cleanup.callback(topics.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
-        cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
+        cleaned = {
+            each.number: open_source_files(b.spark, each.cleaning) for each in place.file_sources if each.cleaning
+        }
+        cleaner = SourceCleaner(cleaned, source_numbers(source))
         self._cleanup.callback(cleaner.close)
         # The files that another job's snapshot covers may be in use by that job.
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
-        changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
-        names = PatternNames(b.spark, spark_dir, place.file_sources, place.files, batch, source_numbers(source))
+        changed = ChangedFiles(place.file_sources, place.files, batch)
+        names = PatternNames(b.spark, spark_dir, place.file_sources, place.files, batch)
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
             source_numbers(source), [names.captured, cleaner.captured, changed.captured, commits.captured],
@@ -133,7 +137,7 @@ class Starting:
         watch = SourceWatch(
             query, between_ms, ends="availableNow" in b.trigger, clock=b.clock if trigger_ms else None
         )  # fmt: skip
-        lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
+        lag = SourceLag(b.spark, source, place.names, place.file_sources, spark_dir, lambda: driver.batch)
         return Attempt(
             b,
             owned,

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from strandline.spark.keepers.pyspark_path import without_zips
+_CLOSED = (BrokenPipeError, ConnectionResetError)
 
 
 def main() -> None:
@@ -24,12 +27,26 @@ def main() -> None:
 
     import strandline.spark.keepers.worker  # noqa: F401
     from strandline.keeper.lean import ready_to_fork
-    from strandline.spark.keepers.quiet_worker import serve
 
     os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
     ready_to_fork()
-    pyspark.daemon.worker = partial(serve, pyspark.daemon.worker)
+    pyspark.daemon.worker = partial(_serve, pyspark.daemon.worker)
     pyspark.daemon.manager()
+
+
+def _serve(worker: Any, sock: Any, authenticated: bool) -> Any:
+    """Run Spark's worker, but end without a traceback when Spark closes the connection: it needs no more rows."""
+    sys.unraisablehook = _report
+    try:
+        return worker(sock, authenticated)
+    except _CLOSED:
+        return 1
+
+
+def _report(error: sys.UnraisableHookArgs) -> None:
+    """Report an error of a destructor, except the flush of a file to a connection that Spark has closed."""
+    if not isinstance(error.exc_value, _CLOSED):
+        sys.__unraisablehook__(error)
 
 
 def _renew_in_worker(daemon: int) -> None:
@@ -38,6 +55,24 @@ def _renew_in_worker(daemon: int) -> None:
     # Not in processes that a worker forks, such as a pool of the user's function.
     if os.getppid() == daemon:
         renew_randomness()
+
+
+def without_zips(path: Sequence[str]) -> list[str]:
+    """Return a module path without those zip files of Spark whose packages are also installed on the path.
+
+    A zip file stores no compiled modules: each process that imports from it compiles them, which takes half a second.
+    """
+    return [entry for entry in path if not _is_duplicate_zip(Path(entry), path)]
+
+
+def _is_duplicate_zip(entry: Path, path: Sequence[str]) -> bool:
+    # …/site-packages/pyspark/python/lib/pyspark.zip, and py4j-….zip beside it.
+    home = entry.parent.parent.parent
+    if entry.suffix != ".zip" or entry.parent.parts[-2:] != ("python", "lib") or not (home / "__init__.py").exists():
+        return False
+    # A Spark outside this Python's packages may have another version.
+    name = entry.name.partition("-")[0].removesuffix(".zip")
+    return str(home.parent) in path and (home.parent / name / "__init__.py").exists()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ The end of the stream does not prove that: if the JVM fails in the middle of a t
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.expressions import parse_expression, select, to_java_columns
 from strandline.spark.base.pinned import Pinned
-from strandline.spark.keepers.placing import lie_evenly, places_of
+from strandline.spark.base.session import has_one_process
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 
@@ -265,3 +266,28 @@ def find_routes(tasks: int) -> list[int]:
         routes.setdefault(spark_hash([number], [IntegerType()]) % tasks, number)
         number += 1
     return [routes[task] for task in range(tasks)]
+
+
+def lie_evenly(pinned: DataFrame, partitions: int) -> bool:
+    """Whether no executor has many more of the first partitions of pinned rows than its share."""
+    sc: Any = pinned.sparkSession.sparkContext
+    if has_one_process(sc.master):
+        return True
+    core = sc._jsc.sc()
+    # One of them is the driver.
+    executors = core.getExecutorMemoryStatus().size() - 1
+    # Spark names no executor for a partition that it has dropped.
+    return are_even(list(filter(None, places_of(pinned, partitions))), executors)
+
+
+def places_of(pinned: DataFrame, partitions: int) -> list[str]:
+    """Return the executor of each of the first partitions of pinned rows; "" if the executor is lost."""
+    core: Any = pinned.sparkSession.sparkContext._jsc.sc()
+    rows: Any = pinned._jdf.queryExecution().toRdd()
+    return [core.getPreferredLocs(rows, partition).mkString() for partition in range(partitions)]
+
+
+def are_even(places: Sequence[str], executors: int) -> bool:
+    """Whether each executor has at most its share of the partitions, rounded up, or a quarter more."""
+    share = len(places) / max(1, executors)
+    return max(Counter(places).values(), default=0) <= max(-(-len(places) // max(1, executors)), int(1.25 * share))

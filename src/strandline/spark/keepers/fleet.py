@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark import Accumulator, AccumulatorParam, Broadcast
+from pyspark import Accumulator, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
@@ -26,7 +26,7 @@ from strandline.keeper.spawning import NURSERY
 from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 from strandline.spark.base.ddl import schema_of
-from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.mapping import Messages, map_batches
 from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.keepers.death_report import death_of, is_dead
@@ -43,17 +43,6 @@ _STOP_S = 20.0
 """Time-out of stop requests through Spark, whose tasks wait for busy executors."""
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 """The local properties in which Spark stores a thread's job group."""
-
-
-class AckList(AccumulatorParam[list[bytes]]):
-    """Collects acks; the retry of a stage may add an ack twice."""
-
-    def zero(self, value: list[bytes]) -> list[bytes]:
-        return []
-
-    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802
-        value1.extend(value2)
-        return value1
 
 
 class Fleet:
@@ -83,7 +72,7 @@ class Fleet:
             uid: sc.broadcast(SEAL.encrypt(program)) for uid, program in self._programs.items()
         }
         self._only_executor = _only_executor(spark)
-        self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())
+        self._acks: Accumulator[list[bytes]] = sc.accumulator([], Messages())
         self.slots: set[Slot] = {
             (program.uid, partition) for program in programs for partition in map(Partition, range(program.parallelism))
         }

@@ -34,7 +34,6 @@ from strandline.runtime.state.lookups import LookupRequest
 from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
-from strandline.spark.keepers.quiet_worker import end_quietly
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
 
@@ -165,7 +164,6 @@ class EpochWorker:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
-        end_quietly()
         first = next(batches, None)
         if first is None:
             return

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark import Accumulator, AccumulatorParam, TaskContext
+from pyspark import Accumulator, TaskContext
 
 from strandline.api.badrecords import FAIL, OnError
 from strandline.core.errors import UserCodeError
 from strandline.core.ids import Epoch
 from strandline.plan.graph import FailedNode, MapNode, Node
 from strandline.runtime.task.rowfunction import Report
+from strandline.spark.base.mapping import Messages
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -25,17 +26,6 @@ class _Message(msgspec.Struct, frozen=True):
     partition: int
     count: int
     last: str
-
-
-class _List(AccumulatorParam[list[bytes]]):
-    """Collects messages of tasks. A task that is retried sends two."""
-
-    def zero(self, value: list[bytes]) -> list[bytes]:
-        return []
-
-    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802
-        value1.extend(value2)
-        return value1
 
 
 @dataclass(frozen=True)
@@ -74,7 +64,7 @@ class FailedRows:
 
     def __init__(self, context: Any, nodes: Iterable[Node]) -> None:
         self._steps = [node for node in nodes if not on_error_of_step(node).fails]
-        self._messages: Accumulator[list[bytes]] | None = context.accumulator([], _List()) if self._steps else None
+        self._messages: Accumulator[list[bytes]] | None = context.accumulator([], Messages()) if self._steps else None
         self._counts: dict[int, tuple[int, int]] = {}
         """By step: the number of the period `OnError.per`, and the count of failed rows in it."""
 

@@ -29,9 +29,8 @@ from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.expressions import aggregate_sql, select_sql
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.spark_errors import raise_overflow
-from strandline.spark.base.task_errors import SEAL
+from strandline.spark.base.task_errors import SEAL, run_sealed
 from strandline.spark.lower.failedrows import CountFailed
-from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
 from strandline.types.datatypes import (
     ArrayType,
@@ -103,7 +102,7 @@ def _is_bad(node: KeylessNode | LateNode) -> str:
 
 def _lower_map(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_rows, SEAL, node.row_function(hidden, report))
+    worker = partial(run_sealed, SEAL, node.row_function(hidden, report))
     return map_batches(select_sql(df, _same([*names, *hidden])), worker, schema_of(node.raw_ddl))
 
 

@@ -16,7 +16,8 @@ from strandline.ends.arguments import check_column, check_columns
 from strandline.ends.postgres.shape import DatabaseTarget, Shape
 from strandline.ends.postgres.target import PostgresTarget
 from strandline.ends.sqlite import SqliteTarget
-from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
+from strandline.plan.columns import quoted
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
 
 class DatabaseSink(Transactional):
@@ -32,7 +33,7 @@ class DatabaseSink(Transactional):
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         if self._writers is not None and self._writers > 1:
             key = self._shape.key
-            df = df.repartition(self._writers, *(df[f"`{name.replace('`', '``')}`"] for name in key))
+            df = df.repartition(self._writers, *(df[quoted(name)] for name in key))
         return super().write(df, epoch)
 
 
@@ -147,17 +148,6 @@ def check_flag(what: str, option: str, value: Any) -> None:
     """Raise ConfigurationError unless this is a boolean."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{what}: {option} is {value!r:.200}, expected True or False")
-
-
-def check_option_names(what: str, options: TransactionalOptions) -> TransactionalOptions:
-    """Return the options; raise TypeError for an unknown name."""
-    known = TransactionalOptions.__annotations__
-    for name in options:
-        if name not in known:
-            raise TypeError(
-                f"{what} got an unexpected keyword argument '{name}'; further options are {', '.join(known)}"
-            )
-    return options
 
 
 def check_writers(what: str, writers: int | None, shape: Shape) -> int | None:

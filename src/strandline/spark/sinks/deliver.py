@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 from pyspark.sql import Row
 
-from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, FencedError
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.ends.target import Connection, Rows, Target, Writer
 from strandline.plan.callables import call, check_function, check_shippable, name_of
 from strandline.spark.sinks.sink_errors import function_error, user_lines
-from strandline.spark.sinks.transactional import Transactional
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
 _LONGEST_PAUSE_S = 10.0
 
@@ -32,6 +30,7 @@ class DeliverSink(Transactional):
     At most `batch_size` rows come at once, in order within a partition. After an error, the call is tried up to
     `attempts` times, with growing pauses from `pause` on; then the error ends the job, unless `on_error` prevents it.
     Errors in `passing` never end the job: the rows wait, and the job goes on, for as long as it takes.
+    `options` are those of `sinks.Transactional`.
     """
 
     made_by = "sinks.deliver()"
@@ -46,11 +45,7 @@ class DeliverSink(Transactional):
         attempts: int = 5,
         pause: Duration = "200 ms",
         passing: Sequence[type[Exception]] = (ConnectionError, TimeoutError),
-        on_error: Then = "fail",
-        dead_letters: str | Path | None = None,
-        name: str | None = None,
-        staging: str | Path | None = None,
-        storage_options: dict[str, str] | None = None,
+        **options: Unpack[TransactionalOptions],
     ) -> None:
         where = self.made_by
         check_function(f"{where}: the function", function, ["rows", "ids"])
@@ -66,10 +61,8 @@ class DeliverSink(Transactional):
                 hint="write it like passing=[ConnectionError, TimeoutError]",
             )
         pause_s = parse_duration_ms(pause, f"{where}: pause") / 1000
-        super().__init__(
-            _FunctionTarget(function, batch_size, attempts, pause_s, tuple(passing), on_error == "fail"),
-            name=name, staging=staging, on_error=on_error, dead_letters=dead_letters, storage_options=storage_options,
-        )  # fmt: skip
+        ends = check_option_names(where, options).get("on_error", "fail") == "fail"
+        super().__init__(_FunctionTarget(function, batch_size, attempts, pause_s, tuple(passing), ends), **options)
 
     def reached(self) -> str | None:
         # The lanes' records are in the staging folder, which may change: without them, no rows are lost.

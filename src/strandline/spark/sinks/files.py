@@ -38,8 +38,7 @@ from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.committables import decode_committables
-from strandline.spark.base.filesystem import FileSystem, absolute, open_filesystem
-from strandline.spark.base.objectfiles import ObjectFiles
+from strandline.spark.base.filesystem import FileSystem, ObjectFiles, absolute, open_filesystem
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.foreign_outputs import check_foreign, check_spark_metadata
 from strandline.spark.sinks.objects import ObjectFormat, stage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Unpack
 
 import pyarrow as pa
@@ -24,7 +23,6 @@ from pyspark.sql.types import (
     VariantType,
 )  # fmt: skip
 
-from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.arguments import check_column, check_columns
@@ -41,10 +39,11 @@ from strandline.ends.kafka.client import (
 )
 from strandline.ends.kafka.producer import TOPIC, DeliveryReports, flush_rows, produce, producer_settings
 from strandline.ends.kafka.target import KafkaTarget, idle
+from strandline.plan.columns import quoted
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.tasks import write_tasks
-from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 Columns = str | Sequence[str] | None
@@ -106,7 +105,7 @@ def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Colum
         raise ConfigurationError(
             f"sinks.kafka(): {what} is column '{name}' of type {kind.simpleString()}, expected {wanted}"
         )
-    return F.col(f"`{name.replace('`', '``')}`")
+    return F.col(quoted(name))
 
 
 def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
@@ -252,11 +251,7 @@ def kafka(
     visibility: Visibility = "checkpoint",
     prefix: str = "strandline",
     options: Mapping[str, str] | None = None,
-    name: str | None = None,
-    staging: str | Path | None = None,
-    on_error: Then = "fail",
-    dead_letters: str | Path | None = None,
-    storage_options: Mapping[str, str] | None = None,
+    **more: Unpack[TransactionalOptions],
 ) -> Sink:
     """Write rows to Kafka, exactly once for readers of `read_committed`.
 
@@ -270,8 +265,9 @@ def kafka(
 
     `options` are settings of librdkafka, such as security.protocol, sasl.username and sasl.password. `prefix` is the
     first part of the names of transactions and groups, and of the topic `strandline-marks` with the records of the
-    sinks' progress: one compacted topic for all jobs, created if missing. `staging`, `on_error` and `dead_letters` are
-    those of `sinks.Transactional`: Kafka refuses rows that are larger than the topic's max.message.bytes.
+    sinks' progress: one compacted topic for all jobs, created if missing. `more` are the options of
+    `sinks.Transactional`: `name`, `staging`, `on_error`, `dead_letters`, `storage_options`. Kafka refuses rows that are
+    larger than the topic's max.message.bytes.
     """
     check_installed()
     cluster = Cluster(servers, options)
@@ -301,23 +297,16 @@ def kafka(
             f"{what}: headers is {headers!r:.200}, expected a column, or a dict with a column for each name",
             hint="write it like headers={'kind': 'kind', 'source': 'host'}",
         )
+    check_option_names(what, more)
     layout = Layout(topic, topic_column, key, value, headers, partition, timestamp)
     target = KafkaTarget(cluster, topic, prefix)
     if visibility == "epoch":
-        if on_error != "fail" or dead_letters is not None:
+        if more.get("on_error", "fail") != "fail" or more.get("dead_letters") is not None:
             raise ConfigurationError(
                 "sinks.kafka(visibility='epoch') keeps no dead letters: rows do not wait anywhere",
                 hint="leave on_error and dead_letters out, or visibility",
             )
-        return KafkaSinkAtOnce(layout, target, name)
+        return KafkaSinkAtOnce(layout, target, more.get("name"))
     if visibility != "checkpoint":
         raise ConfigurationError(f"{what}: visibility is {visibility!r:.200}, expected 'checkpoint' or 'epoch'")
-    return KafkaSink(
-        layout,
-        target,
-        name=name,
-        staging=staging,
-        on_error=on_error,
-        dead_letters=dead_letters,
-        storage_options=storage_options,
-    )
+    return KafkaSink(layout, target, **more)

@@ -49,8 +49,8 @@ class OpenFile(Protocol):
         """Return the present size, or a little more."""
         ...
 
-    def finish(self) -> tuple[bytes, int]:
-        """Return its content and its number of rows."""
+    def finish(self) -> bytes:
+        """Return its content."""
         ...
 
 
@@ -179,7 +179,7 @@ class _WriteFiles:
 
         def put(file: OpenFile) -> None:
             name = f"part-{attempt.partition:05}-{attempt.name}-c{len(names):03}.{self.form.suffix}"
-            folder.put(f"{self.directory}/{name}", file.finish()[0])
+            folder.put(f"{self.directory}/{name}", file.finish())
             names.append(name)
 
         for batch in batches:
@@ -200,7 +200,7 @@ class _TextFile:
     def __init__(self, header: str, codec: str) -> None:
         self._codec = codec
         self._parts = [header.encode()] if header else []
-        self._size, self._rows = len(header), 0
+        self._size = len(header)
 
     def add(self, rows: pa.Table) -> None:
         # As bytes: Spark's strings may be invalid UTF-8, and its files have them unchanged.
@@ -208,14 +208,13 @@ class _TextFile:
         part = b"".join([b"\n" if line is None else line + b"\n" for line in lines])
         self._parts.append(part)
         self._size += len(part)
-        self._rows += len(lines)
 
     def size_bytes(self) -> int:
         return self._size
 
-    def finish(self) -> tuple[bytes, int]:
+    def finish(self) -> bytes:
         data = b"".join(self._parts)
-        return gzip.compress(data, 6) if self._codec == "gzip" else data, self._rows
+        return gzip.compress(data, 6) if self._codec == "gzip" else data
 
 
 class _OrcFile:
@@ -228,16 +227,15 @@ class _OrcFile:
         self._out = pa.BufferOutputStream()
         self._writer: Any = orc.ORCWriter(self._out)
         self._writer.write(schema.empty_table())
-        self._rows = self._bytes = 0
+        self._bytes = 0
 
     def add(self, rows: pa.Table) -> None:
         self._writer.write(rows)
-        self._rows += rows.num_rows
         self._bytes += rows.nbytes
 
     def size_bytes(self) -> int:
         return max(int(self._out.tell()), self._bytes // 4)
 
-    def finish(self) -> tuple[bytes, int]:
+    def finish(self) -> bytes:
         self._writer.close()
-        return self._out.getvalue().to_pybytes(), self._rows
+        return bytes(self._out.getvalue())

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pyspark
 from pyspark.sql import Row
 
 from strandline.core.errors import ConfigurationError, SinkError, SparkError, StrandlineError, discreet
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch
 from strandline.plan.callables import call, name_of
-from strandline.spark.base.spark_errors import full_text, unwrap_error
+from strandline.spark.base.spark_errors import full_text, in_program, is_user_code, unwrap_error
 from strandline.spark.base.task_errors import Seal, sealed_errors
-
-_ENGINE = (str(Path(__file__).parents[2]), str(Path(pyspark.__file__).parent), "pyspark.zip", "py4j")
-_STANDARD = sysconfig.get_paths()["stdlib"]
-_INSTALLED = ("site-packages", "dist-packages")
-_LIBRARIES = ("psycopg", "psycopg_pool", "confluent_kafka", "pyiceberg", "deltalake", "duckdb", "pyarrow", "obstore")
-"""Libraries that this package's sinks call: their lines are not the user's code."""
 
 
 def name_error(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseException:
@@ -40,7 +31,7 @@ def name_error(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseE
         # The sink or an earlier step may have failed: Spark runs both only now.
         where = f"while the rows of epoch {epoch} were computed and written to sink '{sink}'"
     lines = user_lines(error.__traceback__)
-    at = f" (at {lines[-1].strip()})" if lines else ""
+    at = f" (at {in_program(lines).strip()})" if lines else ""
     if isinstance(cause, StrandlineError):
         renamed = type(cause)(
             f"{where}: {cause.message}{at}", hint=cause.hint, discreet=f"{where}: {cause.discreet}{at}", **cause.fields
@@ -84,15 +75,5 @@ class ForEach:
 
 def user_lines(trace: TracebackType | None) -> list[str]:
     """Return the lines of the user's code in a traceback."""
-    frames = [frame for frame in traceback.extract_tb(trace) if _is_user_code(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(trace) if is_user_code(frame.filename)]
     return [f"{each.filename}, line {each.lineno}, in {each.name}: {each.line}".rstrip(": ") for each in frames[-5:]]
-
-
-def _is_user_code(filename: str) -> bool:
-    if filename.startswith("<frozen") or any(part in filename for part in _ENGINE):
-        return False
-    parts = Path(filename).parts
-    installed = next((at for at, part in enumerate(parts) if part in _INSTALLED), None)
-    if installed is not None:
-        return parts[installed + 1] not in _LIBRARIES
-    return not filename.startswith(_STANDARD)

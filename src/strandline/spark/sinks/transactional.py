@@ -59,6 +59,17 @@ class TransactionalOptions(TypedDict, total=False):
     storage_options: Mapping[str, str] | None
 
 
+def check_option_names(what: str, options: TransactionalOptions) -> TransactionalOptions:
+    """Return the options; raise TypeError for an unknown name."""
+    known = TransactionalOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"{what} got an unexpected keyword argument '{name}'; further options are {', '.join(known)}"
+            )
+    return options
+
+
 class Transactional(Sink):
     """Write rows into a `Target` exactly once: visible there when the checkpoint after them completes, or later.
 

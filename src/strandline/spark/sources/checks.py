@@ -67,22 +67,6 @@ _REFUSALS = (
         ("com.google.cloud.spark.pubsub.", "org.apache.spark.sql.connector.pubsub."),
         "Pub/Sub has no offsets, and its connectors acknowledge messages before a checkpoint covers them",
     ),
-    _Refusal(
-        ("mqtt", "hdfs-mqtt"),
-        ("org.apache.bahir.sql.streaming.mqtt.", "org.apache.spark.sql.mqtt."),
-        "an MQTT client acknowledges messages when they arrive, long before a checkpoint covers them",
-    ),
-    _Refusal(
-        ("s3-sqs", "sqs"),
-        ("org.apache.spark.sql.streaming.sqs.",),
-        "the SQS connector deletes messages when Spark plans a batch: files since the last checkpoint would be lost",
-        "read the directory itself: strandline.files_source(…)",
-    ),
-    _Refusal(
-        ("redis",),
-        ("org.apache.spark.sql.redis.",),
-        "the Redis connector acknowledges entries before a checkpoint covers them",
-    ),
 )
 KAFKA = "org.apache.spark.sql.kafka010."
 """The prefix of the classes of Spark's connector for Kafka."""

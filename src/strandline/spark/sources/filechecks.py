@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.spark.sources.checks import Relation, numbered_relations
+from strandline.spark.sources.checks import Relation, leaves_of, numbered_relations, source_numbers
 from strandline.spark.sources.files import Cleaning, HadoopSourceFiles, LocalSourceFiles, modified_ms
 from strandline.spark.sources.log import (
     LoggedFile,
@@ -53,6 +53,8 @@ class FileSource:
     relation: Relation
     cleaning: Cleaning | None = None
     """The policy for files that no checkpoint needs."""
+    numbers: Sequence[int] = ()
+    """Spark's numbers of all sources, by line of its log: see `log.py`."""
 
     @property
     def moved_from(self) -> str | None:
@@ -69,9 +71,9 @@ class FileSource:
         """Whether the program's options allow missing files."""
         return self.relation.options.get("ignoremissingfiles", "false").lower() == "true"
 
-    def reached(self, files: Mapping[str, bytes], batch: int, numbers: Sequence[int]) -> int:
+    def reached(self, files: Mapping[str, bytes], batch: int) -> int:
         """Return the last step of its log after a batch; -1 if there is none."""
-        return reached_steps(files, batch, [self.number], numbers)[self.number] if batch >= 0 else -1
+        return reached_steps(files, batch, [self.number], self.numbers)[self.number] if batch >= 0 else -1
 
     def number_in(self, names: Sequence[str]) -> int | None:
         """Return the source's number in a snapshot with sources of these names; None if it has no such source."""
@@ -115,12 +117,18 @@ class LaterLog:
         return {(topic, int(at)) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets}
 
 
-def file_sources(source: DataFrame, names: Sequence[str], cleanings: Mapping[str, Cleaning | None]) -> list[FileSource]:
-    """Return the file sources of a job; `cleanings` are by name."""
-    relations = numbered_relations(source)
+def file_sources(
+    source: DataFrame, names: Sequence[str], cleanings: Iterable[tuple[DataFrame, Cleaning]]
+) -> list[FileSource]:
+    """Return the file sources of a job; `cleanings` are for DataFrames of one source each."""
+    relations, numbers = numbered_relations(source), source_numbers(source)
+    cleaned = [(leaf, cleaning) for df, cleaning in cleanings for leaf in leaves_of(df)]
+    by_number = {
+        at: cleaning for at, each in enumerate(leaves_of(source)) for leaf, cleaning in cleaned if leaf.equals(each)
+    }
     all_names = names if len(names) == len(relations) else [""] * len(relations)
     return [
-        FileSource(name, at, relation, cleanings.get(name))
+        FileSource(name, at, relation, by_number.get(at), numbers)
         for at, (name, relation) in enumerate(zip(all_names, relations, strict=True))
         if relation is not None and relation.is_files
     ]
@@ -163,7 +171,6 @@ def check_files(
     sources: Sequence[FileSource],
     files: Mapping[str, bytes],
     batch: int,
-    numbers: Sequence[int],
     later: Iterable[LaterLog],
 ) -> None:
     """Check that the files exist that the sources will read, as far as Spark's logs list them.
@@ -177,7 +184,7 @@ def check_files(
     for source in sources:
         move = _move_of(spark, source)
         with _log_of(source):
-            reached = source.reached(files, batch, numbers)
+            reached = source.reached(files, batch)
         last = last_step(files, source.number)
         needed = {file.path for file in files_read(files, source.number, reached, last)}
         covered = logged_paths(files, source.number) if later else frozenset()
@@ -200,12 +207,9 @@ class ChangedFiles:
     their cleaner checks each file.
     """
 
-    def __init__(
-        self, sources: Iterable[FileSource], files: Mapping[str, bytes], batch: int, numbers: Sequence[int]
-    ) -> None:
+    def __init__(self, sources: Iterable[FileSource], files: Mapping[str, bytes], batch: int) -> None:
         """`files` is Spark's log as of `batch`, the last one before the start."""
-        self._numbers = numbers
-        self._steps = {source: source.reached(files, batch, numbers) for source in sources if source.cleaning is None}
+        self._steps = {source: source.reached(files, batch) for source in sources if source.cleaning is None}
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
         """Check the files that were read up to a batch since the last call; `files` is Spark's log of that time."""
@@ -223,7 +227,7 @@ class ChangedFiles:
                 )  # fmt: skip
 
     def _newly_read(self, source: FileSource, files: Mapping[str, bytes], batch: int) -> list[LoggedFile]:
-        before, self._steps[source] = self._steps[source], source.reached(files, batch, self._numbers)
+        before, self._steps[source] = self._steps[source], source.reached(files, batch)
         return list(files_read(files, source.number, before, self._steps[source]))[-_LIST_FROM:]
 
 

@@ -19,8 +19,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.control.status import SourceStatus
 from strandline.spark.base.filesystem import open_filesystem
-from strandline.spark.sources.checks import Relation, numbered_relations, source_numbers
-from strandline.spark.sources.log import UnreadableLogError, files_read, reached_steps
+from strandline.spark.sources.checks import numbered_relations
+from strandline.spark.sources.filechecks import FileSource
+from strandline.spark.sources.log import UnreadableLogError, files_read
 
 _MIN_PAUSE_S = 1.0
 _PAUSE_FACTOR = 20
@@ -36,14 +37,19 @@ class SourceLag:
     """Measures the lag of one attempt's sources, on request, in a thread."""
 
     def __init__(
-        self, spark: SparkSession, source: DataFrame, names: Sequence[str], directory: Path, batch: Callable[[], int]
+        self,
+        spark: SparkSession,
+        source: DataFrame,
+        names: Sequence[str],
+        file_sources: Sequence[FileSource],
+        directory: Path,
+        batch: Callable[[], int],
     ) -> None:
         """`directory` is Spark's checkpoint directory of this attempt; `batch` returns the last completed batch."""
-        self._names = names
+        count, log = len(numbered_relations(source)), _LogFiles(directory)
+        self._names = names if len(names) == count else [""] * count
         self._batch = batch
-        relations = numbered_relations(source)
-        log = _LogFiles(directory), source_numbers(source)
-        self._files = [_WaitingFiles.of(spark, relation, at, *log) for at, relation in enumerate(relations)]
+        self._files = {each.number: _WaitingFiles.of(spark, each, log) for each in file_sources}
         self._statuses: list[SourceStatus] = []
         self._thread: threading.Thread | None = None
         self._next_s = 0.0
@@ -77,11 +83,10 @@ class SourceLag:
     def _of_query(self, query: StreamingQuery) -> list[SourceStatus]:
         progress = query.lastProgress
         sources: list[Mapping[str, Any]] = json.loads(progress.json)["sources"] if progress else []
-        names = self._names if len(self._names) == len(self._files) else [""] * len(self._files)
         batch = self._batch()
         return [
-            self._of_source(name, sources[at] if at < len(sources) else {}, files, batch)
-            for at, (name, files) in enumerate(zip(names, self._files, strict=True))
+            self._of_source(name, sources[at] if at < len(sources) else {}, self._files.get(at), batch)
+            for at, name in enumerate(self._names)
         ]
 
     def _of_source(
@@ -121,39 +126,25 @@ def offsets_behind(read_to: Any, latest: Any) -> int | None:
 class _WaitingFiles:
     """Files of a source that no epoch has processed. Used by one thread at a time."""
 
-    def __init__(
-        self, root: Path, glob: str, what: str, number: int, log: Mapping[str, bytes], numbers: Sequence[int]
-    ) -> None:
-        self.what = what
+    def __init__(self, source: FileSource, root: Path, log: Mapping[str, bytes]) -> None:
+        self.what = f"{source.relation.provider} files in {root}"
+        self._source = source
         self._root = root
-        self._glob = glob
-        self._number = number
+        self._glob = source.relation.options.get("pathglobfilter", "*")
         self._log = log
-        self._numbers = numbers
         self._step = -1
         self._read: set[str] = set()
 
     @classmethod
-    def of(
-        cls,
-        spark: SparkSession,
-        relation: Relation | None,
-        number: int,
-        log: Mapping[str, bytes],
-        numbers: Sequence[int],
-    ) -> _WaitingFiles | None:
-        """Return the files of a source that reads a local directory; None for other sources, patterns and options."""
-        if relation is None or not relation.is_files or _UNSUPPORTED_OPTIONS & relation.options.keys():
-            return None
-        path = relation.options.get("path", "")
-        if not path or _GLOB & set(path):
+    def of(cls, spark: SparkSession, source: FileSource, log: Mapping[str, bytes]) -> _WaitingFiles | None:
+        """Return the files of a source that reads a local directory; None for patterns and some options."""
+        path = source.relation.options.get("path", "")
+        if not path or _GLOB & set(path) or _UNSUPPORTED_OPTIONS & source.relation.options.keys():
             return None
         root = open_filesystem(spark, path).local("")
         if root is None or (root / "_spark_metadata").exists():
             return None
-        root = Path(os.path.normpath(root))
-        glob = relation.options.get("pathglobfilter", "*")
-        return cls(root, glob, f"{relation.provider} files in {root}", number, log, numbers)
+        return cls(source, Path(os.path.normpath(root)), log)
 
     def count(self, batch: int) -> tuple[int, int, int | None]:
         """Return count and size of the files after a batch, and the modification time of the oldest one."""
@@ -171,11 +162,9 @@ class _WaitingFiles:
 
     def _catch_up(self, batch: int) -> None:
         """Add the files that were read since the last call, from the end of the log."""
-        if batch < 0:
-            return
-        step = reached_steps(self._log, batch, [self._number], self._numbers)[self._number]
+        step = self._source.reached(self._log, batch)
         if step > self._step:
-            read = files_read(self._log, self._number, self._step, step)
+            read = files_read(self._log, self._source.number, self._step, step)
             self._read.update(unquote(urlsplit(file.path).path) for file in read)
             self._step = step
 

@@ -9,7 +9,7 @@ on timing which files are in an epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -36,13 +36,11 @@ class PatternNames:
         sources: Iterable[FileSource],
         files: Mapping[str, bytes],
         batch: int,
-        numbers: Sequence[int],
     ) -> None:
         """`directory` is the query's; `files` is Spark's log as of `batch`, the last one before the start."""
         self._spark = spark
         self._directory = directory
-        self._numbers = numbers
-        self._steps = {source: source.reached(files, batch, numbers) for source in sources}
+        self._steps = {source: source.reached(files, batch) for source in sources}
 
     def begin(self, batch: int) -> None:
         """Raise ConfigurationError if the next epoch has a file with such a name."""
@@ -51,7 +49,7 @@ class PatternNames:
         offsets = {f"offsets/{batch}": (self._directory / f"offsets/{batch}").read_bytes()}
         for source, before in list(self._steps.items()):
             with suppress(UnreadableLogError):
-                reached = source.reached(offsets, batch, self._numbers)
+                reached = source.reached(offsets, batch)
                 if reached > before:
                     self._steps[source] = reached
                     self._check(source, files_read(self._logs(source, before, reached), source.number, before, reached))
@@ -60,7 +58,7 @@ class PatternNames:
         """Check, as `begin` does, files that Spark has planned after a checkpoint: a restore would need their names."""
         for source in self._steps:
             with suppress(UnreadableLogError):
-                reached, last = source.reached(files, batch, self._numbers), last_step(files, source.number)
+                reached, last = source.reached(files, batch), last_step(files, source.number)
                 self._check(source, files_read(files, source.number, reached, last))
 
     def _logs(self, source: FileSource, above: int, up_to: int) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -22,15 +21,12 @@ from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import check_session
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.files import FileSink
-from strandline.spark.sources.checks import leaves_of, relations_of, source_numbers
-from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.checks import relations_of
 from strandline.spark.sources.filechecks import MOVED_FROM
-from strandline.spark.sources.files import Cleaning, open_source_files
+from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.malformed import check_malformed, with_corrupt_column
 from strandline.spark.streams.stream import Stream, source_stream
-
-log = logging.getLogger(__name__)
 
 _GLOB = set("*?[{")
 _ANY_AGE = "36500d"
@@ -140,23 +136,6 @@ def check_disjoint(nodes: Sequence[FrameSource], sinks: Sequence[Sink], director
                         f"a sink writes to {sink.path}, and the job reads {read}: it would read its own results",
                         hint="give the sink a directory outside of the source's",
                     )
-
-
-def make_cleaner(spark: SparkSession, nodes: Sequence[FrameSource], df: DataFrame) -> SourceCleaner:
-    """Return the cleaner of these sources' files, for the query that reads `df`."""
-    cleaned = [(node, node.cleaning) for node in nodes if node.cleaning is not None]
-    if not cleaned:
-        return SourceCleaner({})
-    leaves = list(leaves_of(df))
-    files = {}
-    for node, cleaning in cleaned:
-        (source,) = leaves_of(node.df)
-        numbers = [number for number, leaf in enumerate(leaves) if leaf.equals(source)]
-        if len(numbers) != 1:
-            log.warning("the files in %s are not removed: Spark's number of the source is not known", cleaning.path)
-            continue
-        files[numbers[0]] = open_source_files(spark, cleaning)
-    return SourceCleaner(files, source_numbers(df))
 
 
 def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: str | Path | None) -> Cleaning | None:

@@ -33,7 +33,7 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import FrameStep, frame_source, readable_rows
-from strandline.spark.streams.hints import MissingMethodHints
+from strandline.spark.streams.hints import MissingMethodHints, needs_uid
 from strandline.spark.streams.malformed import check_malformed, corrupt_column
 from strandline.spark.streams.steps import Steps
 from strandline.types.spark_schema import SparkType, check_names
@@ -132,6 +132,7 @@ class Aggregates(MissingMethodHints):
         """Return the keyed rows, and the kind of window and its rules, if any."""
         raise NotImplementedError
 
+    @needs_uid
     def agg(
         self,
         results: Mapping[str, Aggregate] | None = None,
@@ -173,6 +174,7 @@ class Processed(MissingMethodHints, Generic[_Process]):
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
 
+    @needs_uid
     def process(
         self,
         process: _Process,
@@ -241,6 +243,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         rules = windows.rules_of(self._keyed, kind, lateness, late, early, time, accumulate)
         return WindowedStream(self._keyed, kind, rules)
 
+    @needs_uid
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -259,6 +262,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         """
         return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, options))
 
+    @needs_uid
     def fold(
         self,
         output: str | SparkType,
@@ -295,6 +299,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
             )
         return BroadcastStream(joins.broadcast(self._keyed, rules._node, as_names(order_by)))
 
+    @needs_uid
     def join(
         self,
         other: KeyedStream,
@@ -320,6 +325,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         join_options = joins.JoinOptions("join", uid, how, prefixes, late, options)
         return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, join_options))
 
+    @needs_uid
     def window_join(
         self,
         other: KeyedStream,
@@ -341,6 +347,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         join_options = joins.JoinOptions("window_join", uid, how, prefixes, late, options)
         return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, join_options))
 
+    @needs_uid
     def as_of_join(
         self,
         versions: KeyedStream,
@@ -387,6 +394,7 @@ class WindowedStream(Aggregates):
     def _cut(self) -> tuple[Keyed, WindowKind, Rules]:
         return self.keyed, self.kind, self.rules
 
+    @needs_uid
     def fold(
         self,
         output: str | SparkType,
@@ -407,6 +415,7 @@ class WindowedStream(Aggregates):
         """
         return self._run(windows.fold(output, initial, function, merge, uid), uid, options)
 
+    @needs_uid
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -420,6 +429,7 @@ class WindowedStream(Aggregates):
         """
         return self._run(windows.reduce(self.keyed, function, uid), uid, options)
 
+    @needs_uid
     def aggregate(
         self,
         type: str | SparkType,
@@ -446,6 +456,7 @@ class WindowedStream(Aggregates):
         aggregated = windows.aggregate(type, create, add, result, merge, output, uid)
         return self._run(aggregated, uid, options)
 
+    @needs_uid
     def process(
         self,
         function: Callable[[Any, Any, list[Any]], Iterable[Any] | None],

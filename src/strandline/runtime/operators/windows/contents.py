@@ -195,7 +195,7 @@ class ChunksHandle:
         element = ValueCodec(values.type.element)
         self._scope = scope
         self._table = table
-        self._coerce = coercion(scope, name, element, "element ")
+        self._coerce = coercion(scope, name, element, "an element")
         self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
 
     def append(self, at: int, element: Any) -> None:

@@ -50,8 +50,7 @@ from strandline.ends.tables.datafiles import (
     cast_rows,
 )
 from strandline.spark.base.ddl import arrow_schema
-from strandline.spark.base.filesystem import LocalFiles
-from strandline.spark.base.objectfiles import ObjectFiles
+from strandline.spark.base.filesystem import LocalFiles, ObjectFiles
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns, TableFormat
 from strandline.spark.sinks.tasks import write_tasks
