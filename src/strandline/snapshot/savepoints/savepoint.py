@@ -28,7 +28,7 @@ from strandline.format.manifest import MANIFEST, FileRef, Manifest, TableFile
 from strandline.snapshot.opening.deletion import DELETING
 from strandline.snapshot.opening.snapshot import METADATA, check_form
 from strandline.snapshot.rows.parquet import Cut, LocalTable, Open
-from strandline.snapshot.savepoints.tablewriter import in_order, join
+from strandline.snapshot.savepoints.tablewriter import join
 
 WRITING = "_writing"
 """Marks a folder in which a process writes a savepoint, or was interrupted."""
@@ -124,12 +124,11 @@ def join_pieces(
     `scratch` is a local directory with room for twice the pieces; this function removes its files there.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        local = [LocalTable(Path(directory, piece.file.name), piece) for piece in pieces]
         fetch(folder, [piece.file for piece in pieces], Path(directory))
         with uploading(folder) as uploads:
-            joined = join(files, local, max_parallelism, Path(directory), cut, on_file=uploads.put)
+            joined = join(files, pieces, max_parallelism, Path(directory), cut, on_file=uploads.put)
     hit("savepoint.joined")
-    return in_order([*files, *(one.table for one in joined)])
+    return sorted([*files, *(one.table for one in joined)], key=lambda file: file.first_key_group)
 
 
 def fetching(folder: Folder, scratch: Path) -> Open:
