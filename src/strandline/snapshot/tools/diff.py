@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Literal
 
-from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.scratch import Scratch
 from strandline.format.manifest import OperatorInfo, StateInfo
@@ -24,25 +24,6 @@ from strandline.snapshot.tools.comparison import KeyDiff, StateComparison, why_n
 from strandline.snapshot.tools.grouprows import OperatorRows, by_group, unequal_groups
 
 Side = Literal["before", "after"]
-
-# A smaller sample hardly shows the variance between key groups.
-_LEAST_GROUPS = 8
-_Z = 1.96
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A number of keys."""
-
-    observed: int = 0
-    """The number in the key groups that were read."""
-    estimate: int = 0
-    """The estimate for all key groups."""
-    error: int = 0
-    """The largest error of the estimate in 95 of 100 samples; 0 if everything was read."""
-
-
-NONE = Count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +39,10 @@ class StateDiff:
     """The reason why it was not compared; "" if it was."""
     notes: tuple[str, ...] = ()
     """Remarks on other types, and on columns that were not compared."""
-    added: Count = NONE
-    changed: Count = NONE
-    removed: Count = NONE
-    """Keys, or keys of the map for broadcast state. A key has changed if any of its rows has."""
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    """The numbers of keys, or keys of the map for broadcast state. A key has changed if any of its rows has."""
     rows_before: int = 0
     rows_after: int = 0
     """The numbers of compared rows."""
@@ -73,8 +54,7 @@ class StateDiff:
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs, as far as it was looked at."""
-        differs = self.added.observed or self.changed.observed or self.removed.observed
-        return not (self.only or self.why_not or self.notes or differs)
+        return not (self.only or self.why_not or self.notes or self.added or self.changed or self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +86,11 @@ def diff_snapshots(
 ) -> SnapshotDiff:
     """Compare the state in two snapshots, without rows that had expired when each was taken.
 
-    With `sample` below 1, it reads only that part of the key groups, a random one that is equal each time, and returns
-    estimates. For each state, it returns up to `most_keys` keys that differ, with their rows. `progress` gets the
-    numbers of compared key groups and of all. Values of an older type are compared as values of the current type.
-    Raises CorruptionError naming a file that is missing or damaged.
+    With `sample` below 1, it reads only that part of the key groups, a random one that is equal each time. For each
+    state, it returns up to `most_keys` keys that differ, with their rows. `progress` gets the numbers of compared key
+    groups and of all. Values of an older type are compared as values of the current type. Raises CorruptionError naming
+    a file that is missing or damaged.
     """
-    if not 0 < sample <= 1:
-        raise ConfigurationError(f"sample is {sample:g}, expected more than 0 and at most 1", hint="1 reads everything")
     with Scratch("diff", scratch) as directory:
         states: list[StateDiff] = []
         both: list[_OperatorDiff] = []
@@ -153,10 +131,8 @@ class _OperatorDiff:
         keyed = [one.groups for one in self._states.values() if not one.is_broadcast]
         candidates = sorted(set().union(*keyed))
         self.population = len(candidates)
-        least = max(_LEAST_GROUPS, round(sample * self.population))
         # Use the same key groups for all states, so that files are fetched once.
-        picked = random.Random(uid).sample(candidates, least) if least < self.population else candidates
-        self.chosen = set(picked)
+        self.chosen = set(random.Random(uid).sample(candidates, math.ceil(sample * self.population)))
 
     def compare(self) -> Iterator[int]:
         """Compare all states; yield numbers of compared key groups."""
@@ -177,7 +153,7 @@ class _OperatorDiff:
 
     def result(self) -> list[StateDiff]:
         """Return the differences of each state."""
-        return [state.result(len(self.chosen), self.population) for state in self._states.values()] + self._only
+        return [state.result() for state in self._states.values()] + self._only
 
 
 class _StateDiff:
@@ -188,7 +164,7 @@ class _StateDiff:
         self._infos = before, after
         self.is_broadcast = before.kind == "broadcast"
         self._comparison = StateComparison(sides[0].operator, before, after, most_keys)
-        self._tallies = Tally(), Tally(), Tally()
+        self._counts = [0, 0, 0]
         self._rows = [0, 0]
         self._unread = 0
         every = BROADCAST_GROUPS if self.is_broadcast else range(sides[0].operator.max_parallelism)
@@ -203,14 +179,11 @@ class _StateDiff:
         """Compare a range of key groups that is inside one partition on each side."""
         one, other = (self._grouped(side, groups) for side in (0, 1))
         for before, after in _together(one, other):
-            for tally, count in zip(self._tallies, self._comparison.compare(before, after), strict=True):
-                tally.add(count)
+            self._counts = list(map(add, self._counts, self._comparison.compare(before, after)))
 
-    def result(self, chosen: int, population: int) -> StateDiff:
-        """Return the differences of the state after reading `chosen` key groups of `population`."""
-        if self.is_broadcast:
-            chosen = population = 1
-        added, changed, removed = (tally.count(chosen, population) for tally in self._tallies)
+    def result(self) -> StateDiff:
+        """Return the differences of the state in the key groups that were read."""
+        added, changed, removed = self._counts
         return StateDiff(
             self._sides[0].operator.uid, self._infos[0].name, notes=self._comparison.notes, added=added,
             changed=changed, removed=removed, rows_before=self._rows[0], rows_after=self._rows[1],
@@ -252,38 +225,3 @@ def _together(one: Iterator[tuple[int, object]], other: Iterator[tuple[int, obje
             head = heads[at]
             if head is not None and head[0] == group:
                 heads[at] = next(rest, None)
-
-
-class Tally:
-    """Counts key group by key group."""
-
-    def __init__(self) -> None:
-        self._total = 0
-        self._squares = 0
-
-    def add(self, count: int) -> None:
-        """Add the count of a key group; zeros may be left out."""
-        self._total += count
-        self._squares += count * count
-
-    def count(self, groups: int, population: int) -> Count:
-        """Return the count after reading `groups` key groups of `population`.
-
-        Hashes spread keys at random, so that a sample may miss rare changes; but changes may also cluster, as after a
-        wrong restore of a partition. The error is the larger one of both cases.
-        """
-        total = self._total
-        if groups >= population:
-            return Count(total, total)
-        part = groups / population
-        variance = max(0.0, self._squares - total * total / groups) / (groups - 1)
-        uneven = _student(groups - 1) * population * math.sqrt(variance / groups * (1 - part))
-        # The rule of three: in 95 of 100 samples, at most three changes stay unobserved when none is observed.
-        by_chance = (_Z * math.sqrt(total * (1 - part)) + 3 * (1 - part)) / part
-        return Count(total, round(total / part), math.ceil(max(uneven, by_chance)))
-
-
-def _student(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's distribution, within 1 % from 5 degrees of freedom on."""
-    z = _Z
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
