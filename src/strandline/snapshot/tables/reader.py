@@ -26,40 +26,13 @@ from strandline.core.errors import ConfigurationError, CorruptionError, NotFound
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
-from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.rows.keys import TableKey
 from strandline.snapshot.rows.parquet import Open, read_tables
-from strandline.snapshot.tables.table import Table, find_table
+from strandline.snapshot.tables.table import Table
 
 _OPEN_PARTS = 8
 _KEYED_BY_GROUP = ("timers", "panes")
 """Kinds of state with entries that do not begin with the key."""
-
-
-def read_rows(
-    snapshot: Snapshot, name: str, groups: range | None = None, key: Any = None, scratch: Path | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a table, `uid.state`, in order: all, those of a range of key groups, or those of one key.
-
-    `scratch` is a local directory for fetched files, by default the system's. Raises NotFoundError if
-    there is no such table, or if the job has deleted the checkpoint meanwhile, and CorruptionError for damaged files.
-    """
-    table = find_table(snapshot, name)
-    with StateReader(scratch) as reader:
-        if key is not None:
-            yield reader.look_up(table, key)
-        else:
-            yield from reader.rows(table, groups)
-
-
-def look_up(snapshot: Snapshot, name: str, key: Any, scratch: Path | None = None) -> pa.RecordBatch:
-    """Return the rows of one key in a table, `uid.state`; none if it has no such key.
-
-    It fetches only the part that may hold the key. To look up many keys, use one `StateReader`. Raises as `read_rows`
-    does, and StateTypeError for an invalid key.
-    """
-    with StateReader(scratch) as reader:
-        return reader.look_up(find_table(snapshot, name), key)
 
 
 class StateReader:
