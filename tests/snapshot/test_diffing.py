@@ -25,8 +25,7 @@ from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.rows.codecs import rows_of
 from strandline.snapshot.rows.parquet import table_of
 from strandline.snapshot.tools.comparison import StateComparison
-from strandline.snapshot.tools.diff import SnapshotDiff, StateDiff, diff_snapshots
-from strandline.snapshot.tools.grouprows import by_group, unequal_groups
+from strandline.snapshot.tools.diff import SnapshotDiff, StateDiff, by_group, diff_snapshots, unequal_groups
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest as manifest_of
 from tests.runtime.bench import OPS, Model

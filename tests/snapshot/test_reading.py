@@ -271,12 +271,9 @@ def keyed_rows(count: int) -> tuple[OperatorInfo, str, pa.RecordBatch]:
     return operator, "s", codec.decode(codec.encode(rows))
 
 
-def test_what_is_open_is_closed_again(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_OPEN_PARTS", 1)
+def test_what_is_open_is_closed_again(folders: dict[str, Path], tmp_path: Path) -> None:
     snapshot = open_snapshot(str(folders["checkpoint"]))
-    with StateReader(tmp_path) as reader:
+    with StateReader(tmp_path, most_open=1) as reader:
         table = find_table(snapshot, "top")
         for _ in range(2):
             for n, key in enumerate(KEYS[:12]):
