@@ -91,8 +91,7 @@ def diff_snapshots(
 
     With `sample` below 1, it reads only that part of the key groups, a random one that is equal each time. For each
     state, it returns up to `most_keys` keys that differ, with their rows. `progress` gets the numbers of compared key
-    groups and of all. Values of an older type are compared as values of the current type. Raises CorruptionError naming
-    a file that is missing or damaged.
+    groups and of all. Values of an older type are compared as values of the current type. Raises as `StateReader` does.
     """
     with StateReader(scratch, most_open=1) as one, StateReader(scratch, most_open=1) as other:
         readers = one, other
