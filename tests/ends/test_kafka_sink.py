@@ -647,25 +647,6 @@ def test_a_wrong_password_is_said_and_not_shown(kafka: Kafka, topic: str, caplog
     assert "not-that-secret" not in f"{error.value}{bad!r}{bad.cluster!r}{caplog.text}"
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"servers": "kafka"}, "expected addresses with ports"),
-        ({"topic": None}, "both or none of topic and topic_column"),
-        ({"topic": "a b"}, "expected letters, digits"),
-        ({"prefix": ""}, "prefix is '', expected letters"),
-        ({"visibility": "soon"}, "expected 'checkpoint' or 'epoch'"),
-        ({"options": {"acks": "1"}}, "options has 'acks', which the sink sets itself"),
-        ({"options": {"kafka.sasl.jaas.config": "secret"}}, "only Java's clients know"),
-        ({"options": "x=1"}, "options are not a dict"),
-    ],
-)
-def test_what_is_refused_at_once(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(sl.errors.ConfigurationError, match=words) as error:
-        sl.sinks.kafka(**{"servers": "kafka:9092", "topic": "t", **given})
-    assert "secret" not in str(error.value)
-
-
 # -- what every sink must do
 
 

@@ -590,28 +590,6 @@ def test_a_job_may_leave_out_what_is_refused_and_counts_it(ledger: Any, caplog: 
     assert "sink 'out' of job 'job': the target refused 1 rows: they are left out" in caplog.text
 
 
-def test_what_on_error_needs() -> None:
-    with pytest.raises(ConfigurationError, match="expected 'fail', 'skip' or 'dead-letter'"):
-        sl.sinks.Transactional(Kept("x"), on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="dead_letters is None: one needs the other"):
-        sl.sinks.Transactional(Kept("x"), on_error="dead-letter")
-    with pytest.raises(ConfigurationError, match="one needs the other"):
-        sl.sinks.Transactional(Kept("x"), dead_letters="somewhere")
-    target = Kept("x")
-    target.refusing = ()
-    with pytest.raises(ConfigurationError, match="the target Kept does not say which of its errors"):
-        sl.sinks.Transactional(target, on_error="skip")
-
-
-def test_targets_must_pickle_and_be_targets() -> None:
-    with pytest.raises(ConfigurationError, match=r"expected a sinks\.Target"):
-        sl.sinks.Transactional("postgres://")  # type: ignore[arg-type]
-    target = Kept("x")
-    target.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(ConfigurationError, match="the target Kept cannot be sent to other processes"):
-        sl.sinks.Transactional(target)
-
-
 @pytest.mark.parametrize("rows", [0, None])
 def test_a_transaction_without_rows_would_never_end_anything(monkeypatch: pytest.MonkeyPatch, rows: Any) -> None:
     monkeypatch.setattr(Kept, "max_rows", rows)

@@ -22,7 +22,6 @@ from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.core.errors import (
     ConfigurationError,
     CorruptionError,
-    NullKeyError,
     StateLimitError,
     StrandlineError,
     UnavailableError,
@@ -383,11 +382,6 @@ def test_a_vectorised_function_gets_strings_as_they_are(make: Make) -> None:
     assert bench.run(ROWS.take(pa.array([0, 1, 3]))) == [("a", None, None)]
 
 
-def test_a_null_key_ends_the_job_unless_it_is_said(make: Make) -> None:
-    with pytest.raises(NullKeyError):
-        make(Doing(), input_schema=EVENTS, output_schema=ANSWERS, timed=True).apply([rows_of([(None, "v", "", 0)])])
-
-
 def test_more_failures_than_may_be_end_the_job(make: Make) -> None:
     bearing = OnError("dead-letter", at_most=2, per=dt.timedelta(seconds=10))
     bench = make(Doing(), input_schema=EVENTS, output_schema=ANSWERS, sides=SIDES, timed=True, on_error=bearing)
@@ -574,18 +568,6 @@ def test_an_event_whose_text_cannot_be_made_is_a_dead_letter_all_the_same(make: 
     (letter,) = told(bench.apply([batch_of([("x", "", "", 0)], EVENTS)]))[1]
     assert len(letter["reason"]) < 2_100
     assert len(letter["traceback"]) < 20_100
-
-
-@pytest.mark.parametrize(
-    ("given_", "said"),
-    [
-        ("ignore", "on_error is 'ignore', expected 'fail', 'skip' or 'dead-letter'"),
-        (None, "on_error is None, expected"),
-    ],
-)
-def test_what_cannot_be_meant(given_: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        OnError(given_)
 
 
 @pytest.mark.parametrize(

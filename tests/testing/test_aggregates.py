@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError, NullKeyError
+from strandline.core.errors import NullKeyError
 from strandline.testing import Harness, events
 from tests.runtime.bench import KINDS
 
@@ -184,34 +184,6 @@ def test_as_a_later_operator(kind: Any) -> None:
     with Harness(loud.window(sl.Tumbling("10s")).agg(v=sl.agg.sum("v"), uid="sums"), backend=kind, parallelism=2) as h:
         h.push(event("a", 3, 5), event("b", 4, 5), event("a", 5, 1), event("a", 11, 7))
         assert seconds(h.tick()) == [("S005", 0, 10, 10)]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: KEYED.agg(uid="operator"), "operator 'operator': agg() was given no aggregate"),
-        (
-            lambda: KEYED.agg(total=sl.agg.sum("v * 2"), uid="operator"),
-            "operator 'operator': the aggregate 'total' is over 'v * 2', and the columns are k, v, x, d, s, ts",
-        ),
-        (
-            lambda: KEYED.agg(t=sl.agg.sum("ts"), uid="operator"),
-            "operator 'operator': sum of 'ts' is over timestamp, expected a number",
-        ),
-        (
-            lambda: KEYED.window(sl.Tumbling("10s")).agg(count=sl.agg.count(), uid="n"),
-            "window: Tumbling windows need the events' times, and the stream has no watermark",
-        ),
-        (
-            lambda: Harness(KEYED.agg(n=sl.agg.count(), uid="operator"), output="k string, n bigint"),
-            "Harness: only backend and parallelism are options for a stream, which has all others itself",
-        ),
-    ],
-)
-def test_what_cannot_be(make: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        make()
-    assert caught.value.message == message
 
 
 def test_a_null_key_is_shown_without_what_nobody_wrote() -> None:

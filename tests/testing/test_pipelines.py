@@ -264,10 +264,6 @@ def test_mistakes() -> None:
             h.push(Right((1,)))
         with pytest.raises(UserCodeError, match="never"):
             h.push(one=[("a", 1, at(1))])
-    with pytest.raises(ConfigurationError, match="only backend and parallelism are options for a stream"):
-        Harness(stream, schema=SALES)
-    with pytest.raises(ConfigurationError, match="schema and key of the events are missing"):
-        Harness(Never())
 
 
 class Never(sl.KeyedCoProcess):

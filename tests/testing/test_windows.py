@@ -220,25 +220,11 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SALES.window(Tumbling), r"window\(\) was given .*Tumbling.*, expected a kind of window"),  # type: ignore[arg-type]
-        (lambda: SALES.window(Tumbling("1s"), time="clock"), "time is 'clock'"),  # type: ignore[arg-type]
         (lambda: SALES.window(Global(count=2), late="late"), "Global windows that do not follow event time have no late"),
-        (lambda: timed().window(Tumbling("1s"), early="0s"), "early is '0s'"),
-        (lambda: SALES.window(Tumbling("1s")), "Tumbling windows need the events' times"),
-        (lambda: Harness(summed(SECONDS), output="total bigint"), "only backend and parallelism are options for a stream"),
-        (lambda: Harness(summed(SECONDS), sides={}), "only backend and parallelism are options for a stream"),
-        (lambda: Harness(summed(SECONDS), watermark="0s"), "only backend and parallelism are options for a stream"),
-        (lambda: Harness(summed(SECONDS), uid="sums"), "only backend and parallelism are options for a stream"),
         (lambda: Harness(summed(SECONDS), right="user string"), "only backend and parallelism are options for a stream"),
-        (lambda: events(SCHEMA).key_by("name"), "there is no column 'name'"),
-        (lambda: DOUBLE(right="user string"), "is a function of one stream"),
-        (lambda: timed().window(Session("1s")).fold("n int", 0, max, uid="x"), "fold 'x': session windows can become one"),
-        (lambda: SECONDS.fold("n int", "0", max, uid="x"), "fold 'x': the initial value does not fit"),
-        (lambda: SECONDS.fold("user int", 0, max, uid="x"), "the result's column 'user' has a name of the key"),
         (lambda: SECONDS.fold("User int", 0, max, uid="x"), "the result's column 'User' has a name of the key"),
         (lambda: SECONDS.fold("n int", 0, None, uid="x"), "fold 'x': function is None, expected a"),  # type: ignore[arg-type]
         (lambda: SECONDS.reduce("max", uid="x"), "reduce 'x': function is 'max', expected a"),  # type: ignore[arg-type]
-        (lambda: SECONDS.process(None, "n int", uid="x"), "process 'x': function is None, expected a function"),  # type: ignore[arg-type]
         (lambda: AGGREGATE(create=0, add=max), ": create is 0, expected a function"),
         (lambda: AGGREGATE(create=int, add=max, merge=1), ": merge is 1, expected a function"),
         (lambda: timed().window(Tumbling("1s"), late=""), "late is '', expected a name"),
@@ -246,11 +232,6 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
             lambda: summed(WINDOW_END.window(Tumbling("1s"))),
             "the key 'window_end' has the name of a column that the window's results have",
         ),
-        (
-            lambda: events("ts timestamp").watermark("ts").key_by("ts").window(Tumbling("1s")).reduce(max, uid="x"),
-            "no columns beside",
-        ),
-        (lambda: DOUBLE(output=None), "output, the columns of its rows, is missing"),
     ],
 )  # fmt: skip
 def test_windows_that_cannot_work(make: Any, message: str) -> None:
