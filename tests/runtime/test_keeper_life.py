@@ -13,7 +13,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -31,13 +30,6 @@ from strandline.keeper.protocol import Connection
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Restore
 from tests.runtime.clients import Keeper, Nursery, eventually
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(tmp_path)
-    yield made
-    made.close()
 
 
 def left(keeper: Keeper) -> set[str]:
