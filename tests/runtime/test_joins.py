@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
-from strandline.core.errors import NullKeyError, UserCodeError
+from strandline.core.errors import UserCodeError
 from strandline.core.times import as_datetime
 from strandline.runtime.operators.joins import (
     BOUNDS,
@@ -311,15 +311,6 @@ def test_a_row_without_time_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match=r"operator 'pairs': join\(\) failed for key 'a', .* has no time") as caught:
         run(bench, [Arrival(False, "a", None, 1)], None)
     assert "where(" in caught.value.hint
-    bench.close()
-
-
-def test_rows_that_are_not_there(tmp_path: Path) -> None:
-    """A row of nulls is a row all the same, and a null key is refused as anywhere."""
-    layout = Layout(LEFTS, RIGHTS)
-    bench = bench_of("memory", tmp_path, WindowJoin(layout, Tumbling("1s"), "full"), layout)
-    with pytest.raises(NullKeyError, match="the key column 'k' is null"):
-        run(bench, [Arrival(True, None, 1, 1)], None)  # type: ignore[arg-type]
     bench.close()
 
 

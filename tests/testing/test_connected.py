@@ -11,16 +11,12 @@ from strandline import KeyedCoProcess, KeyedProcess, List, Value
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
 from strandline.testing import Harness, Right
 from tests.runtime.bench import KINDS
+from tests.testing.times import START, at
 
 SECOND = dt.timedelta(seconds=1)
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 OUT = "id int, said string"
 LEFT = "id int, amount bigint, at timestamp"
 RIGHT = "method string, order int, at timestamp"
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + seconds * SECOND
 
 
 class Match(KeyedCoProcess):

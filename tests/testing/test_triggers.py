@@ -14,15 +14,11 @@ from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.plan.upgrade import plan_upgrade
 from strandline.testing import Harness, events
+from tests.testing.times import at
 
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 TIMED = events("k string, v int, ts timestamp").watermark("ts").key_by("k")
 PLAIN = events("k string, v int, ts timestamp").key_by("k")
 MINUTE = sl.Tumbling("1 min")
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
 
 
 def summed(windows: sl.WindowedStream) -> sl.Stream:
