@@ -54,7 +54,9 @@ format:
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-soak: archive
+# JVMs compile and have all libraries, as users' do; those of other tests are light (tests/jvm.py).
+soak: export STRANDLINE_TEST_JVM = users
+soak: setup
 	$(RUN) python -m pytest -m soak $(ARGS)
 	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 -o faulthandler_timeout=3700 $(ARGS)
 
