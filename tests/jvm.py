@@ -37,12 +37,10 @@ _UNUSED = (
 """Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
 
 _AS_USERS_HAVE_IT = os.environ.get("STRANDLINE_TEST_JVM") == "users"
-_NO_WARM_UP = "-Dspark.strandline.warmup=false"
 # A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
 # Hadoop starts a process to set a file's permissions, dozens of times a second: Java's own way takes two programs each.
 _LIGHT = (
-    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK "
-    f"{_NO_WARM_UP}"
+    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
 )
 GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 """As users have it: the fixture `generated_code`."""
@@ -136,7 +134,7 @@ def _without_defaults(jar: Path, target: Path) -> None:
 
 def _options() -> str:
     if _AS_USERS_HAVE_IT:
-        return _NO_WARM_UP
+        return ""
     archive = _archive()
     # Else Java says on standard output that an archive does not fit.
     given = f"{_LIGHT} {_INTERPRETED}"

@@ -60,7 +60,7 @@ class Checkpoints(RuleBasedStateMachine):
         self.faulty = FaultyStore(self._open(), seed=seed, rate=rate, clock=self.clock)
         self.store = RetryingStore(self.faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
         self.truth = JobDirectory(self._look(), "job")
-        self.config = every_epoch(timeout=TIMEOUT_MS / 1000, retain=retain, tolerable_failures=None)
+        self.config = every_epoch(timeout=f"{TIMEOUT_MS}ms", retain=retain, tolerable_failures=None)
         self.seed = seed
         self.runs = 0
         self.everyone: list[Run] = []
