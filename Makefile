@@ -58,7 +58,9 @@ format:
 docs:
 	$(RUN) python scripts/docs.py $(ARGS)
 
-soak: archive
+# JVMs compile and have all libraries, as users' do; those of other tests are light (tests/jvm.py).
+soak: export STRANDLINE_TEST_JVM = users
+soak: setup
 	$(RUN) python -m pytest -m soak $(ARGS)
 	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 -o faulthandler_timeout=3700 $(ARGS)
 

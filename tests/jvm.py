@@ -3,6 +3,9 @@ workers that find modules compiled.
 
     python -m tests.jvm       make the archive, unless there is one that fits
 
+With STRANDLINE_TEST_JVM=users, as `make soak` has it, JVMs are as users have them: they compile, all libraries are there,
+and no archive is used. Only the warm-up that Strandline gives to a user's JVM is left out.
+
 A JVM that reads Spark's classes from jars spends most of a small test on loading and verifying them. The archive is what
 Java calls a dynamic class data archive; a JVM that it does not fit ignores it, and tests run without it as well.
 """
@@ -33,11 +36,11 @@ _UNUSED = (
 )  # fmt: skip
 """Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
 
+_AS_USERS_HAVE_IT = os.environ.get("STRANDLINE_TEST_JVM") == "users"
 # A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
 # Hadoop starts a process to set a file's permissions, dozens of times a second: Java's own way takes two programs each.
 _LIGHT = (
-    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK "
-    "-Dspark.strandline.warmup=false"
+    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
 )
 GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 """As users have it: the fixture `generated_code`."""
@@ -53,15 +56,17 @@ _USED = ("fs.AbstractFileSystem.", "fs.default", "fs.file.", "fs.permissions.", 
 
 
 def use() -> None:
-    """Have all drivers that this process and its children start be light, and their Python workers."""
+    """Set the options of all drivers that this process and its children start, and of their Python workers."""
     os.environ[_DRIVERS] = _options()
     # Drivers, workers and keepers would each compile all of our modules.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["SPARK_HOME"] = str(spark_home(_DIRECTORY / "home"))
+    os.environ["SPARK_HOME"] = str(spark_home(_DIRECTORY / ("users" if _AS_USERS_HAVE_IT else "light")))
 
 
 def executors() -> dict[str, str]:
     """Return the settings of a session whose executors are processes of their own."""
+    if _AS_USERS_HAVE_IT:
+        return {}
     options = [option for option in _options().split() if not option.startswith("-Dspark.")]
     return {"spark.executor.extraJavaOptions": f"-Xss16m {' '.join(options)}"}
 
@@ -72,7 +77,7 @@ def spark_home(directory: Path) -> Path:
     It lacks the zip file from which Spark's Python workers import pyspark: there is no place in it for compiled modules,
     which costs each of them half a second. They find the package that is installed. And it lacks libraries that no test
     of ours needs: to find that a class does not exist, which compiling Spark's expressions asks often, Java looks into
-    every one. Of Hadoop's it lacks the defaults that no test needs.
+    every one. Of Hadoop's it lacks the defaults that no test needs. As users have it, it lacks nothing.
     """
     import pyspark
 
@@ -85,14 +90,10 @@ def spark_home(directory: Path) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="home-"))
     for entry in installed.iterdir():
-        if entry.name not in ("python", "jars"):
+        if _AS_USERS_HAVE_IT or entry.name not in ("python", "jars"):
             (made / entry.name).symlink_to(entry)
-    (made / "jars").mkdir()
-    for jar in (installed / "jars").glob("*.jar"):
-        if jar.name.startswith("hadoop-client-api"):
-            _without_defaults(jar, made / "jars" / jar.name)
-        elif not jar.name.startswith(_UNUSED):
-            (made / "jars" / jar.name).symlink_to(jar)
+    if not _AS_USERS_HAVE_IT:
+        _link_used(installed / "jars", made / "jars")
     (made / "made-of").symlink_to(installed)
     (made / "made-by").write_text(own)
     try:
@@ -103,9 +104,19 @@ def spark_home(directory: Path) -> Path:
     return directory
 
 
+def _link_used(jars: Path, target: Path) -> None:
+    """Link the libraries that tests use."""
+    target.mkdir()
+    for jar in jars.glob("*.jar"):
+        if jar.name.startswith("hadoop-client-api"):
+            _without_defaults(jar, target / jar.name)
+        elif not jar.name.startswith(_UNUSED):
+            (target / jar.name).symlink_to(jar)
+
+
 def _without_defaults(jar: Path, target: Path) -> None:
     """Copy Hadoop's library without the defaults of the thousand settings that tests have no use for."""
-    others = _DIRECTORY / "home" / "jars" / jar.name
+    others = _DIRECTORY / "light" / "jars" / jar.name
     if others.exists():
         target.symlink_to(others)
         return
@@ -122,6 +133,8 @@ def _without_defaults(jar: Path, target: Path) -> None:
 
 
 def _options() -> str:
+    if _AS_USERS_HAVE_IT:
+        return ""
     archive = _archive()
     # Else Java says on standard output that an archive does not fit.
     given = f"{_LIGHT} {_INTERPRETED}"

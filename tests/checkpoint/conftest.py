@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.failpoints import disarm_all
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import late_clock
 from tests.clock import ManualClock
@@ -25,9 +22,3 @@ def store() -> FaultyStore:
 @pytest.fixture
 def jobdir(store: FaultyStore) -> JobDirectory:
     return JobDirectory(store, "job")
-
-
-@pytest.fixture(autouse=True)
-def _no_failpoints() -> Iterator[None]:
-    yield
-    disarm_all()

@@ -14,16 +14,8 @@ from strandline.format.manifest import MANIFEST
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, stored
 from tests.clock import ManualClock
+from tests.crashing import Crash, crash
 from tests.storage.faulty import FaultyStore
-
-
-class Crash(BaseException):
-    """The process is gone: nothing catches this."""
-
-
-def crash() -> None:
-    raise Crash
-
 
 STEPS = [  # failpoint, checkpoint that the next driver finds, checkpoints whose sinks were committed before the crash
     ("upload.file", 1, [1]),

@@ -31,6 +31,7 @@ from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch
 from tests.clock import ManualClock
+from tests.crashing import Crash, crash
 from tests.soak import examples
 from tests.storage.faulty import FaultyStore
 from tests.storage.forgetful import ForgetfulDisk, Killed
@@ -42,14 +43,6 @@ STEPS = (
     "checkpoint.subsume.after",
 )  # fmt: skip
 Report = tuple[Run, str, int, CheckpointId, PartitionInfo]
-
-
-class Crash(BaseException):
-    pass
-
-
-def crash() -> None:
-    raise Crash
 
 
 class Checkpoints(RuleBasedStateMachine):
@@ -67,7 +60,7 @@ class Checkpoints(RuleBasedStateMachine):
         self.faulty = FaultyStore(self._open(), seed=seed, rate=rate, clock=self.clock)
         self.store = RetryingStore(self.faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
         self.truth = JobDirectory(self._look(), "job")
-        self.config = every_epoch(timeout=TIMEOUT_MS / 1000, retain=retain, tolerable_failures=None)
+        self.config = every_epoch(timeout=f"{TIMEOUT_MS}ms", retain=retain, tolerable_failures=None)
         self.seed = seed
         self.runs = 0
         self.everyone: list[Run] = []

@@ -366,8 +366,7 @@ def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
     assert run.coordinator.confirmed is not None
     path = next(f.path for f in run.coordinator.confirmed.files() if f.path)
     run.jobdir.put("shared/aa/garbage", b"")
-    run.coordinator._retention._registry.live.clear()
-    run.coordinator._retention._registry._files.clear()
+    run.coordinator._retention._live.clear()
     run.coordinator._retention._garbage |= {path, "shared/aa/garbage"}
     before = stored(run.jobdir)
     with pytest.raises(CorruptionError, match=f"^invariant broken.*{path} is to be deleted, and checkpoint 1 needs it"):

@@ -138,7 +138,6 @@ def test_dots_in_names(strandline: Command, tmp_path: Path) -> None:
     ("given", "code", "why"),
     [
         ([], 1, "nothing is to be changed"),
-        (["--drop", "op.gone"], 1, "drop names 'op.gone', and there is no such operator or state; there are: op, op.by_"),
         (["--delete", "op.gone=true"], 1, "there is no state 'op.gone'"),
         (["--delete", "op.value=nope > 1"], 1, "'op.value': the query failed: Binder Error"),
         (["--delete", "op.value"], 2, "expected NAME="),
@@ -150,8 +149,6 @@ def test_dots_in_names(strandline: Command, tmp_path: Path) -> None:
         (["--transform", "op.value=SELECT * REPLACE (k || 'x' AS k) FROM rows"], 1, "leave the column out: key groups"),
         (["--max-parallelism", "4x"], 2, "expected one number for all, or UID=N"),
         (["--max-parallelism", "4", "--max-parallelism", "op=4"], 2, "expected one number for all"),
-        (["--max-parallelism", "0"], 1, "max_parallelism is 0, expected 1 to 32768"),
-        (["--rename", "op.value=top"], 1, "several states of operator 'op' called 'top'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(

@@ -442,7 +442,7 @@ def test_diff_counts_keys_by_state_and_shows_some(strandline: Command, made: Mad
     states = {state["state"]: state for state in found["states"]}
     assert not found["equal"]
     assert {
-        name: tuple(state[what]["found"] for what in ("added", "changed", "removed"))
+        name: tuple(state[what] for what in ("added", "changed", "removed"))
         for name, state in states.items()
         if not state["equal"]
     } == {"value": (0, 30, 0), "history": (0, 30, 0), "short": (0, 30, 0)}
@@ -477,9 +477,8 @@ def test_diff_of_a_sample(strandline: Command, made: Made) -> None:
     (found,) = strandline("snapshots", "diff", *made.checkpoints, "--sample", "25%", "--json").json
     assert (found["groups_read"], found["groups"]) == (32, 128)
     changed = next(state["changed"] for state in found["states"] if state["state"] == "value")
-    assert changed["estimate"] == 4 * changed["found"] != 0
-    assert abs(changed["estimate"] - 30) <= changed["error"]
-    assert "±" in strandline("snapshots", "diff", *made.checkpoints, "--sample", "25").stdout
+    assert 0 < changed < 30
+    assert "read: 32 of 128 key groups" in strandline("snapshots", "diff", *made.checkpoints, "--sample", "25").stdout
     for wrong in ("0", "101%", "much"):
         refused = strandline("snapshots", "diff", *made.checkpoints, "--sample", wrong)
         assert (refused.code, "expected a percentage" in refused.stderr) == (1, True)

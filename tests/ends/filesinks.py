@@ -18,6 +18,7 @@ from strandline.spark.sinks import output_directory as place
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
 from strandline.testing.sinks import conformance
+from tests.crashing import Crash
 
 NAME = "out"
 
@@ -134,10 +135,6 @@ def commit_crashing(sink: Any, pending: list[str], failpoint: str, at: int = 1) 
     failpoints.arm(failpoint, crash, at=at)
     with pytest.raises(Crash):
         sink.commit(pending)
-
-
-class Crash(BaseException):
-    """The driver is dead: nothing of it runs any more."""
 
 
 class Disk:

@@ -224,22 +224,6 @@ def test_what_a_call_gives_and_nobody_runs_is_not_taken_for_done(function: Any, 
     trial.expect(1)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"function": lambda rows: None}, r"is called with \(rows, ids\)"),
-        ({"batch_size": 0}, "batch_size is 0, expected 1 or more"),
-        ({"attempts": "3"}, "attempts is '3'"),
-        ({"passing": ["OSError"]}, "expected types of exceptions"),
-        ({"pause": "soon"}, r"sinks\.deliver\(\): pause"),
-    ],
-)
-def test_what_cannot_be_meant(given: dict[str, Any], words: str) -> None:
-    function = given.pop("function", keep)
-    with pytest.raises(ConfigurationError, match=words):
-        sl.sinks.deliver(function, **given)
-
-
 def test_nothing_is_left_where_rows_waited() -> None:
     trial = trial_of()
     sink = trial.start()

@@ -17,8 +17,8 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
+from tests.crashing import Crash
 from tests.ends.filesinks import (
-    Crash,
     Disk,
     Rows,
     commit_crashing,

@@ -13,7 +13,8 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
-from tests.ends.filesinks import Crash, Disk, records, rows, shown_files, staged, visible
+from tests.crashing import Crash
+from tests.ends.filesinks import Disk, records, rows, shown_files, staged, visible
 
 
 def context(life: str, generation: int = 1, job: str = "job", sink: str = "out") -> SinkContext:

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.visibility_log import Committable
-from tests.ends.filesinks import Crash, Disk, Rows, rows_in, shown_files, sink_at, visible
+from tests.crashing import Crash
+from tests.ends.filesinks import Disk, Rows, rows_in, shown_files, sink_at, visible
 from tests.soak import examples
 
 crashes = st.none() | st.integers(0, 60)

@@ -20,6 +20,7 @@ from strandline.ends.kafka.record import LaneMessage, Rows, starts_of
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _records, idle
 from strandline.ends.target import Writer
 from strandline.storage.place import Place
+from tests.crashing import Crash
 from tests.kafkaserver import Kafka
 from tests.kafkawire import HangingProducer
 
@@ -29,21 +30,17 @@ STEPS = (
 )  # fmt: skip
 _CRASHES = (22, 24, 27)
 """What is noted, begun, and missing: the others take as long, and are of what was tried already."""
-_numbers = itertools.count()
-
-
-class Crash(BaseException):
-    """The process is dead."""
+FRESH = itertools.count()
 
 
 @pytest.fixture
 def topic(kafka: Kafka) -> str:
-    return kafka.create(f"hanging-{next(_numbers)}")
+    return kafka.create(f"hanging-{next(FRESH)}")
 
 
 @pytest.fixture
 def target(kafka: Kafka, topic: str) -> Iterator[KafkaTarget]:
-    target = KafkaTarget(Cluster(kafka.servers), topic, f"h{next(_numbers)}")
+    target = KafkaTarget(Cluster(kafka.servers), topic, f"h{next(FRESH)}")
     target.cluster.answer_s = 1.5
     with unverified(kafka):
         yield target

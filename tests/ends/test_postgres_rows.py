@@ -456,25 +456,6 @@ def test_secrets_are_not_told(dsn: str) -> None:
     assert asked
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"table": ""}, "table is '', expected its name"),
-        ({"key": ["a", "a"]}, "expected names of columns, each once"),
-        ({"delete": "gone"}, "delete='gone' needs key="),
-        ({"key": "a", "delete": "a"}, "the column 'a' is in key=, and is that of delete="),
-        ({"writers": 4}, "writers=4 needs key="),
-        ({"writers": 0}, "writers is 0, expected a number from 1"),
-        ({"timeout": "10ms"}, "expected at least a second"),
-        ({"timeout": "soon"}, "expected a duration"),
-    ],
-)
-def test_options_that_do_not_go_together(options: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        sl.sinks.postgres("host=localhost", **{"table": "t", **options})
-    assert words in str(caught.value)
-
-
 def test_json_has_no_nan(postgresql: Server, dsn: str) -> None:
     kind = pa.struct({"x": pa.float64(), "at": UTC, "d": pa.decimal128(5, 2), "b": pa.binary()})
     target = target_of(dsn, pa.schema({"doc": kind}), "docs")

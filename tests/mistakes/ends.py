@@ -149,7 +149,7 @@ MISTAKES = [
         "a setting of Java's",
         "only Java's clients know",
         "sasl.username",
-        options={"kafka.sasl.jaas.config": "…"},
+        options={"kafka.sasl.jaas.config": "secret"},
     ),
     kafka("an on_error of another system", "on_error is 'ignore', expected 'fail', 'skip'", on_error="ignore"),
     kafka("dead letters nowhere", "dead_letters is None: one needs the other", on_error="dead-letter"),

@@ -309,6 +309,16 @@ MISTAKES = [
         "defines on_event, which a KeyedCoProcess must not",
     ),
     written(
+        "a process of one for rules",
+        lambda: KEYED.broadcast(PLAIN).process(Each(), "a int", uid="u"),
+        "after broadcast(), process() was given Each, expected a KeyedBroadcastProcess",
+    ),  # type: ignore[arg-type]
+    written(
+        "a process of two for rules",
+        lambda: KEYED.broadcast(PLAIN).process(Match(), "a int", uid="u"),
+        "process() was given Match, expected a KeyedBroadcastProcess",
+    ),  # type: ignore[arg-type]
+    written(
         "rules without on_broadcast",
         lambda: KEYED.broadcast(PLAIN).process(Ruled(), "a int", uid="u"),
         "Ruled does not define on_broadcast",

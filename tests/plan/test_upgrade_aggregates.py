@@ -79,10 +79,9 @@ def test_aggregates_are_added_taken_away_and_renamed(kind: Any) -> None:
 
 
 def test_what_is_not_said_is_refused() -> None:
-    before = of(sl.Tumbling("10s"), n=sl.agg.count(), gone=sl.agg.max("w"))
-    now = of(
-        sl.Tumbling("10s"), n=sl.agg.count(), one=sl.agg.first("v", ignore_nulls=True), **{"to tal": sl.agg.sum("v")}
-    )
+    had = {"n": sl.agg.count(), "gone": sl.agg.max("w")}
+    has = {"n": sl.agg.count(), "one": sl.agg.first("v", ignore_nulls=True), "to tal": sl.agg.sum("v")}
+    before, now = (operator_of(sl.Tumbling("10s"), aggregates) for aggregates in (had, has))
     found = go_on(before, now)
     new = "is new: of windows and keys in the snapshot it would have only what comes from now on"
     assert found.refusals == (
@@ -103,6 +102,14 @@ def test_what_is_not_said_is_refused() -> None:
         {"operator": "op", "state": "", "aggregate": "n", "action": "kept", "was": "", "details": []},
     ]  # fmt: skip
     assert found.migrations["op"].schemas == {}
+    # Each operator has its own to say.
+    both = plan_upgrade(
+        [info_of(before), info_of(operator_of(None, had, "other"))], [now, operator_of(None, has, "other")]
+    )
+    assert len(both.refusals) == 6
+    assert both.drop == ("op.gone", "other.gone")
+    assert "sl.agg.sum(…).added() in agg() of 'op', and one=sl.agg.first(…).added(), " in both.hint
+    assert both.hint.endswith(" in agg() of 'other'")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.bench import KINDS, Bench
+from tests.runtime.clients import Nursery
 
 Make = Callable[..., Bench]
 
@@ -27,3 +28,11 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     yield bench
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    """Starts keepers, and ends them."""
+    made = Nursery(tmp_path)
+    yield made
+    made.close()

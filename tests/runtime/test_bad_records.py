@@ -6,7 +6,6 @@ import asyncio
 import datetime as dt
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.core.errors import (
     ConfigurationError,
-    CorruptionError,
-    NullKeyError,
     StateLimitError,
     StrandlineError,
-    UnavailableError,
     UserCodeError,
 )
 from strandline.core.ids import Epoch
@@ -383,11 +379,6 @@ def test_a_vectorised_function_gets_strings_as_they_are(make: Make) -> None:
     assert bench.run(ROWS.take(pa.array([0, 1, 3]))) == [("a", None, None)]
 
 
-def test_a_null_key_ends_the_job_unless_it_is_said(make: Make) -> None:
-    with pytest.raises(NullKeyError):
-        make(Doing(), input_schema=EVENTS, output_schema=ANSWERS, timed=True).apply([rows_of([(None, "v", "", 0)])])
-
-
 def test_more_failures_than_may_be_end_the_job(make: Make) -> None:
     bearing = OnError("dead-letter", at_most=2, per=dt.timedelta(seconds=10))
     bench = make(Doing(), input_schema=EVENTS, output_schema=ANSWERS, sides=SIDES, timed=True, on_error=bearing)
@@ -456,111 +447,6 @@ def test_errors_that_are_no_exceptions_are_the_events_too(make: Make, error: Bas
         failing.apply([event])
 
 
-class ReadingMaps(KeyedProcess):
-    by = Map("bigint", "bigint")
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        yield ctx.key, "", self.by.get(event.at, 0)
-
-
-class ReadingValues(KeyedBatchProcess):
-    value = Value("bigint")
-
-    def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> None:
-        self.value.get_many(ctx.keys)
-
-
-@pytest.mark.parametrize(
-    ("raised", "expected"),
-    [
-        (Exception("IO error: too bad"), UnavailableError),
-        (Exception("Corruption: block checksum mismatch"), CorruptionError),
-        (Panic("no"), Panic),
-    ],
-    ids=["away", "damaged", "panic"],
-)
-@pytest.mark.parametrize(
-    ("reading", "on_error"), [(ReadingMaps, FAIL), (ReadingMaps, OnError("skip")), (ReadingValues, FAIL)]
-)
-def test_a_backend_that_fails_is_no_fault_of_the_function(
-    reading: type[Any], on_error: OnError, raised: BaseException, expected: type, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """The job is restarted, as where the state is read before the call: its checkpoint is whole."""
-
-    class Failing:
-        def get(self, keys: object) -> None:
-            raise raised
-
-    bench = Bench("rocksdb", tmp_path, reading(), input_schema=EVENTS, output_schema=ANSWERS, on_error=on_error)
-    monkeypatch.setattr(bench.backend, "_family", lambda state: Failing())
-    with pytest.raises(expected):
-        bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
-    assert bench.task.failed_events == 0
-
-
-class PassingOver(KeyedProcess):
-    """Gives an answer though it could not read: such a function knows no better."""
-
-    by = Map("bigint", "bigint")
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        try:
-            found = self.by.get(event.at, 0)
-        except Exception:
-            found = -1
-        yield ctx.key, "", found
-
-
-class RaisingItsOwn(KeyedProcess):
-    by = Map("bigint", "bigint")
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        try:
-            yield ctx.key, "", self.by.get(event.at, 0)
-        except Exception:
-            raise ValueError("no such customer") from None
-
-
-class FailingLater(KeyedProcess):
-    """Fails at what it has made of the error."""
-
-    by = Map("bigint", "bigint")
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        found: Any = None
-        with suppress(Exception):
-            found = self.by.get(event.at, 0)
-        yield ctx.key, "", found + 1
-
-
-@pytest.mark.parametrize("function", [PassingOver, RaisingItsOwn, FailingLater])
-@pytest.mark.parametrize("on_error", [FAIL, OnError("skip")])
-def test_what_a_function_makes_of_state_that_cannot_be_read_counts_for_nothing(
-    function: type[Any], on_error: OnError, tmp_path: Path, monkeypatch: Any
-) -> None:
-    class Failing:
-        def get(self, keys: object) -> None:
-            raise Exception("IO error: too bad")
-
-    bench = Bench("rocksdb", tmp_path, function(), input_schema=EVENTS, output_schema=ANSWERS, on_error=on_error)
-    bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
-    monkeypatch.setattr(bench.backend, "_family", lambda state: Failing())
-    with pytest.raises(UnavailableError, match="too bad"):
-        bench.apply([batch_of([("y", "", "", 0)], EVENTS)])
-
-
-def test_where_memory_runs_out_while_state_is_read_the_hint_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
-    class Failing:
-        def get(self, keys: object) -> None:
-            raise MemoryError
-
-    bench = Bench("rocksdb", tmp_path, ReadingMaps(), input_schema=EVENTS, output_schema=ANSWERS)
-    monkeypatch.setattr(bench.backend, "_family", lambda state: Failing())
-    with pytest.raises(UserCodeError) as caught:
-        bench.apply([batch_of([("x", "", "", 0)], EVENTS)])
-    assert "the keeper could have no more memory" in caught.value.hint
-
-
 def test_an_event_whose_text_cannot_be_made_is_a_dead_letter_all_the_same(make: Make) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
@@ -574,18 +460,6 @@ def test_an_event_whose_text_cannot_be_made_is_a_dead_letter_all_the_same(make: 
     (letter,) = told(bench.apply([batch_of([("x", "", "", 0)], EVENTS)]))[1]
     assert len(letter["reason"]) < 2_100
     assert len(letter["traceback"]) < 20_100
-
-
-@pytest.mark.parametrize(
-    ("given_", "said"),
-    [
-        ("ignore", "on_error is 'ignore', expected 'fail', 'skip' or 'dead-letter'"),
-        (None, "on_error is None, expected"),
-    ],
-)
-def test_what_cannot_be_meant(given_: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        OnError(given_)
 
 
 @pytest.mark.parametrize(

@@ -329,8 +329,3 @@ def test_what_is_out_of_range_never_reaches_a_snapshot_and_names_the_state(make:
     with pytest.raises(StrandlineError) as caught:
         assign_and_snapshot()
     assert f"operator 'detect', state '{state.strip()}': " in caught.value.message
-
-
-def test_a_state_of_a_running_function_only(make: Make) -> None:
-    with pytest.raises(StrandlineError, match="outside of a running job"):
-        _ = Script().number.value

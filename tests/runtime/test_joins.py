@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
-from strandline.api.process import KeyedProcess
+from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
-from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
+from strandline.core.errors import UserCodeError
 from strandline.core.times import as_datetime
-from strandline.plan.checks import check_inputs
 from strandline.runtime.operators.joins import (
     BOUNDS,
     HOWS,
@@ -316,15 +314,6 @@ def test_a_row_without_time_is_refused(tmp_path: Path) -> None:
     bench.close()
 
 
-def test_rows_that_are_not_there(tmp_path: Path) -> None:
-    """A row of nulls is a row all the same, and a null key is refused as anywhere."""
-    layout = Layout(LEFTS, RIGHTS)
-    bench = bench_of("memory", tmp_path, WindowJoin(layout, Tumbling("1s"), "full"), layout)
-    with pytest.raises(NullKeyError, match="the key column 'k' is null"):
-        run(bench, [Arrival(True, None, 1, 1)], None)  # type: ignore[arg-type]
-    bench.close()
-
-
 def test_columns_of_a_join() -> None:
     left, right = parse_schema("x string, a bigint, y int"), parse_schema("b double, x string, y int")
     layout = Layout(left, right, ("x",))
@@ -391,47 +380,6 @@ def test_an_error_names_the_method_and_the_event(tmp_path: Path, left: bool, met
     )
     assert said in caught.value.message
     bench.close()
-
-
-class OnlyLeft(KeyedCoProcess):
-    def on_left(self, event: Any, ctx: Any) -> None: ...
-
-
-class AlsoOnEvent(Enrich):
-    def on_event(self, event: Any, ctx: Any) -> None: ...
-
-
-class NoRules(KeyedBroadcastProcess):
-    def on_event(self, event: Any, ctx: Any) -> None: ...
-
-
-class One(KeyedProcess):
-    def on_event(self, event: Any, ctx: Any) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("process", "method", "said"),
-    [
-        (One(), "connect", "after connect(), process() was given One, expected a KeyedCoProcess"),
-        (One(), "broadcast", "after broadcast(), process() was given One, expected a KeyedBroadcastProcess"),
-        (
-            Enrich(),
-            "key_by",
-            "after key_by(), process() was given Enrich, expected a KeyedProcess or a KeyedBatchProcess",
-        ),
-        (Enrich(), "broadcast", "process() was given Enrich, expected a KeyedBroadcastProcess"),
-        (OnlyLeft(), "connect", "OnlyLeft does not define on_right"),
-        (AlsoOnEvent(), "connect", "AlsoOnEvent defines on_event, which a KeyedCoProcess must not"),
-        (NoRules(), "broadcast", "NoRules does not define on_broadcast"),
-    ],
-)
-def test_a_function_must_fit_its_inputs(process: Any, method: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_inputs(process, "op", method)
-    assert caught.value.message.startswith("operator 'op': ")
-    assert said in caught.value.message
-    for fits, after in ((Enrich(), "connect"), (One(), "key_by")):
-        check_inputs(fits, "op", after)  # type: ignore[arg-type]
 
 
 def test_each_input_moves_its_own_watermark(tmp_path: Path) -> None:

@@ -233,13 +233,6 @@ def test_local_paths_are_closed_to_others(keeper: Keeper) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(tmp_path)
-    yield made
-    made.close()
-
-
 def test_an_epoch_that_is_applied_but_not_acked_is_never_replayed_with_another_ack(nursery: Nursery) -> None:
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.applied=error@2"})
     keeper.counts("k")

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -23,21 +22,14 @@ import pytest
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Generation
+from strandline.keeper import output as kept
 from strandline.keeper import protocol as p
-from strandline.keeper import replay
 from strandline.keeper.forks import CloseOnFork
 from strandline.keeper.process import Keeper as KeeperProcess
 from strandline.keeper.protocol import Connection
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Restore
 from tests.runtime.clients import Keeper, Nursery, eventually
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(tmp_path)
-    yield made
-    made.close()
 
 
 def left(keeper: Keeper) -> set[str]:
@@ -407,8 +399,8 @@ def test_a_keeper_that_ends_takes_nothing_from_one_that_came_after_its_directory
 
 def test_output_that_cannot_be_kept_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection would be all that the driver hears, at every restart."""
-    monkeypatch.setattr(replay, "_IN_MEMORY_BYTES", 1)
-    output = replay.KeptOutput(tmp_path / "gone")
+    monkeypatch.setattr(kept, "_IN_MEMORY_BYTES", 1)
+    output = kept.KeptOutput(tmp_path / "gone")
     with pytest.raises(UnavailableError, match="cannot be kept for a task that runs again"):
         output.add(pa.py_buffer(b"more than one byte"))
     output.close()
@@ -418,8 +410,8 @@ def test_output_that_a_full_disk_did_not_take_is_let_go_without_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is buffered is written when a file is closed: an error there would hide why, or end a keeper that is well."""
-    monkeypatch.setattr(replay, "_IN_MEMORY_BYTES", 64 << 10)
-    output = replay.KeptOutput(tmp_path)
+    monkeypatch.setattr(kept, "_IN_MEMORY_BYTES", 64 << 10)
+    output = kept.KeptOutput(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
 

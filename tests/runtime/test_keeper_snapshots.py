@@ -30,13 +30,6 @@ from tests.runtime.bench import KINDS, MIB, Bench, batch_of, program
 from tests.runtime.clients import Counter, Keeper, Nursery, eventually, restore_of, shared
 
 
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(tmp_path)
-    yield made
-    made.close()
-
-
 def fill(keeper: Keeper, keys: int, **given: Any) -> None:
     keeper.run([(str(n), "fill", 500, 0) for n in range(keys)], **given)
 

@@ -6,7 +6,7 @@ import datetime as dt
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -316,13 +316,6 @@ def test_a_reader_tries_again_until_nothing_changes_and_gives_up_where_something
 
 
 # -- keepers
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_keeper_answers_in_the_middle_of_an_epoch_from_the_one_before(nursery: Nursery) -> None:

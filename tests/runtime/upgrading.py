@@ -37,11 +37,11 @@ Row = tuple[str, int, int | None]
 """Key, time in seconds, value."""
 
 
-def operator_of(window: WindowKind | None, aggregates: Mapping[str, Aggregate]) -> Operator:
+def operator_of(window: WindowKind | None, aggregates: Mapping[str, Aggregate], uid: str = "op") -> Operator:
     """Return the operator of a program that is written so, at parallelism 1."""
     keyed: Any = events("k string, t timestamp, v bigint, w double").watermark("t").key_by("k")
     windowed = keyed if window is None else keyed.window(window)
-    node = windowed.agg(aggregates, uid="op", max_parallelism=MAX_PARALLELISM)._node
+    node = windowed.agg(aggregates, uid=uid, max_parallelism=MAX_PARALLELISM)._node
     return Pipeline([node]).settle(Parallelism(default=1))[0]
 
 

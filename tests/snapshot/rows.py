@@ -13,9 +13,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from strandline.core.keygroups import range_of
-from strandline.format.manifest import FileRef
+from strandline.format.manifest import FileRef, TableFile
 from strandline.snapshot.rows.parquet import Cut, LocalTable, Open, named_schema
-from strandline.snapshot.savepoints.tablewriter import TableWriter, in_order, join
+from strandline.snapshot.savepoints.tablewriter import TableWriter, join
 
 Row = dict[str, Any]
 
@@ -95,7 +95,7 @@ def written(
     """The files of a state, in order, after as many writers have done their part."""
     directory.mkdir(exist_ok=True)
     files: list[LocalTable] = []
-    pieces: list[LocalTable] = []
+    pieces: list[TableFile] = []
     for partition in range(parallelism):
         groups = range_of(partition, max_parallelism, parallelism)
         writer = TableWriter(SCHEMA, groups, max_parallelism, directory, cut)
@@ -103,11 +103,12 @@ def written(
             writer.write(batch)
         own_files, own_pieces = writer.finish()
         files += own_files
-        pieces += own_pieces
+        pieces += [piece.table for piece in own_pieces]
     files += join([file.table for file in files], pieces, max_parallelism, directory, cut)
-    ordered = in_order(file.table for file in files)
-    assert len({table.file.name for table in ordered}) == len(files)
-    return [LocalTable(directory / table.file.name, table) for table in ordered]
+    for piece in pieces:
+        Path(directory, piece.file.name).unlink()
+    assert len({file.path for file in files}) == len(files)
+    return sorted(files, key=lambda file: file.table.first_key_group)
 
 
 def size_of(row: Row) -> int:
@@ -130,24 +131,19 @@ def _size(value: Any, kind: pa.DataType) -> int:
 
 
 def files_of(rows: Sequence[Row], max_parallelism: int, cut: Cut) -> list[list[Row]]:
-    """What rows each file must have, from the top of the tree down."""
-
-    def below(first: int, width: int) -> Iterator[list[Row]]:
-        mine = [row for row in rows if first <= row["key_group"] < first + width]
-        if sum(map(size_of, mine)) <= cut.file_bytes:
-            yield from [mine] if mine else []
-        elif width > 1:
-            yield from below(first, width // 2)
-            yield from below(first + width // 2, width // 2)
-        else:
-            while mine:
-                n = 1
-                while n < len(mine) and sum(map(size_of, mine[: n + 1])) <= cut.file_bytes:
-                    n += 1
-                yield mine[:n]
-                mine = mine[n:]
-
-    return list(below(0, 1 << (max_parallelism - 1).bit_length()))
+    """What rows each file must have: all, if they are small, or as many of each key group as are small."""
+    if sum(map(size_of, rows)) <= cut.file_bytes:
+        return [list(rows)] if rows else []
+    files: list[list[Row]] = []
+    for group in range(max_parallelism):
+        mine = [row for row in rows if row["key_group"] == group]
+        while mine:
+            n = 1
+            while n < len(mine) and sum(map(size_of, mine[: n + 1])) <= cut.file_bytes:
+                n += 1
+            files.append(mine[:n])
+            mine = mine[n:]
+    return files
 
 
 def opener(directory: Path, opened: list[str] | None = None) -> Open:

@@ -18,7 +18,6 @@ from msgspec import structs
 
 from strandline.backends.heap import HEAP_FILE
 from strandline.checkpoint.folder import folder_at
-from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import group_of, range_of
 from strandline.format.heapfile import write_heap
 from strandline.format.manifest import FileRef, Manifest, OlderSchema, OperatorInfo, PartitionInfo, StateInfo, TTLInfo
@@ -26,8 +25,7 @@ from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.rows.codecs import rows_of
 from strandline.snapshot.rows.parquet import table_of
 from strandline.snapshot.tools.comparison import StateComparison
-from strandline.snapshot.tools.diff import Count, SnapshotDiff, StateDiff, Tally, _student, diff_snapshots
-from strandline.snapshot.tools.grouprows import by_group, unequal_groups
+from strandline.snapshot.tools.diff import SnapshotDiff, StateDiff, by_group, diff_snapshots, unequal_groups
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest as manifest_of
 from tests.runtime.bench import OPS, Model
@@ -75,7 +73,7 @@ def rows(**values: Any) -> list[dict[str, Any]]:
 
 
 def numbers(state: StateDiff) -> tuple[int, int, int]:
-    return state.added.observed, state.changed.observed, state.removed.observed
+    return state.added, state.changed, state.removed
 
 
 def only(found: SnapshotDiff) -> StateDiff:
@@ -169,7 +167,6 @@ def test_broadcast_state_is_one_map(tmp_path: Path) -> None:
     after = made(tmp_path, (info, [{"map_key": "b", "value": -0.0}, {"map_key": "c", "value": math.nan}]))
     found = only(diff_snapshots(before, after, most_keys=9, sample=0.1))
     assert numbers(found) == (1, 1, 1), "of a sample, too, all of it is read; -0.0 is another value"
-    assert found.added == Count(1, 1, 0)
     assert [key.after for key in found.keys if key.change == "added"] == [[{"value": "nan"}]]
     assert diff_snapshots(after, after).is_equal
 
@@ -233,43 +230,17 @@ def test_a_ttl_that_came_is_told_and_times_are_compared_where_both_have_one(tmp_
 # -- samples, and files of equal names
 
 
-def test_a_sample_is_the_same_each_time_and_within_its_error(tmp_path: Path) -> None:
+def test_a_sample_is_the_same_each_time(tmp_path: Path) -> None:
     before = made(tmp_path, (value(), [{"k": f"k{n}", "value": n} for n in range(2000)]))
     after = made(tmp_path, (value(), [{"k": f"k{n}", "value": n if n % 4 else -1} for n in range(1900)]))
     found = diff_snapshots(before, after, sample=0.2)
     assert (found.groups_read, found.groups) == (26, 128)
     assert found == diff_snapshots(before, after, sample=0.2)
     state = only(found)
-    assert state.changed.observed < 475 < state.changed.estimate + state.changed.error
-    assert abs(state.changed.estimate - 475) <= state.changed.error
-    assert abs(state.removed.estimate - 100) <= state.removed.error
-    assert state.added.observed == state.added.estimate == 0 < state.added.error
-    assert diff_snapshots(before, after, sample=0.001).groups_read == 8
-    with pytest.raises(ConfigurationError, match="sample is 0"):
-        diff_snapshots(before, after, sample=0)
-
-
-@pytest.mark.parametrize("shape", ["by chance", "one partition"])
-def test_estimates_hold_in_95_of_100_samples(shape: str) -> None:
-    rng, held = random.Random(7), 0
-    for _ in range(400):
-        groups = [0] * 128
-        for _ in range(rng.choice([0, 3, 50, 2000])):
-            groups[rng.randrange(128 if shape == "by chance" else 32)] += 1
-        tally, chosen = Tally(), rng.sample(range(128), 16)
-        for group in chosen:
-            tally.add(groups[group])
-        count = tally.count(16, 128)
-        held += abs(count.estimate - sum(groups)) <= count.error
-    assert held >= 380 if shape == "by chance" else held >= 360
-    tally = Tally()
-    tally.add(5)
-    assert tally.count(128, 128) == Count(5, 5, 0)
-
-
-def test_quantiles() -> None:
-    for freedom, quantile in ((5, 2.571), (7, 2.365), (20, 2.086), (1000, 1.962)):
-        assert _student(freedom) == pytest.approx(quantile, rel=0.01)
+    assert 300 < state.rows_before < 500, "a fifth of the rows"
+    assert 0 < state.changed < 475
+    assert 0 < state.removed < 100
+    assert diff_snapshots(before, after, sample=0.001).groups_read == 1
 
 
 def test_where_tables_may_differ() -> None:

@@ -24,6 +24,7 @@ from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
 from strandline.snapshot.opening.origin import decide, rollback
 from tests.checkpoint.helpers import HOUR_MS, every_epoch, late_clock
+from tests.crashing import Crash, crash
 from tests.snapshot.helpers import Job, jobdir_at, tree, url, write_savepoint
 from tests.soak import examples
 
@@ -33,14 +34,6 @@ STEPS = (
     "checkpoint.subsume.before", "checkpoint.subsume.manifest_deleted",
 )  # fmt: skip
 WANTED = ("nothing", "first", "second", "checkpoint", "job", "own", "again")
-
-
-class Crash(BaseException):
-    pass
-
-
-def crash() -> None:
-    raise Crash
 
 
 class Origins(RuleBasedStateMachine):

@@ -43,7 +43,6 @@ def before(tmp_path: Path) -> Manifest:
         place(tmp_path, "before"),
         "job",
         [OPERATOR],
-        source=SourceInfo(batch=7, blob=SOURCES),
         watermarks={"watermark": 5},
     ) as builder:
         builder.write("op", "seen", [seen(*((f"c{n}", n, n) for n in range(50)))])
@@ -52,7 +51,9 @@ def before(tmp_path: Path) -> Manifest:
             "op", "short", [seen(("a", 1, 1), ("a", 1, 2), value=["x", "y"], position=[0, 1], expires_at=times)]
         )
         builder.folder.put(SOURCES.path, b"abc")
-        builder.manifest = structs.replace(builder.manifest, sinks=[SinkInfo(name="out", pending=["one"])])
+        builder.manifest = structs.replace(
+            builder.manifest, source=SourceInfo(batch=7, blob=SOURCES), sinks=[SinkInfo(name="out", pending=["one"])]
+        )
         return builder.finish()
 
 

@@ -29,7 +29,7 @@ from strandline.snapshot.rows.codecs import rows_of
 from strandline.snapshot.rows.keys import TableKey, key_columns, key_from_text
 from strandline.snapshot.tables import reader as reading
 from strandline.snapshot.tables.metadata import METADATA_TABLES, metadata, metadata_schema
-from strandline.snapshot.tables.reader import StateReader, look_up, read_rows
+from strandline.snapshot.tables.reader import StateReader
 from strandline.snapshot.tables.sql import query
 from strandline.snapshot.tables.table import Table, all_tables, find_table, tables
 from strandline.storage.local import LocalStore
@@ -67,7 +67,13 @@ def checkpoint(folders: dict[str, Path], tmp_path: Path) -> Path:
 
 def whole(snapshot: Snapshot, name: str, groups: range | None = None) -> pa.Table:
     table = find_table(snapshot, name)
-    return pa.Table.from_batches(read_rows(snapshot, name, groups), table.schema)
+    with StateReader() as reader:
+        return pa.Table.from_batches(reader.rows(table, groups), table.schema)
+
+
+def look_up(snapshot: Snapshot, name: str, key: Any) -> pa.RecordBatch:
+    with StateReader() as reader:
+        return reader.look_up(find_table(snapshot, name), key)
 
 
 # -- what there is
@@ -265,12 +271,9 @@ def keyed_rows(count: int) -> tuple[OperatorInfo, str, pa.RecordBatch]:
     return operator, "s", codec.decode(codec.encode(rows))
 
 
-def test_what_is_open_is_closed_again(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_OPEN_PARTS", 1)
+def test_what_is_open_is_closed_again(folders: dict[str, Path], tmp_path: Path) -> None:
     snapshot = open_snapshot(str(folders["checkpoint"]))
-    with StateReader(tmp_path) as reader:
+    with StateReader(tmp_path, most_open=1) as reader:
         table = find_table(snapshot, "top")
         for _ in range(2):
             for n, key in enumerate(KEYS[:12]):

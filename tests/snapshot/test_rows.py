@@ -351,17 +351,17 @@ def test_key_groups_follow_from_keys() -> None:
     codec = codec_of("value", "bigint", keys="card string, n int")
     keys = [("a", 1), ("b", 2), ("", -1)]
     rows = rows_like(codec, *((int(key_group(k, codec._key_types, 128)), *k, 5) for k in keys))
-    wanted = codec.encode(rows, verify=True)
+    wanted = codec.encode(codec.check(rows))
     assert codec.encode(rows.drop_columns(["key_group"])) == wanted
     wrong = rows.set_column(0, "key_group", pa.array([rows[0][0].as_py(), 1, 2], pa.int32()))
     assert len(codec.encode(wrong)) == 3
     with pytest.raises(
         StateTypeError, match=r"row 1, column 'key_group' does not fit: it is 1, and the key's is \d+ of 128"
     ):
-        codec.encode(wrong, verify=True)
+        codec.check(wrong)
     panes = codec_of("panes", "struct<id:bigint,n:bigint>")
     mark = rows_like(panes, (7, None, AT, None))
-    assert len(panes.encode(mark, verify=True)) == 1
+    assert len(panes.encode(panes.check(mark))) == 1
     rules = codec_of("broadcast", "bigint", key_type="string")
     assert rules.encode(rows_like(rules, (None, "a", 1)).drop_columns(["key_group"]))[0][0].startswith(b"\xff\xff")
 

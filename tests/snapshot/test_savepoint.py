@@ -76,6 +76,20 @@ def tables_in(folder: Folder, parallelism: int, rows: list[Row] = ROWS) -> list[
     return joined
 
 
+def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
+    folder, local = folder_at(tmp_path / "to"), tmp_path / "local"
+    local.mkdir()
+    writer = TableWriter(SCHEMA, range(4), MAX_PARALLELISM, local)
+    writer.write(pa.RecordBatch.from_pylist(ROWS[:3], SCHEMA))
+    files, (piece,) = writer.finish()
+    assert not files
+    data = bytearray(piece.path.read_bytes())
+    data[len(data) // 2] ^= 1
+    folder.create(piece.table.file.path, bytes(data))
+    with pytest.raises(CorruptionError, match=piece.table.file.path):
+        join_pieces(folder, [], [piece.table], MAX_PARALLELISM, tmp_path)
+
+
 def savepoint_of(tables: dict[str, list[TableFile]], **changed: object) -> Manifest:
     states = [StateInfo(name=name, kind="value", value_type="bigint") for name in tables]
     operator = OperatorInfo(

@@ -1,8 +1,8 @@
 """A driver as a process of its own, for tests that kill it: python -m tests.spark.app DIRECTORY LOCAL_DIR [key=value …]
 
 Runs the pipeline over DIRECTORY/in until DIRECTORY/stop appears and everything is processed, then takes a last
-checkpoint and stops. Failpoints come through the environment. job=wide, rated, databased and tabled run the jobs of
-those modules; uneven and joined are small.
+checkpoint and stops. Failpoints come through the environment. job=wide and rated run the jobs of
+those modules, databased and tabled those of counting; uneven and joined are small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql.functions import udf
 import strandline as sl
 from strandline.spark.keepers import exchange
 from tests import jvm
-from tests.spark import databased, rated, small, tabled, wide
+from tests.spark import counting, rated, small, wide
 from tests.spark.functions import Lingering, Slowly
 from tests.spark.harness import Case, settle
 
@@ -69,9 +69,9 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
     if kind == "rated":
         return rated.build(spark, directory, local_dir)
     if kind == "databased":
-        return databased.build(spark, directory, local_dir, given["dsn"])
+        return counting.into_postgres(spark, directory, local_dir, given["dsn"])
     if kind == "tabled":
-        return tabled.build(spark, directory, local_dir)
+        return counting.into_tables(spark, directory, local_dir)
     if kind == "uneven":
         # Each process has another directory there, as on machines of its own.
         return small.job(

@@ -142,16 +142,6 @@ class Boom(sl.KeyedProcess):
         return 100 // (v - 13)
 
 
-class Answers(sl.KeyedProcess):
-    """Give whatever row it was made with."""
-
-    def __init__(self, row: Any) -> None:
-        self.row = row
-
-    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
-        yield self.row
-
-
 class Hoard(sl.KeyedProcess):
     """Grow."""
 
@@ -159,12 +149,3 @@ class Hoard(sl.KeyedProcess):
 
     def on_event(self, event: Any, ctx: sl.Context) -> None:
         self.all.append("x" * 500)
-
-
-class BadState(sl.KeyedProcess):
-    """Put text where a number belongs."""
-
-    seen = sl.Value("bigint", default=0)
-
-    def on_event(self, event: Any, ctx: sl.Context) -> None:
-        self.seen.value = "many"

@@ -1,13 +1,17 @@
-"""Runs that no attempt of Spark's is behind: a test sets their supervisor's state by hand."""
+"""Runs and attempts that no query of Spark's is behind: a test sets their state by hand."""
 
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
+from strandline.spark.job.attempt import Attempt
+from strandline.spark.job.draining import Draining
 from strandline.spark.job.requests import Requests
 from strandline.spark.job.run import Run
+from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.supervision import Desired, Supervisor
 
 
@@ -23,3 +27,33 @@ def run_of(**blueprint: Any) -> Any:
     supervisor.state, supervisor.attempt, supervisor._starting, supervisor._error = "running", None, None, None
     run._supervisor, run._requests = supervisor, Requests(supervisor)
     return run
+
+
+def context_that(*, stopped: bool) -> Any:
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: stopped)))
+
+
+def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
+    """Return an attempt whose epochs ended some time ago, and whose query is at work or rests."""
+    ticks: list[float] = []
+    made: Any = object.__new__(Attempt)
+    made.driver = SimpleNamespace(
+        last_contact=time.monotonic() - idle_s,
+        has_due=lambda by_us: due,
+        is_running=running,
+        tick=lambda by_us: not ticks.append(0),
+        watermarks=SimpleNamespace(may_be_idle=False),
+        drained=False,
+    )
+    status = SimpleNamespace(isTriggerActive=lambda: active)
+    query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
+    made._watch = SourceWatch(query, 0)
+    made.coordinator = SimpleNamespace(is_due=False, pending=None)
+    made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
+    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))
+    made.restored = None
+    made._finished_us = None
+    made._times = SimpleNamespace(check=lambda late_rows, reached_us, now_us: None)
+    made.driver.now_us = 0
+    made.ticks = ticks
+    return made

@@ -218,16 +218,11 @@ def test_a_late_row_that_is_a_bad_record_comes_once(spark: Any, case: Case) -> N
 
 def test_a_string_that_is_no_utf8_ends_the_job_at_once_and_in_words(spark: Any, case: Case) -> None:
     put(case.root / "in", 0, json.dumps({"k": "a", "raw": "31"}), json.dumps({"k": "a", "raw": "FFFE"}))
-    keyed = from_bytes(spark, case).key_by("k")
-    failing = {
-        "process": keyed.process(Latest(), output="k string, n bigint", uid="counted"),
-        "agg": keyed.agg(top=sl.agg.max("v"), uid="running"),
-        "map": from_bytes(spark, case).map(lambda row: (row.k, row.v), "k string, v string"),
-    }
-    for name, stream in failing.items():
-        job = case.job_of(name, stream.to(sl.sinks.noop()), restart=sl.Restart(attempts=3, delay="50ms"))
-        with job.start(spark) as run, pytest.raises(sl.errors.UserCodeError) as caught:
-            run.await_termination(60)
-        assert "cannot be read: the string b'\\xff\\xfe' is no UTF-8" in caught.value.message
-        assert "xff" not in caught.value.discreet
-        assert run.status().restarts == 0
+    # Functions of rows and of events: tests/testing/test_unreadable.py.
+    tops = from_bytes(spark, case).key_by("k").agg(top=sl.agg.max("v"), uid="running")
+    job = case.job_of("agg", tops.to(sl.sinks.noop()), restart=sl.Restart(attempts=3, delay="50ms"))
+    with job.start(spark) as run, pytest.raises(sl.errors.UserCodeError) as caught:
+        run.await_termination(60)
+    assert "cannot be read: the string b'\\xff\\xfe' is no UTF-8" in caught.value.message
+    assert "xff" not in caught.value.discreet
+    assert run.status().restarts == 0

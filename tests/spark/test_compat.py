@@ -125,12 +125,6 @@ def test_windows_that_may_be_cut_otherwise() -> None:
         go_on(made_of(sl.Tumbling("10s")), made_of(sl.Sliding("10000 ms", every="10s", offset="20s")))
 
 
-def test_a_state_with_a_ttl_may_not_vanish() -> None:
-    with pytest.raises(IncompatibleStateError, match="the state 'seen' is not declared any more") as caught:
-        go_on(declared(sl.TTL("1h")), [])
-    assert 'write drop=["op.seen"]; else run the program that made it' in str(caught.value)
-
-
 def test_another_max_parallelism_is_told_how() -> None:
     stored = OperatorInfo(
         uid="the op",

@@ -60,25 +60,6 @@ def test_user_code_that_raises(spark: Any, case: Case) -> None:
     assert message.count("Traceback") == 1
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (("ann", "many"), ["'n'", "'many'", "bigint", "('ann', 'many')"]),
-        # Through Spark it goes the same way; tests/runtime/test_outputs.py has the words.
-        pytest.param(
-            {"user": "ann", "m": 1},
-            ["misses n and has unknown m", "expected the columns user, n"],
-            marks=pytest.mark.soak,
-        ),
-    ],
-)
-def test_output_rows_that_do_not_fit(spark: Any, case: Case, row: Any, said: list[str]) -> None:
-    error = fail(spark, case, functions.Answers(row), [("ann", "a", 1)])
-    assert type(error) is sl.errors.OutputError
-    for part in ["operator 'count'", *said]:
-        assert part in str(error)
-
-
 def test_an_expression_that_rows_do_not_fit(spark: Any, case: Case, capfd: Any) -> None:
     stream = sl.stream(small.source(spark, case.root / "in"))
     small.write_rows(case.root / "in", 0, [("ann", "a", (1 << 63) - 1), ("ann", "b", 1)])
@@ -120,22 +101,6 @@ def test_sums_are_exact_or_refused_whatever_the_session_says_of_overflow(spark: 
     assert {half: small.rows_of(sink) for half, sink in shown.items()} == {half: {("ann", half): 1} for half in halves}
 
 
-# Through Spark it goes the way of a row that does not fit; tests/runtime/test_handles.py has the words.
-@pytest.mark.soak
-def test_a_state_of_the_wrong_type(spark: Any, case: Case) -> None:
-    error = fail(spark, case, functions.BadState(), [("ann", "a", 1)])
-    assert type(error) is sl.errors.StateTypeError
-    for part in ("operator 'count'", "'seen'", "bigint", "'many'", "key 'ann'"):
-        assert part in str(error)
-
-
-def test_a_null_key(spark: Any, case: Case) -> None:
-    error = fail(spark, case, functions.Count(), [("ann", "a", 1), (None, "b", 2)])
-    assert type(error) is sl.errors.NullKeyError
-    assert "operator 'count': the key column 'user' is null" in str(error)
-    assert "kind='b', v=2" in str(error)
-
-
 def test_the_memory_backends_limit(spark: Any, case: Case) -> None:
     rows = [("ann", "a", i) for i in range(40)]
     settings = {"backend": "memory", "memory_backend_limit": "4KB"}
@@ -143,32 +108,6 @@ def test_the_memory_backends_limit(spark: Any, case: Case) -> None:
     assert type(error) is sl.errors.StateLimitError
     assert error.limit_bytes == 4096 < error.size_bytes
     assert "use backend='rocksdb'" in str(error)
-
-
-def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
-    """What Spark has to be asked for; tests/plan has the rest."""
-    stream = sl.stream(small.source(spark, tmp_path / "in"))
-
-    def refused(make: Any, *said: str) -> None:
-        with pytest.raises(sl.errors.ConfigurationError) as caught:
-            make()
-        for part in said:
-            assert part in str(caught.value)
-
-    twice = stream.select_expr("user", "v", "kind as V").key_by("user")
-    refused(lambda: twice.process(functions.Count(), output="n bigint", uid="n"), "column v, V is there more than once")
-    with_array = stream.with_column("vs", F.array("v"))
-    refused(lambda: with_array.key_by("user", "vs"), "'vs' cannot be a key", "arrays and maps cannot be keys")
-    refused(
-        lambda: stream.select("usr"),
-        "select() in test_errors.py:",
-        "does not fit the stream's columns (seq, user",
-        "usr",
-    )
-    once = stream.key_by("user").process(functions.Count(), output=small.OUTPUT, uid="count")
-    ck = sl.Checkpoints(tmp_path / "ck")
-    refused(lambda: sl.Job("a/b", sinks=[once.to(sl.sinks.memory())], checkpoints=ck).start(spark), "job name 'a/b'")
-    assert not (tmp_path / "ck").exists() or not list((tmp_path / "ck").iterdir())
 
 
 def test_a_step_finds_the_names_and_columns_of_an_earlier_one(spark: Any, tmp_path: Path) -> None:

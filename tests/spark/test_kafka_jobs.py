@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +32,7 @@ from tests import kafkaserver
 from tests.kafkaserver import Kafka
 from tests.pages import run_page
 from tests.spark import small
-from tests.spark.harness import Case, eventually, fired, keepers_armed, settle
+from tests.spark.harness import Case, eventually, fired, keepers, keepers_armed, settle
 
 pytestmark = pytest.mark.spark
 
@@ -95,14 +100,62 @@ class Struck(KafkaTarget):
         return super().connect(writer, lane)
 
 
-def test_from_kafka_to_kafka(
-    with_kafka: Any, kafka: Kafka, case: Case, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A keeper and a delivery are killed, a partition comes, rows are gone, and the job is set back."""
-    spark, source, target = with_kafka, kafka.create("jobs-in", 2), kafka.create("jobs-out", 3)
-    # However few rows there are, tasks deliver them.
-    monkeypatch.setattr(transactional, "_SMALL_BYTES", 0)
-    saved = case.root / "saved"
+@contextmanager
+def warnings_of(name: str) -> Iterator[list[str]]:
+    """Collect what a logger warns of meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger(name).removeHandler(handler)
+
+
+USERS = "abcaab" * 5
+Shown = dict[str, list[int]]
+
+
+@dataclass
+class Recorded:
+    """What was seen of one job from topic to topic, in the order in which it happened."""
+
+    kafka: Kafka
+    source: str
+    died: set[str] = field(default_factory=set)
+    """Where a keeper and a delivery were killed."""
+    after_kills: Shown = field(default_factory=dict)
+    progress: tuple[str, int | None] = ("", None)
+    """The source's name, and how many offsets it is behind, when a partition came and was read."""
+    offsets: dict[int, int] = field(default_factory=dict)
+    """Those that were committed then."""
+    refusal: str = ""
+    """Of a start when rows are gone that were not read."""
+    warnings: str = ""
+    """Of one that goes on without them."""
+    without_them: Shown = field(default_factory=dict)
+    set_back: Shown = field(default_factory=dict)
+    """When the job has begun once more at a savepoint from before the partition."""
+
+
+@pytest.fixture(scope="module")
+def recorded(with_kafka: Any, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """A job whose keeper and delivery are killed, whose source grows and loses rows, and that is set back."""
+    local_dir = Path(tempfile.mkdtemp(prefix="sl-"))
+    with pytest.MonkeyPatch.context() as patch:
+        # However few rows there are, tasks deliver them.
+        patch.setattr(transactional, "_SMALL_BYTES", 0)
+        yield record(with_kafka, kafka, Case(tmp_path_factory.mktemp("kafka"), local_dir))
+    assert not keepers(local_dir)
+    shutil.rmtree(local_dir)
+
+
+def record(spark: Any, kafka: Kafka, case: Case) -> Recorded:
+    from confluent_kafka.admin import NewPartitions
+
+    source, target, saved = kafka.create("jobs-in", 2), kafka.create("jobs-out", 3), case.root / "saved"
+    seen = Recorded(kafka, source)
 
     def start(restore: Path | None = None, **options: str) -> sl.Run:
         sink = sl.sinks.kafka(kafka.servers, target, key="user", name="out")
@@ -110,48 +163,62 @@ def test_from_kafka_to_kafka(
         stream, again = stream_of(spark, kafka, source, **options), sl.Restart(attempts=5, delay="50ms")
         return small.job(stream, case.root, case.local_dir, sink=sink, restart=again).start(spark, restore=restore)
 
-    users = "abcaab" * 5
-    put(kafka, source, users)
+    put(kafka, source, USERS)
     with keepers_armed(spark, case.root / "fired", "keeper.epoch.middle=kill"), start() as run:
         settle(run)
-        assert fired(case.root / "fired") == {"keeper.epoch.middle", "kafka.marked"}
-        assert shown(kafka, target) == counts(users)
+        seen.died, seen.after_kills = fired(case.root / "fired"), shown(kafka, target)
         run.savepoint(saved)
-        # A partition that comes while the job runs.
-        from confluent_kafka.admin import NewPartitions
-
         admin = kafka.admin()
         for done in admin.create_partitions([NewPartitions(source, 3)]).values():
             done.result(10)
         put(kafka, source, "dada", 2)
-        eventually(lambda: (settle(run), shown(kafka, target))[1] == counts(users + "dada"), "they are read", 60, 0.5)
+        eventually(lambda: (settle(run), shown(kafka, target))[1] == counts(USERS + "dada"), "they are read", 60, 0.5)
         (told,) = run.status().source_progress
-        assert (told.name, told.offsets_behind) == ("events", 0)
-        wanted = len(users) + 4
-        eventually(lambda: sum(committed(kafka, source).values()) == wanted, "offsets are committed", 20, 0.25)
-        before = committed(kafka, source)[2]
-        assert before == 4
-    # Rows that retention has deleted before they were read are told of.
+        seen.progress = told.name, told.offsets_behind
+        eventually(lambda: sum(committed(kafka, source).values()) == len(USERS) + 4, "offsets are committed", 20, 0.25)
+        seen.offsets = committed(kafka, source)
+    # Retention deletes two rows that were not read.
     put(kafka, source, "ddd", 2)
-    delete_before(kafka, source, 2, before + 2)
+    delete_before(kafka, source, 2, 6)
     with pytest.raises(sl.errors.ConfigurationError) as error:
         start()
-    assert (
-        f"source 'events': Kafka at {kafka.servers} has lost rows: topic '{source}', partition 2: the job "
-        f"continues at offset {before}, but the oldest row has offset {before + 2}\n" in str(error.value)
-    )
-    # What comes while it is away, it reads when it is back.
+    seen.refusal = str(error.value)
     put(kafka, source, "abd")
-    with caplog.at_level(logging.WARNING), start(failOnDataLoss="false") as run:
+    with warnings_of("strandline") as said, start(failOnDataLoss="false") as run:
         settle(run)
-        once = counts(users + "dada" + "d" + "abd")
-        assert shown(kafka, target) == once
-    assert f"oldest row has offset {before + 2}. The job continues without them" in caplog.text
-    # What came after the savepoint and is there still is read again, and nothing else; Kafka keeps what it was given.
+        seen.without_them = shown(kafka, target)
+    seen.warnings = "\n".join(said)
     with start(saved, failOnDataLoss="false") as run:
         settle(run)
-        again = {user: counts(users + "d" + "abd")[user][users.count(user) :] for user in once}
-        assert shown(kafka, target) == {user: [*once[user], *again[user]] for user in once}
+        seen.set_back = shown(kafka, target)
+    return seen
+
+
+def test_each_count_comes_once_though_a_keeper_and_a_delivery_are_killed(recorded: Recorded) -> None:
+    assert recorded.died == {"keeper.epoch.middle", "kafka.marked"}
+    assert recorded.after_kills == counts(USERS)
+
+
+def test_a_partition_that_comes_while_the_job_runs_is_read_and_its_offsets_are_committed(recorded: Recorded) -> None:
+    assert recorded.progress == ("events", 0)
+    assert recorded.offsets[2] == 4
+
+
+def test_rows_that_retention_has_deleted_before_they_were_read_are_told_of(recorded: Recorded) -> None:
+    assert (
+        f"source 'events': Kafka at {recorded.kafka.servers} has lost rows: topic '{recorded.source}', partition 2: "
+        "the job continues at offset 4, but the oldest row has offset 6\n" in recorded.refusal
+    )
+
+
+def test_a_job_goes_on_without_them_and_reads_what_came_while_it_was_away(recorded: Recorded) -> None:
+    assert "oldest row has offset 6. The job continues without them" in recorded.warnings
+    assert recorded.without_them == counts(USERS + "dada" + "d" + "abd")
+
+
+def test_a_job_that_is_set_back_reads_again_what_is_there_and_kafka_keeps_what_it_was_given(recorded: Recorded) -> None:
+    once, again = recorded.without_them, counts(USERS + "d" + "abd")
+    assert recorded.set_back == {user: [*once[user], *again[user][USERS.count(user) :]] for user in once}
 
 
 def transact(kafka: Kafka, topic: str, users: str, name: str, *, commit: bool) -> None:

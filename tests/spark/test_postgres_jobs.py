@@ -13,7 +13,7 @@ import strandline as sl
 from strandline.core import failpoints
 from tests.postgres import PASSWORD, Server
 from tests.soak import soaking
-from tests.spark import databased, small
+from tests.spark import counting, small
 from tests.spark.harness import App, Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -36,7 +36,7 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
 
     def add(number: int) -> None:
         users.extend(given := users_of(rng))
-        databased.add(case.root, number, given)
+        counting.add(case.root, number, given)
 
     def end() -> None:
         """Some lanes have written what the checkpoint lists, others have not: then it is restored."""
@@ -45,7 +45,7 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
     for number in range(2):
         add(number)
     failpoints.arm("sink.postgres.written", end, at=2)
-    with databased.build(spark, case.root, case.local_dir, dsn).start(spark) as run:
+    with counting.into_postgres(spark, case.root, case.local_dir, dsn).start(spark) as run:
         eventually(lambda: run.glance().restarts, "the attempt has ended")
         status = settle(run)
         assert status.restarts == 1
@@ -60,7 +60,7 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
         eventually(lambda: not any(sink.waiting_rows for sink in run.glance().sinks), "what waited is written")
         assert run.status().restarts == 1
     with postgresql.connect(dsn) as db:
-        databased.check(db, users)
+        counting.check_postgres(db, users)
     check_nothing_told(case.root)
 
 
@@ -87,11 +87,11 @@ def test_what_is_taken_away_and_given_again_restarts_the_job(
         checkpoints=sl.Checkpoints(case.root / "ck", every="200ms"), restart=sl.Restart(1000, "50ms", "50ms"),
     )  # fmt: skip
     with job.start(spark) as run:
-        databased.add(case.root, 0, ["ann"])
+        counting.add(case.root, 0, ["ann"])
         settle(run)
         with postgresql.connect(dsn) as db:
             db.execute(away)
-        databased.add(case.root, 1, ["bob"])
+        counting.add(case.root, 1, ["bob"])
         # The second attempt looks at the table before it writes.
         eventually(lambda: run.glance().restarts > 1, "it is restarted", 60)
         with postgresql.connect(dsn) as db:
@@ -118,7 +118,7 @@ def test_everything_is_killed_at_random(case: Case, postgresql: Server, seed: in
     for life in range(6):
         for number in range(3):
             users += (given := users_of(rng))
-            databased.add(case.root, 3 * life + number, given)
+            counting.add(case.root, 3 * life + number, given)
         # Not every place is passed in every life: what does not die of itself is killed.
         app = App(case, f"{rng.choice(KILLS)}=kill@{rng.randint(1, 3)}", job="databased", dsn=dsn)
         until = time.monotonic() + rng.uniform(5, 25)
@@ -131,5 +131,5 @@ def test_everything_is_killed_at_random(case: Case, postgresql: Server, seed: in
         app.kill()
     App(case, job="databased", dsn=dsn).finish()
     with postgresql.connect(dsn) as db:
-        databased.check(db, users)
+        counting.check_postgres(db, users)
     check_nothing_told(case.root)

@@ -25,7 +25,8 @@ from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import FileSystem, HadoopFiles, LocalFiles
 from strandline.spark.sinks import output_directory as place
 from strandline.spark.sinks.base import SinkContext
-from tests.ends.filesinks import Crash, shown_files, stage, started, visible
+from tests.crashing import Crash
+from tests.ends.filesinks import shown_files, stage, started, visible
 from tests.pages import run_page
 from tests.soak import soaking
 from tests.spark import pipeline, small

@@ -10,7 +10,8 @@ import pytest
 
 import strandline as sl
 from strandline.snapshot.opening.snapshot import open_snapshot
-from strandline.snapshot.tables.reader import read_rows
+from strandline.snapshot.tables.reader import StateReader
+from strandline.snapshot.tables.table import find_table
 from strandline.spark.tables.source import Options, TableReader
 from tests.snapshot.stateful import checkpoint_of, savepoint_of
 from tests.spark import small
@@ -34,7 +35,8 @@ def test_tables_of_a_checkpoint_and_a_savepoint(spark: Any, folders: list[Path])
         snapshot = open_snapshot(str(folder))
         for name in names:
             frame = sl.state.read(spark, folder, f"op.{name}")
-            wanted = pa.Table.from_batches(read_rows(snapshot, name))
+            with StateReader() as reader:
+                wanted = pa.Table.from_batches(reader.rows(find_table(snapshot, name)))
             assert arrow(frame).to_pylist() == wanted.to_pylist()
     # A task for each partition.
     frame = sl.state.read(spark, folders[0], "top")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark import small, tabled
+from tests.spark import counting
 from tests.spark.harness import App, Case, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 def add(root: Path, number: int, rng: random.Random) -> list[str]:
-    """Add an input file, an epoch of its own; return its users."""
+    """Add an input file; return its users."""
     users = [f"u{rng.randint(0, 30)}" for _ in range(60)]
-    small.write_rows(root / "in", number, [(user, "x", 1) for user in users])
+    counting.add(root, number, users)
     return users
 
 
@@ -39,7 +39,7 @@ def test_the_driver_is_killed_in_the_middle_of_a_commit(case: Case, kills: list[
             users += add(case.root, 3 * life + number, rng)
         App(case, failpoint, job="tabled").wait_killed()
     App(case, job="tabled").finish()
-    tabled.check(case.root, users)
+    counting.check_tables(case.root, users)
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
@@ -56,7 +56,7 @@ def test_the_driver_is_killed_at_any_time(case: Case, seed: int) -> None:
         time.sleep(rng.uniform(0, 0.1))
         app.kill()
     App(case, job="tabled").finish()
-    tabled.check(case.root, users)
+    counting.check_tables(case.root, users)
 
 
 def versions(root: Path) -> int:

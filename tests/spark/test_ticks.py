@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,49 +14,16 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError, CorruptionError, KeeperError, SparkError, UnavailableError
+from strandline.core.errors import ConfigurationError, CorruptionError, KeeperError, UnavailableError
 from strandline.core.failure import from_failure, to_failure
 from strandline.core.ids import Epoch, Partition
 from strandline.core.times import END_US
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack
-from strandline.runtime.watermarks import Watermarks, WatermarkSpec
-from strandline.spark.job.attempt import Attempt
-from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.progress import JobProgress
-from strandline.spark.job.sourcewatch import SourceWatch
-from tests.spark.runs import run_of
-
-
-def context_that(*, stopped: bool) -> Any:
-    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: stopped)))
-
-
-def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
-    """Return an attempt whose epochs ended some time ago, and whose query is at work or rests."""
-    ticks: list[float] = []
-    made: Any = object.__new__(Attempt)
-    made.driver = SimpleNamespace(
-        last_contact=time.monotonic() - idle_s,
-        has_due=lambda by_us: due,
-        is_running=running,
-        tick=lambda by_us: not ticks.append(0),
-        watermarks=SimpleNamespace(may_be_idle=False),
-        drained=False,
-    )
-    status = SimpleNamespace(isTriggerActive=lambda: active)
-    query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
-    made._watch = SourceWatch(query, 0)
-    made.coordinator = SimpleNamespace(is_due=False, pending=None)
-    made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
-    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))
-    made.restored = None
-    made._finished_us = None
-    made._times = SimpleNamespace(check=lambda late_rows, reached_us, now_us: None)
-    made.driver.now_us = 0
-    made.ticks = ticks
-    return made
+from tests.spark.runs import attempt, run_of
+from tests.spark.test_silence import Reading, query_of
 
 
 @pytest.mark.parametrize(
@@ -75,217 +41,6 @@ def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], t
     made = attempt(**given)
     made._poll_if_idle()
     assert len(made.ticks) == ticks
-
-
-def query_of(*, active: bool = True, found_nothing: bool = False, process: Callable[[], None] = lambda: None) -> Any:
-    streaming = SimpleNamespace(noNewData=lambda: found_nothing)
-    return SimpleNamespace(
-        isActive=active, exception=lambda: None, processAllAvailable=process, awaitTermination=lambda: None,
-        _jsq=SimpleNamespace(streamingQuery=lambda: streaming),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("ends", "found_nothing"), [(False, True), (False, False), (True, False), (True, True)])
-def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bool, found_nothing: bool) -> None:
-    """Spark says the same of one that somebody has stopped: what the sources still have would stay unread."""
-    assert not SourceWatch(query_of(), 0, ends=ends).has_ended()
-    asked: list[str] = []
-    query = query_of(active=False, found_nothing=found_nothing, process=lambda: asked.append("processAllAvailable"))
-    watch = SourceWatch(query, 0, ends=ends)
-    if ends and found_nothing:
-        assert watch.has_ended()
-    else:
-        with pytest.raises(SparkError, match="query of the job was stopped, and not by the job"):
-            watch.has_ended()
-    run = run_of(trigger={"availableNow": True} if ends else {})
-    driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
-    run._supervisor.attempt = SimpleNamespace(query=query, driver=driver)
-    if not found_nothing:
-        with pytest.raises(UnavailableError, match="was not exhausted"):
-            run.process_all_available(0.2)
-    else:
-        run.process_all_available(10)
-    # It would have Spark forget that the last look found nothing.
-    assert bool(asked) == (not ends)
-
-
-def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
-    """A query that waits for rows does not notice: Spark says that it is active."""
-    made = attempt(active=False, idle_s=0.01)
-    made.driver.failed, made.driver.epoch_carries_trigger = threading.Event(), False
-    made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
-    made.driver.watermarks.reached_us = 0
-    made.coordinator.advance, made._sources = lambda: None, SimpleNamespace(deliver=lambda looked: None)
-    made._watch = SourceWatch(query_of(), 0)
-    made._watch.has_looked = made._poll_if_idle = lambda: None
-    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=True))
-    with pytest.raises(SparkError, match="session has been stopped"):
-        made._watch_until(lambda: False)
-
-
-def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
-    run = run_of()
-    supervisor = run._supervisor
-
-    def attempt_with(process: Callable[[], None]) -> Any:
-        driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
-        return SimpleNamespace(query=query_of(process=process), driver=driver)
-
-    processed: list[int] = []
-    again = attempt_with(lambda: processed.append(1))
-
-    def restart() -> None:
-        supervisor.attempt, supervisor.state = again, "running"
-
-    def stopped() -> None:
-        # Spark's call returns when the query is stopped; the next attempt takes a moment.
-        supervisor.state = "restarting"
-        threading.Timer(0.1, restart).start()
-
-    supervisor.attempt = attempt_with(stopped)
-    run.process_all_available(10)
-    assert processed
-
-
-def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
-    looks: list[int] = []
-
-    def notice(between_ms: int, *, active: bool = False, available: bool = False, said: str = "Waiting") -> None:
-        status = SimpleNamespace(
-            isTriggerActive=lambda: active, isDataAvailable=lambda: available, message=lambda: said
-        )
-        query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
-        watch, now_us = SourceWatch(query, between_ms), 9_000_000
-        for _ in range(2):
-            watch._checked_s = 0
-            looks.extend(at for at in (watch.silent_since(now_us), watch.silent_since(now_us)) if at is not None)
-            # The machine stands still for an hour, and Spark has not looked since.
-            now_us += 3_600_000_000
-
-    notice(0)
-    notice(2000)
-    assert looks == [9_000_000, 7_000_000]
-    notice(0, active=True)
-    notice(0, available=True)
-    notice(0, said="Initializing sources")
-    assert len(looks) == 2
-
-
-def test_sources_are_not_silent_while_spark_waits_for_a_clock_that_was_set_back() -> None:
-    """Spark waits for its next trigger by the clock, and looks at nothing meanwhile."""
-    status = SimpleNamespace(isTriggerActive=lambda: False, isDataAvailable=lambda: False, message=lambda: "Waiting")
-    query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
-    clocks = Clocks()
-    watch, steadily = SourceWatch(query, 2000, clock=clocks), SourceWatch(query, 2000)
-
-    def silent_since(passed_s: float) -> int | None:
-        clocks.now_s, clocks.passed_s = clocks.now_s + passed_s, clocks.passed_s + passed_s
-        for each in (watch, steadily):
-            each.check_clock()
-            each._checked_s = 0
-        silent_us = [each.silent_since(driver_time(clocks)) for each in (watch, steadily)]
-        assert (silent_us[1] is None) == (passed_s == 0)
-        return silent_us[0]
-
-    assert silent_since(0) is None
-    assert silent_since(5) == 999_998_000_000
-    clocks.now_s -= 30
-    assert silent_since(5) is None
-    assert silent_since(30) is None
-    # It has looked again.
-    assert silent_since(3) is None
-    assert silent_since(5) == 1_000_041_000_000
-    clocks.now_s += 7200
-    assert silent_since(5) == 1_000_046_000_000
-    clocks.now_s -= 7200
-    steadily.check_clock()
-    with pytest.raises(SparkError, match="was set back by 7200 s"):
-        watch.check_clock()
-
-
-class Clocks:
-    """A clock that is set, and the time that passes."""
-
-    def __init__(self) -> None:
-        self.now_s = self.passed_s = 1_000_000.0
-
-    def now_ms(self) -> int:
-        return int(self.now_s * 1000)
-
-    def monotonic_ms(self) -> float:
-        return self.passed_s * 1000
-
-
-class Reading:
-    """An epoch driver whose epochs bring event times of two origins, the one of which is idle after ten seconds."""
-
-    def __init__(self) -> None:
-        self.clock = Clocks()
-        spec = WatermarkSpec("t", per="device", idle_us=10_000_000)
-        driver: Any = object.__new__(EpochDriver)
-        self.driver: EpochDriver = driver
-        driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
-        driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
-        driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
-        driver.failed, driver.progress = threading.Event(), JobProgress(Epoch(0))
-        driver.is_draining = driver.drained = False
-        driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
-        driver._trigger = lambda epoch: None
-        driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
-        driver._generation, driver._no_rows, driver._batch = 1, None, 5
-        driver._plan = SimpleNamespace(
-            build=lambda df, run, operators, reports: SimpleNamespace(close=lambda: None),
-            reductions={},
-            pipeline=SimpleNamespace(counting={}, measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
-        )
-        driver._fleet = SimpleNamespace(slots={("op", 0)})
-        driver._failed_rows = SimpleNamespace(reports=lambda epoch: {}, take=lambda epoch, now_us: 0)
-        driver._write = lambda built, epoch: {("op", 0): self.ack}
-        driver._record_failures = lambda *_: nullcontext()
-
-    def epoch(self, **newest_us: int) -> None:
-        self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", keeper="k", newest_us=newest_us)
-        conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "")
-        df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-        self.driver(df, self.driver._batch + 1)
-
-
-def driver_time(clock: Clocks) -> int:
-    return int(clock.monotonic_ms() * 1000)
-
-
-@pytest.mark.parametrize("set_by_s", [-3600, 3600])
-def test_a_source_is_not_idle_because_the_clock_was_set(set_by_s: int) -> None:
-    reading = Reading()
-    reading.epoch(fast=900, slow=100)
-    assert reading.driver.watermarks.reached_us == 100
-    reading.clock.now_s += set_by_s
-    reading.clock.passed_s += 1
-    reading.epoch(fast=1000)
-    reading.epoch(fast=1100, slow=100)
-    assert reading.driver.watermarks.reached_us == 100
-
-
-def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() -> None:
-    """A tick takes long, and Spark has the next epoch's rows already: what comes meanwhile is in the one after."""
-    reading = Reading()
-    reading.epoch(fast=900, slow=100)
-    reading.clock.passed_s += 1
-
-    class Lock:
-        def __enter__(self) -> None:
-            reading.clock.passed_s += 60
-            reading.clock.now_s += 60
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    lock: Any = Lock()
-    reading.driver._lock = lock
-    reading.epoch(fast=1000)
-    assert reading.driver.watermarks.reached_us == 100
-    reading.epoch(fast=1000)
-    assert reading.driver.watermarks.reached_us == 1000, "silent since before the look of this one"
 
 
 class Panic(BaseException):
@@ -582,6 +337,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_the_job() -> None:
     """As the system may hand it out: what only waits for an event does not wake for that."""
     program = """
 import signal, sys, threading, time
+from pathlib import Path
 from types import SimpleNamespace
 from tests.spark.runs import run_of
 

@@ -7,7 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,11 +14,11 @@ import pytest
 from hypothesis import given
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError, NullKeyError
+from strandline.core.errors import NullKeyError
 from strandline.testing import Harness, events
 from tests.runtime.bench import KINDS
+from tests.testing.times import START, at, in_seconds
 
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SCHEMA = "k string, v bigint, x double, d decimal(10,2), s string, ts timestamp"
 GIVEN = {
     "n": sl.agg.count(), "vn": sl.agg.count("v"), "total": sl.agg.sum("v"), "xs": sl.agg.sum("x"),
@@ -35,10 +34,6 @@ KEYED = events(SCHEMA).key_by("k")
 def timed(delay: str = "1h") -> sl.KeyedStream:
     """Return events whose watermark stays behind until it is told to advance."""
     return events(SCHEMA).watermark("ts", delay).key_by("k")
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
 
 
 def event(k: str, second: float | None, v: int | None = 1) -> dict[str, Any]:
@@ -129,89 +124,13 @@ def test_windows_are_those_of_their_events(epochs: Any) -> None:
 TOTALS = {"n": sl.agg.count(), "total": sl.agg.sum("v")}
 
 
-def seconds(rows: Iterable[Any]) -> list[Any]:
-    return sorted(tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in rows)
-
-
-def test_sessions_merge() -> None:
-    with Harness(timed().window(sl.Session("10s"), lateness="5s").agg(TOTALS, uid="totals")) as h:
-        h.push(event("a", 0, 1), event("a", 15, 2), event("b", 3, 4), event("a", None, 100))
-        h.push(event("a", 8, 8))
-        assert seconds(h.advance_watermark(at(26))) == [("a", 0, 25, 3, 11), ("b", 3, 13, 1, 4)]
-        assert seconds(h.push(event("a", 20, 16), event("b", 4, 32))) == []
-        assert h.late_rows == 1
-        assert seconds(h.advance_watermark(at(60))) == [("a", 0, 30, 4, 27)]
-
-
-def test_late_events_change_the_result_or_are_counted() -> None:
-    with Harness(timed("0s").window(sl.Tumbling("10s"), lateness="5s").agg(v=sl.agg.sum("v"), uid="sums")) as h:
-        h.push(event("a", 3, 1), event("a", 12, 2))
-        assert seconds(h.tick()) == [("a", 0, 10, 1)]
-        assert seconds(h.push(event("a", 4, 4))) == [("a", 0, 10, 5)]
-        h.push(event("a", 15, 8))
-        h.push(event("a", 5, 16), event("a", None))
-        assert h.late_rows == 1
-        assert seconds(h.advance_watermark(at(20))) == [("a", 10, 20, 10)]
-
-
 def test_windows_by_count_and_by_the_clock() -> None:
     with Harness(KEYED.window(sl.Global(count=2)).agg(TOTALS, uid="totals")) as h:
         assert h.push(event("a", None, 1), event("a", None, 2), event("a", None, 4)) == [("a", 2, 3)]
         assert h.push(event("b", None, 8), event("a", None, 16)) == [("a", 2, 20)]
     with Harness(KEYED.window(sl.Tumbling("10s"), time="processing").agg(count=sl.agg.count(), uid="n")) as h:
         assert h.push(event("a", 100), event("b", 1), event("a", None)) == []
-        assert seconds(h.advance_clock("10s")) == [("a", 0, 10, 2), ("b", 0, 10, 1)]
-
-
-def test_results_so_far() -> None:
-    with Harness(timed().window(sl.Tumbling("1h"), early="10s").agg(TOTALS, uid="totals")) as h:
-        h.push(event("a", 3, 1), event("a", 12, 2))
-        assert seconds(h.advance_clock("10s")) == [("a", 0, 3600, 2, 3)]
-        assert h.advance_clock("10s") == []
-
-
-class Loud(sl.KeyedProcess):
-    """Passes on events above a limit, in upper case."""
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        if event.v > 1:
-            yield {"s": event.s.upper(), "v": event.v}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_as_a_later_operator(kind: Any) -> None:
-    loud = timed("0s").process(Loud(), "s string, v bigint", uid="loud").key_by("s")
-    with Harness(loud.window(sl.Tumbling("10s")).agg(v=sl.agg.sum("v"), uid="sums"), backend=kind, parallelism=2) as h:
-        h.push(event("a", 3, 5), event("b", 4, 5), event("a", 5, 1), event("a", 11, 7))
-        assert seconds(h.tick()) == [("S005", 0, 10, 10)]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: KEYED.agg(uid="operator"), "operator 'operator': agg() was given no aggregate"),
-        (
-            lambda: KEYED.agg(total=sl.agg.sum("v * 2"), uid="operator"),
-            "operator 'operator': the aggregate 'total' is over 'v * 2', and the columns are k, v, x, d, s, ts",
-        ),
-        (
-            lambda: KEYED.agg(t=sl.agg.sum("ts"), uid="operator"),
-            "operator 'operator': sum of 'ts' is over timestamp, expected a number",
-        ),
-        (
-            lambda: KEYED.window(sl.Tumbling("10s")).agg(count=sl.agg.count(), uid="n"),
-            "window: Tumbling windows need the events' times, and the stream has no watermark",
-        ),
-        (
-            lambda: Harness(KEYED.agg(n=sl.agg.count(), uid="operator"), output="k string, n bigint"),
-            "Harness: only backend and parallelism are options for a stream, which has all others itself",
-        ),
-    ],
-)
-def test_what_cannot_be(make: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        make()
-    assert caught.value.message == message
+        assert in_seconds(h.advance_clock("10s")) == [("a", 0, 10, 2), ("b", 0, 10, 1)]
 
 
 def test_a_null_key_is_shown_without_what_nobody_wrote() -> None:
@@ -219,11 +138,3 @@ def test_a_null_key_is_shown_without_what_nobody_wrote() -> None:
     with Harness(counted) as h, pytest.raises(NullKeyError) as caught:
         h.push({"k": "a", "v": 1})
     assert "is null in the event Record(k='a', s=None)" in caught.value.message
-
-
-def test_the_directory_goes(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Harness(KEYED.agg(n=sl.agg.count(), uid="n")) as h:
-        assert h.state("a") == {"results": []}
-        assert list(tmp_path.iterdir()) != []
-    assert list(tmp_path.iterdir()) == []

@@ -11,16 +11,12 @@ from strandline import KeyedCoProcess, KeyedProcess, List, Value
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
 from strandline.testing import Harness, Right
 from tests.runtime.bench import KINDS
+from tests.testing.times import START, at
 
 SECOND = dt.timedelta(seconds=1)
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 OUT = "id int, said string"
 LEFT = "id int, amount bigint, at timestamp"
 RIGHT = "method string, order int, at timestamp"
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + seconds * SECOND
 
 
 class Match(KeyedCoProcess):
@@ -201,7 +197,6 @@ def test_a_chain_goes_on_after_it() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"right": None}, "Match is a function of two streams, and there is no right one"),
         ({"right": "id in"}, "in"),
         ({"right_key": None}, "key_by: there is no column 'id'; the stream has method, order, at"),
         ({"right_key": []}, "needs at least one column"),
@@ -226,11 +221,6 @@ def test_functions_that_do_not_fit_their_streams() -> None:
     for more in ({}, {"right": None, "right_key": "id"}):
         with pytest.raises(ConfigurationError, match="Shout is a function of one stream, and right… options"):
             Harness(Shout(), **{**streams, **more})
-    with pytest.raises(ConfigurationError, match="given the class Match, expected an instance"):
-        Harness(Match, **streams)  # type: ignore[arg-type]
-    half = type("Half", (KeyedCoProcess,), {"on_left": Match.on_left})
-    with pytest.raises(ConfigurationError, match="Half does not define on_right"):
-        Harness(half(), **streams)
     with Harness(Shout(), schema="id int, said string", key="id", output=OUT) as h:
         for use in (h.push_right, lambda event: h.push((1, "a"), Right(event))):
             with pytest.raises(ConfigurationError, match="there is no right stream"):

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.testing import Harness, events
-
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
-
+from tests.testing.times import START, at
 
 ORDERS = events("currency string, amount int, at timestamp", "orders").watermark("at").key_by("currency")
 RATES = events("currency string, rate double, at timestamp", "rates").watermark("at").key_by("currency")
@@ -29,28 +23,6 @@ def seconds(rows: Any, *names: str) -> list[Any]:
     """Return some columns of rows, times as seconds."""
     found = [[getattr(row, name) for name in names] for row in rows]
     return [tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in found]
-
-
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_orders_in_the_currency_of_their_time(parallelism: int) -> None:
-    joined = ORDERS.as_of_join(RATES, uid="rated", how="left", prefixes=PREFIXES, late=LATE)
-    assert joined.columns == ["currency", "amount", "at", "rate_rate", "rate_at"]
-    with Harness(joined, parallelism=parallelism) as h:
-        rates = [("EUR", 1.1, at(0)), ("EUR", 1.3, at(90)), ("EUR", 1.2, at(60)), ("USD", 1.0, at(101))]
-        assert h.push(rates=rates, orders=[("EUR", 5, at(60)), ("EUR", 4, at(59)), ("USD", 7, at(95))]) == []
-        h.snapshot()
-        for _ in range(2):
-            given = h.tick()
-            assert seconds(given, "amount", "at", "rate_rate", "rate_at") == [(4, 59, 1.1, 0), (5, 60, 1.2, 60)]
-            h.crash()
-        h.tick()
-        # The version of 92 comes late, and counts for what follows; that of 50 for nothing.
-        late = [("EUR", 9.2, at(92)), ("EUR", 9.1, at(50))]
-        h.push(rates=late, orders=[("EUR", 1, at(94)), ("EUR", 2, at(95))])
-        given = h.advance_watermark(at(200))
-        assert sorted(seconds(given, "amount", "rate_rate")) == [(2, 9.2), (7, None)]
-        assert h.side("late_rates") == late
-        assert h.side("late_orders") == [("EUR", 1, at(94))]
 
 
 def test_rows_come_with_their_time_and_are_late_for_nothing() -> None:
@@ -142,15 +114,6 @@ def test_mistakes() -> None:
         assert said in str(caught.value)
 
 
-def test_a_row_without_time_is_named() -> None:
-    for joined in (
-        ORDERS.as_of_join(RATES, uid="j", prefixes=PREFIXES),
-        ORDERS.window_join(RATES, sl.Session("1s"), uid="j", prefixes=PREFIXES),
-    ):
-        with Harness(joined) as h, pytest.raises(sl.errors.UserCodeError, match="has no time, and a join is by time"):
-            h.push(orders=[("EUR", 1, None)])
-
-
 VERSIONS = (
     events("currency string, rate int, gone boolean, at timestamp", "rates")
     .watermark("at", delay="1 min")
@@ -206,7 +169,6 @@ def test_sessions_of_two_streams_may_have_a_gap_by_row() -> None:
 def test_what_cannot_end_a_version_is_refused() -> None:
     for deleted, said in (
         ("lost", "deleted='lost' is no column of the versions, which have currency, rate, gone, at"),
-        ("rate", "deleted='rate' is int, expected a boolean"),
         (True, "deleted=True is no column"),
         ("currency", "deleted='currency' is a column of the key"),
     ):

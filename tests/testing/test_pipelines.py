@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 import pytest
@@ -11,17 +10,9 @@ import strandline as sl
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.plan.graph import StepNode
 from strandline.testing import Harness, Right, events
+from tests.testing.times import at, in_seconds
 
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SALES = "user string, n bigint, ts timestamp"
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
-
-
-def plain(rows: Any) -> list[Any]:
-    return sorted(tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in rows)
 
 
 def sales(name: str | None = None, delay: str = "0s", **given: Any) -> sl.Stream:
@@ -33,47 +24,15 @@ def test_late_events_of_built_in_aggregates_come_out_of_the_side(parallelism: in
     tens = sales().key_by("user").window(sl.Tumbling("10s"), lateness="2s", late="late")
     with Harness(tens.agg(n=sl.agg.sum("n"), uid="totals"), parallelism=parallelism) as h:
         h.push(("a", 1, at(3)), ("b", 2, at(11)))
-        assert plain(h.tick()) == [("a", 0, 10, 1)]
-        assert plain(h.push(("a", 4, at(9)), ("a", 8, None))) == [("a", 0, 10, 5)]
-        assert plain((u, n) for u, n, _ in h.side("late")) == [("a", 8)]
+        assert in_seconds(h.tick()) == [("a", 0, 10, 1)]
+        assert in_seconds(h.push(("a", 4, at(9)), ("a", 8, None))) == [("a", 0, 10, 5)]
+        assert in_seconds((u, n) for u, n, _ in h.side("late")) == [("a", 8)]
         h.push(("b", 16, at(12)))
         assert h.push(("a", 32, at(8)), ("b", 64, at(13))) == []
-        assert plain((u, n) for u, n, _ in h.side("late")) == [("a", 8), ("a", 32)]
+        assert in_seconds((u, n) for u, n, _ in h.side("late")) == [("a", 8), ("a", 32)]
         assert h.late_rows == 1
         h.crash()
         assert (h.side("late"), h.output) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("inner", [(1, 5, 1, "card", 4)]),
-        ("full", [(1, 5, 1, "card", 4), (2, 6, 30, None, None), (3, None, None, "cash", 31)]),
-    ],
-)
-def test_joins_by_time(how: Any, expected: list[Any]) -> None:
-    orders = events("id int, amount int, ts timestamp", "orders").watermark("ts").key_by("id")
-    payments = events("id int, method string, ts timestamp", "payments").watermark("ts").key_by("id")
-    joined = orders.join(payments, ("-5s", "5s"), uid="paid", how=how, prefixes=("", "paid_"))
-    with Harness(joined, parallelism=2) as h:
-        h.push(orders=[(1, 5, at(1)), (2, 6, at(30))], payments=[(1, "card", at(4)), (3, "cash", at(31))])
-        assert h.watermark == at(30)
-        h.advance_watermark(at(100))
-        assert sorted(map(repr, plain_of(h.output))) == sorted(map(repr, expected))
-
-
-def plain_of(rows: Any) -> list[Any]:
-    return [tuple(int((v - START).total_seconds()) if isinstance(v, dt.datetime) else v for v in row) for row in rows]
-
-
-def test_window_joins() -> None:
-    left = sales("left_sales").key_by("user")
-    right = events("user string, page string, ts timestamp", "visits").watermark("ts").key_by("user")
-    joined = left.window_join(right, sl.Tumbling("10s"), uid="joined", prefixes=("", "r_"))
-    with Harness(joined) as h:
-        h.push(left_sales=[("a", 1, at(1)), ("a", 2, at(12))], visits=[("a", "x", at(2)), ("a", "y", at(3))])
-        h.advance_watermark(at(10))
-        assert sorted((row.n, row.r_page) for row in h.output) == [(1, "x"), (1, "y")]
 
 
 def test_chains_of_any_operators() -> None:
@@ -161,19 +120,6 @@ def test_one_stream_may_come_of_several_branches() -> None:
         assert h.watermark == at(3)
 
 
-def test_watermarks_per_device_and_idle_ones() -> None:
-    seen = sales(per="user", idle="1 min").key_by("user").window(sl.Tumbling("10s")).agg(count=sl.agg.count(), uid="n")
-    with Harness(seen) as h:
-        h.push(("a", 1, at(30)), ("b", 1, at(5)))
-        assert h.watermark == at(5)
-        h.advance_clock("30s")
-        h.push(("a", 1, at(42)))
-        h.advance_clock("40s")
-        assert h.watermark == at(42)
-        assert plain(h.tick()) == []
-        assert plain(h.output) == [("a", 30, 40, 1), ("b", 0, 10, 1)]
-
-
 def test_what_windows_hold_is_shown() -> None:
     kinds: list[tuple[Any, list[Any]]] = [
         (sl.Tumbling("10s"), [("a", 0, 10, 3), ("a", 10, 20, 4)]),
@@ -186,7 +132,7 @@ def test_what_windows_hold_is_shown() -> None:
         for stream in (folded, keyed.agg(n=sl.agg.sum("n"), uid="sum")):
             with Harness(stream, parallelism=2) as h:
                 h.push(("a", 1, at(1)), ("b", 8, at(1)), ("a", 2, at(2)), ("a", 4, at(11)))
-                assert plain(h.state("a")["results"]) == expected, (kind, stream)
+                assert in_seconds(h.state("a")["results"]) == expected, (kind, stream)
                 h.advance_watermark(at(1000))
                 assert h.state("a") == {"results": []}
 
@@ -264,10 +210,6 @@ def test_mistakes() -> None:
             h.push(Right((1,)))
         with pytest.raises(UserCodeError, match="never"):
             h.push(one=[("a", 1, at(1))])
-    with pytest.raises(ConfigurationError, match="only backend and parallelism are options for a stream"):
-        Harness(stream, schema=SALES)
-    with pytest.raises(ConfigurationError, match="schema and key of the events are missing"):
-        Harness(Never())
 
 
 class Never(sl.KeyedCoProcess):

@@ -14,8 +14,8 @@ from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.plan.upgrade import plan_upgrade
 from strandline.testing import Harness, events
+from tests.testing.times import START
 
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SCHEMA = "v int, k string, note string"
 KEYED = events(SCHEMA).key_by("k")
 

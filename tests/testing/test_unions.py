@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.testing import Harness, events
+from tests.testing.times import START, at
 
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SCHEMA = "k int, v int, dev string, ts timestamp"
 OTHER = "ts timestamp, dev string, v int, k int"
 TEN = sl.Tumbling("10s")
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
 
 
 class Count(sl.KeyedProcess):

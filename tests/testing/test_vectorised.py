@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 import pyarrow as pa
@@ -12,12 +11,7 @@ from strandline import KeyedBatchProcess, Value
 from strandline.core.errors import OutputError, UserCodeError
 from strandline.testing import Harness
 from tests.runtime.bench import KINDS
-
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-
-
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
+from tests.testing.times import at
 
 
 class Sum(KeyedBatchProcess):

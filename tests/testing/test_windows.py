@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,6 @@ from strandline import (
     KeyedProcess,
     KeyedStream,
     Session,
-    Sliding,
     Stream,
     Tumbling,
     Value,
@@ -23,24 +21,15 @@ from strandline import (
 )
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError, UserCodeError
 from strandline.testing import Harness, Right, events
-from tests.runtime.bench import KINDS
+from tests.testing.times import START, at, in_seconds
 
-START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SCHEMA = "user string, n bigint, ts timestamp"
 SALES = events(SCHEMA).key_by("user")
 FOREVER = START + dt.timedelta(hours=1)
 
 
-def at(seconds: float) -> dt.datetime:
-    return START + dt.timedelta(seconds=seconds)
-
-
 def event(user: str, second: float | None, n: int = 1) -> tuple[Any, ...]:
     return user, n, None if second is None else at(second)
-
-
-def plain(rows: Iterable[Any]) -> list[Any]:
-    return sorted(tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in rows)
 
 
 def timed(delay: str = "1h") -> KeyedStream:
@@ -58,38 +47,6 @@ def listed(key: Any, bounds: Any, events: list[Any]) -> Any:
 
 
 EVENTS = [event("a", 1), event("a", 4, 2), event("b", 4, 3), event("a", 11, 4), event("a", 30, 5)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (Tumbling("10s"), [("a", 0, 10, 3), ("a", 10, 20, 4), ("a", 30, 40, 5), ("b", 0, 10, 3)]),
-        (
-            Sliding("10s", every="5s"),
-            [
-                ("a", -5, 5, 3), ("a", 0, 10, 3), ("a", 5, 15, 4), ("a", 10, 20, 4), ("a", 25, 35, 5),
-                ("a", 30, 40, 5), ("b", -5, 5, 3), ("b", 0, 10, 3),
-            ],
-        ),
-        (Session("8s"), [("a", 1, 19, 7), ("a", 30, 38, 5), ("b", 4, 12, 3)]),
-    ],
-    ids=repr,
-)  # fmt: skip
-@pytest.mark.parametrize("backend", KINDS)
-@pytest.mark.parametrize("parallelism", [1, 2])
-def test_windows_of_every_kind_and_what_a_crash_loses(
-    kind: Any, expected: list[Any], backend: Any, parallelism: int
-) -> None:
-    with Harness(summed(timed().window(kind)), backend=backend, parallelism=parallelism) as h:
-        h.push(*EVENTS[:2])
-        h.snapshot()
-        h.push(event("a", 2, 100), *EVENTS[2:])
-        h.advance_watermark(FOREVER)
-        h.crash()
-        assert h.output == []
-        h.push(*EVENTS[2:])
-        assert plain(h.advance_watermark(FOREVER)) == expected
-        assert not h.timers("a")
 
 
 def test_functions_of_windows() -> None:
@@ -111,44 +68,7 @@ def test_functions_of_windows() -> None:
     for function, result in functions:
         with Harness(function) as h:
             h.push(*EVENTS)
-            assert plain(h.advance_watermark(at(10)))[0] == ("a", 0, 10, *result)
-
-
-def test_late_events() -> None:
-    with Harness(summed(timed("0s").window(Tumbling("10s"), lateness="5s", late="too late"))) as h:
-        h.push(event("a", 1), event("a", 12))
-        assert plain(h.tick()) == [("a", 0, 10, 1)]
-        h.push(event("a", 9, 5))
-        assert plain(h.tick()) == [("a", 0, 10, 6)]
-        h.push(event("b", 15))
-        assert h.push(event("a", 8), event("a", None, 2)) == []
-        assert plain(h.side("too late")) == [("a", 1, 8), ("a", 2, None)]
-        assert h.late_rows == 1
-
-
-def test_early_results_come_by_the_clock() -> None:
-    with Harness(summed(timed().window(Tumbling("1h"), early="10s"))) as h:
-        h.push(event("a", 1), event("a", 2))
-        assert plain(h.advance_clock("10s")) == [("a", 0, 3600, 2)]
-        assert h.advance_clock("10s") == []
-        h.push(event("a", 3))
-        assert plain(h.advance_clock("10s")) == [("a", 0, 3600, 3)]
-
-
-def test_windows_that_follow_the_clock() -> None:
-    with Harness(summed(SALES.window(Tumbling("10s"), time="processing"))) as h:
-        h.push(event("a", None), event("b", 5))
-        assert h.advance_clock("9s") == []
-        h.push(event("a", None))
-        assert plain(h.advance_clock("1s")) == [("a", 0, 10, 2), ("b", 0, 10, 1)]
-
-
-def test_global_windows_and_keys_of_several_columns() -> None:
-    by_count = events(SCHEMA).key_by("user", "ts").window(Global(count=2)).process(listed, "ns string", uid="listed")
-    with Harness(by_count, parallelism=2) as h:
-        assert plain(h.push(event("a", 1, 7), event("b", 1), event("a", 2), event("a", 1, 8))) == [("a", 1, "7,8")]
-    with Harness(summed(SALES.window(Global(when=lambda e, n: e.n == 0)))) as h:
-        assert h.push(event("a", 1, 7), event("a", 1, 8), event("a", 1, 0)) == [("a", 15)]
+            assert in_seconds(h.advance_watermark(at(10)))[0] == ("a", 0, 10, *result)
 
 
 class Double(KeyedProcess):
@@ -172,8 +92,8 @@ def test_windows_in_a_chain(parallelism: int) -> None:
         h.snapshot()
         for _ in range(2):
             h.push(event("a", 2))
-            assert plain(h.tick()) == []
-            assert plain(h.output) == [(12, 0, 10, "12,12"), (16, 10, 20, "16")]
+            assert in_seconds(h.tick()) == []
+            assert in_seconds(h.output) == [(12, 0, 10, "12,12"), (16, 10, 20, "16")]
             assert h.side("late") == [("a", 2)]
             assert h.state("a", "operator") == {"seen": 5}
             h.crash()
@@ -188,7 +108,7 @@ def test_a_function_that_fails_does_not_apply_the_epoch() -> None:
         h.push(event("a", 1, 1))
         with pytest.raises(UserCodeError, match=r"key 'a', in the event Record\(user='a', n=3.*ZeroDivisionError"):
             h.push(event("a", 1, 2), event("a", 1, 3))
-        assert plain(h.advance_watermark(at(10))) == [("a", 0, 10, 6)]
+        assert in_seconds(h.advance_watermark(at(10))) == [("a", 0, 10, 6)]
     with Harness(tens.process(lambda key, bounds, events: [(1, 2)], "n int", uid="operator")) as h:
         h.push(event("a", 1))
         with pytest.raises(OutputError, match=r"a result row is \(1, 2\), expected a dict or a tuple of n"):
@@ -220,25 +140,11 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SALES.window(Tumbling), r"window\(\) was given .*Tumbling.*, expected a kind of window"),  # type: ignore[arg-type]
-        (lambda: SALES.window(Tumbling("1s"), time="clock"), "time is 'clock'"),  # type: ignore[arg-type]
         (lambda: SALES.window(Global(count=2), late="late"), "Global windows that do not follow event time have no late"),
-        (lambda: timed().window(Tumbling("1s"), early="0s"), "early is '0s'"),
-        (lambda: SALES.window(Tumbling("1s")), "Tumbling windows need the events' times"),
-        (lambda: Harness(summed(SECONDS), output="total bigint"), "only backend and parallelism are options for a stream"),
-        (lambda: Harness(summed(SECONDS), sides={}), "only backend and parallelism are options for a stream"),
-        (lambda: Harness(summed(SECONDS), watermark="0s"), "only backend and parallelism are options for a stream"),
-        (lambda: Harness(summed(SECONDS), uid="sums"), "only backend and parallelism are options for a stream"),
         (lambda: Harness(summed(SECONDS), right="user string"), "only backend and parallelism are options for a stream"),
-        (lambda: events(SCHEMA).key_by("name"), "there is no column 'name'"),
-        (lambda: DOUBLE(right="user string"), "is a function of one stream"),
-        (lambda: timed().window(Session("1s")).fold("n int", 0, max, uid="x"), "fold 'x': session windows can become one"),
-        (lambda: SECONDS.fold("n int", "0", max, uid="x"), "fold 'x': the initial value does not fit"),
-        (lambda: SECONDS.fold("user int", 0, max, uid="x"), "the result's column 'user' has a name of the key"),
         (lambda: SECONDS.fold("User int", 0, max, uid="x"), "the result's column 'User' has a name of the key"),
         (lambda: SECONDS.fold("n int", 0, None, uid="x"), "fold 'x': function is None, expected a"),  # type: ignore[arg-type]
         (lambda: SECONDS.reduce("max", uid="x"), "reduce 'x': function is 'max', expected a"),  # type: ignore[arg-type]
-        (lambda: SECONDS.process(None, "n int", uid="x"), "process 'x': function is None, expected a function"),  # type: ignore[arg-type]
         (lambda: AGGREGATE(create=0, add=max), ": create is 0, expected a function"),
         (lambda: AGGREGATE(create=int, add=max, merge=1), ": merge is 1, expected a function"),
         (lambda: timed().window(Tumbling("1s"), late=""), "late is '', expected a name"),
@@ -246,11 +152,6 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
             lambda: summed(WINDOW_END.window(Tumbling("1s"))),
             "the key 'window_end' has the name of a column that the window's results have",
         ),
-        (
-            lambda: events("ts timestamp").watermark("ts").key_by("ts").window(Tumbling("1s")).reduce(max, uid="x"),
-            "no columns beside",
-        ),
-        (lambda: DOUBLE(output=None), "output, the columns of its rows, is missing"),
     ],
 )  # fmt: skip
 def test_windows_that_cannot_work(make: Any, message: str) -> None:

@@ -19,7 +19,6 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.pins import Pins
-from strandline.checkpoint.registry import SharedFiles
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.failpoints import hit
@@ -72,8 +71,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         self._verify = invariants.is_verifying()
-        self._registry = SharedFiles()
-        self._registry_is_full = False
+        self._live: dict[CheckpointId, frozenset[str]] = {}
+        """The files of published checkpoints; all of them since `_read_others`."""
+        self._has_read_others = False
         self._newest_lacks_files = False
         self._has_marked = self.confirmed is not None  # A checkpoint that is a base needs no such record.
         self._abandoned: dict[str, None] = {}  # ordered, to drop the oldest
@@ -88,9 +88,9 @@ class Retention:
     @property
     def oldest_live(self) -> CheckpointId | None:
         """The oldest checkpoint that a restore can find; None while that is not known."""
-        if not self._registry_is_full or self._doubtful:
+        if not self._has_read_others or self._doubtful:
             return None
-        return min(self._registry.checkpoints, default=None)
+        return min(self._live, default=None)
 
     def new_bytes(self, files: Sequence[FileRef]) -> int:
         """Return the bytes that a checkpoint of these files adds to the confirmed one."""
@@ -98,13 +98,19 @@ class Retention:
         new = {f.path: f.size for f in files if f.path and f.path not in known}
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
+    def _add(self, manifest: Manifest) -> None:
+        self._live[manifest.checkpoint] = frozenset(f.path for f in manifest.stored())
+
+    def _live_files(self) -> set[str]:
+        return set().union(*self._live.values())
+
     def _confirmed_paths(self) -> set[str]:
         return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointError if a checkpoint references a file that is missing or that it may not reference."""
         if self._newest_lacks_files:
-            self._fill_registry()
+            self._read_others()
         new = self._new_files(manifest)
         for file, problem in zip(new, in_parallel(lambda file: find_problem(self._jobdir, file), new), strict=True):
             if problem:
@@ -118,12 +124,12 @@ class Retention:
 
     def _new_files(self, manifest: Manifest) -> list[FileRef]:
         """Return the files that this checkpoint uploaded; raise CheckpointError for one that it may not reference."""
-        known = self._confirmed_paths()
+        known, refused = self._confirmed_paths(), self._abandoned.keys() | self._live_files()
         new: dict[str, FileRef] = {}
         for file in manifest.files():
             if file.inline is not None or file.path in known:
                 continue
-            if not file.path or file.path in self._abandoned or file.path in self._registry.live:
+            if not file.path or file.path in refused:
                 raise CheckpointError(
                     f"checkpoint {manifest.checkpoint} references {file.path!r} ('{file.name}'), which neither it nor "
                     f"the last confirmed checkpoint uploaded: publishing it would be unsafe"
@@ -133,7 +139,7 @@ class Retention:
 
     def confirm(self, manifest: Manifest) -> None:
         """Make a published checkpoint the newest, whose files later ones may reference."""
-        self._registry.complete(manifest)
+        self._add(manifest)
         self.confirmed = manifest
         if not self._has_marked:
             # Before rows become visible: a job that finds this record and no checkpoint does not start empty.
@@ -146,7 +152,7 @@ class Retention:
         return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
-        return [] if self._holds.is_active else self._registry.checkpoints[: -self._retain]
+        return [] if self._holds.is_active else sorted(self._live)[: -self._retain]
 
     def _settled(self) -> list[CheckpointId]:
         """Return the checkpoints in doubt that are not the newest any more, existing or not."""
@@ -160,7 +166,7 @@ class Retention:
         checkpoint lacks a file, log a warning; nothing is deleted or published until it is whole again.
         """
         try:
-            self._fill_registry()
+            self._read_others()
             if self._verify:
                 self._verify_deletion()
             # Right before the deletion, since another driver may restore what it deletes.
@@ -173,8 +179,8 @@ class Retention:
             for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
-                self._garbage.update(self._registry.drop(checkpoint))
-            self._garbage -= self._registry.live.keys()
+                self._garbage |= self._live.pop(checkpoint)
+            self._garbage -= self._live_files()
             self._garbage |= self._pinned
             if self._garbage:
                 # After the deletion of manifests; see pins.py.
@@ -189,8 +195,8 @@ class Retention:
 
     def _verify_deletion(self) -> None:
         overdue, settled = self._overdue(), self._settled()
-        staying = [self._registry.files_of(i) for i in self._registry.checkpoints if i not in overdue]
-        files = self._garbage.union(*map(self._registry.files_of, overdue))
+        staying = [files for i, files in self._live.items() if i not in overdue]
+        files = self._garbage.union(*map(self._live.__getitem__, overdue))
         files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
         try:
             invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files.difference(*staying))
@@ -198,13 +204,13 @@ class Retention:
             self._claim.check()  # A newer driver may have deleted files during the verification.
             raise
 
-    def _fill_registry(self) -> None:
+    def _read_others(self) -> None:
         """Read the other checkpoints from storage, once, and check that the newest has every file.
 
         A publication does not check files of the restored checkpoint, which an older driver, a late garbage collection
         or a user may have deleted. Here a listing is available.
         """
-        if self._registry_is_full:
+        if self._has_read_others:
             return
         catalog = read_catalog(self._jobdir)
         if self.confirmed is not None:
@@ -230,8 +236,8 @@ class Retention:
             unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
             for manifest in [*catalog.live.values(), *unknown]:
                 if manifest.checkpoint not in self._doubtful:
-                    self._registry.complete(manifest)
-        self._registry_is_full, self._newest_lacks_files = True, False
+                    self._add(manifest)
+        self._has_read_others, self._newest_lacks_files = True, False
 
     def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
         """Mark an unpublished checkpoint's uploads for deletion; never raises."""
@@ -241,7 +247,9 @@ class Retention:
 
     def discard(self, files: Iterable[FileRef]) -> None:
         """Mark files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
-        paths = {f.path for f in files if f.path} - self._confirmed_paths() - self._registry.live.keys()
+        paths = {f.path for f in files if f.path}
+        if paths:
+            paths -= self._confirmed_paths() | self._live_files()
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:
             del self._abandoned[next(iter(self._abandoned))]

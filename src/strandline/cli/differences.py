@@ -8,23 +8,15 @@ from typing import Any
 
 from strandline.cli.output import Table
 from strandline.snapshot.tools.comparison import KeyDiff
-from strandline.snapshot.tools.diff import Count, SnapshotDiff, StateDiff
+from strandline.snapshot.tools.diff import SnapshotDiff, StateDiff
 
 _MOST_CHARS = 200
 
 
 def as_data(diff: SnapshotDiff) -> dict[str, Any]:
     """Return all differences as data for JSON."""
-    return {"equal": diff.is_equal, **asdict(diff), "states": [_state(state) for state in diff.states]}
-
-
-def _state(state: StateDiff) -> dict[str, Any]:
-    return {"equal": state.is_equal, **asdict(state, dict_factory=_fields)}
-
-
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a dataclass for JSON, where Count.observed has the name `found`."""
-    return {"found" if name == "observed" else name: value for name, value in pairs}
+    states = [{"equal": state.is_equal, **asdict(state)} for state in diff.states]
+    return {"equal": diff.is_equal, **asdict(diff), "states": states}
 
 
 def print_diff(diff: SnapshotDiff) -> None:
@@ -36,7 +28,7 @@ def print_diff(diff: SnapshotDiff) -> None:
             continue
         figures: tuple[object, ...] = ("-",) * len(numbers)
         if not (state.only or state.why_not):
-            counts = (_count(count) for count in (state.added, state.changed, state.removed))
+            counts = state.added, state.changed, state.removed
             figures = (*counts, state.rows_before + state.rows_unread, state.rows_after + state.rows_unread)
         output.add(state.operator, state.state or "-", *figures, _remark(state))
     if output.rows:
@@ -46,10 +38,9 @@ def print_diff(diff: SnapshotDiff) -> None:
             _print_key(state, key)
     if equal := [state for state in diff.states if state.is_equal]:
         names = ", ".join(f"{state.operator}.{state.state}" for state in equal)
-        error = max(state.changed.error for state in equal)
-        print(f"no differences{f' (± {error} keys)' if error else ''}: {names}")
+        print(f"no differences: {names}")
     if diff.groups_read < diff.groups:
-        print(f"read: {diff.groups_read} of {diff.groups} key groups; ± holds in 95 of 100 samples")
+        print(f"read: {diff.groups_read} of {diff.groups} key groups")
 
 
 def _remark(state: StateDiff) -> str:
@@ -58,10 +49,6 @@ def _remark(state: StateDiff) -> str:
     if state.why_not:
         return f"not compared: {state.why_not}"
     return "; ".join(state.notes)
-
-
-def _count(count: Count) -> str:
-    return f"{count.estimate} ± {count.error}" if count.error else str(count.estimate)
 
 
 def _print_key(state: StateDiff, key: KeyDiff) -> None:

@@ -244,9 +244,7 @@ def copy(
 def diff(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="A snapshot, as of `show`.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
-    sample: Annotated[
-        str | None, typer.Option(metavar="P%", help="Read only this part of the key groups, and estimate the rest.")
-    ] = None,
+    sample: Annotated[str | None, typer.Option(metavar="P%", help="Read only this part of the key groups.")] = None,
     keys: Annotated[int, typer.Option(metavar="N", min=0, help="Show so many keys of each state that differ.")] = 0,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 if anything differs.")] = False,
     option: StorageOptions = None,

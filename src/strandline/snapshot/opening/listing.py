@@ -28,11 +28,10 @@ from strandline.snapshot.opening.snapshot import (
     as_job,
     check_form,
     find_snapshot,
+    job_paths,
     open_folder,
+    savepoint_paths,
 )
-
-_JOB_FILE = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
-_SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
 
 
 def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[SnapshotSummary]:
@@ -46,12 +45,9 @@ def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[S
         return [_single(here, url, options)]
     if DELETING in sizes:
         return [_half_deleted(here)]
-    jobs = {match[1] or "" for path in sizes if (match := _JOB_FILE.fullmatch(path))}
-    snapshots = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
+    snapshots = [summary for job in job_paths(sizes) for summary in _checkpoints(Folder(here.store, job))]
+    snapshots += [_savepoint(Folder(here.store, path), sizes) for path in savepoint_paths(sizes)]
     for path in sizes:
-        match = _SAVEPOINT.fullmatch(path)
-        if match and not _JOB_FILE.fullmatch(path):
-            snapshots.append(_savepoint(Folder(here.store, match[1]), sizes))
         folder, _, name = path.rpartition("/")
         if name == DELETING and f"{folder}/{METADATA}" not in sizes:
             snapshots.append(_half_deleted(Folder(here.store, folder)))

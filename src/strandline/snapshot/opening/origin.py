@@ -146,8 +146,7 @@ def _is_new(jobdir: JobDirectory, choice: Choice, wanted: str, again: str) -> bo
         )
     if choice.restored is None:
         return True
-    # Normalize stored urls: an earlier release distinguished s3a:// and s3://.
-    before = [(plain_url(url), name) for url, name in choice.restored.commands]
+    before = choice.restored.commands
     # Without a checkpoint of its own, the job has no work to lose.
     return (requested_url, again) not in (before if choice.manifest is not None else before[-1:])
 

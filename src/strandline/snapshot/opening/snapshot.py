@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 METADATA = "_metadata"
 
 _IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
+_OWN_SNAPSHOT = re.compile(r"(?:^|.*/)(?:chk-\d+|pins/[0-9a-f]{32})")
 _MOST_NAMES = 10
 _MOST_TRIES = 10
 _READ_THE_NEWEST = "read the job's folder: its newest checkpoint; Checkpoints(retain=…) keeps more of them"
@@ -379,12 +380,16 @@ def job_paths(paths: Iterable[str]) -> list[str]:
     return sorted({match[1] or "" for path in paths if (match := _IN_A_JOB.fullmatch(path))})
 
 
+def savepoint_paths(paths: Iterable[str]) -> list[str]:
+    """Return the folders of the savepoints whose manifests are among these paths."""
+    folders = {path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")}
+    return sorted(folder for folder in folders if not _OWN_SNAPSHOT.fullmatch(folder))
+
+
 def nothing_error(here: Folder) -> NotFoundError:
     """Return the error of a folder in which no snapshot is: it names what is there instead."""
     paths = [info.path for info in here.list()]
-    jobs = [path for path in job_paths(paths) if path]
-    savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
-    savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+|pins/[0-9a-f]{32})$", path)]
+    jobs, savepoints = [path for path in job_paths(paths) if path], savepoint_paths(paths)
     if jobs or savepoints:
         kinds = [f"jobs: {_join(jobs)}"] * bool(jobs) + [f"savepoints: {_join(savepoints)}"] * bool(savepoints)
         hint = f"there are below it {'; '.join(kinds)}: give the path of one, as {here.url}/{(jobs + savepoints)[0]}"

@@ -86,13 +86,13 @@ class RowCodec:
         keys, values = zip(*entries, strict=True) if entries else ((), ())
         return self._decoded(keys, values)
 
-    def encode(self, rows: pa.RecordBatch, *, verify: bool = False) -> list[tuple[bytes, bytes]]:
+    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
         """Return the entries of rows, which may be in any order, in the order of their keys.
 
-        Rows may lack `key_group`, which follows from the key; with `verify`, the two are compared. Raises
-        StateTypeError, with fields column and row, for the first row that does not fit.
+        Rows may lack `key_group`, which follows from the key. Raises StateTypeError, with fields column and row, for
+        the first row that does not fit.
         """
-        return self._encoded(self._columns.check(rows, verify=verify))
+        return self._encoded(self._columns.check(rows, verify=False))
 
     def check(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows, in any order, with exactly the table's columns: in its types, with their key groups.
@@ -144,9 +144,7 @@ class RowCodec:
             if batch.num_rows:
                 yield batch
 
-    def encode_groups(
-        self, batches: Iterable[pa.RecordBatch], *, verify: bool = False
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
+    def encode_groups(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[tuple[bytes, bytes]]]:
         """Return lists of entries, in order, of rows in the order of their key groups.
 
         Rows must come in the order of `decode`. If entries hold several rows, the rows of a key group are gathered
@@ -154,7 +152,7 @@ class RowCodec:
         """
         before = b""
         for rows in self._gathered(batches) if self.whole_groups or self.whole_keys else batches:
-            entries = self.encode(rows, verify=verify)
+            entries = self.encode(rows)
             if not entries:
                 continue
             if entries[0][0] <= before:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -22,20 +22,21 @@ class Marks:
     def __init__(self, operator: OperatorInfo, state: StateInfo) -> None:
         self._schema = rows_of(operator, state).schema
         self._key = key_columns(operator)[0].name if state.kind == "panes" else ""
-        self._times: dict[int, int] = {}
+        self.times: dict[int, int] = {}
+        """The recorded marks, by key group."""
 
     @property
     def exist(self) -> bool:
         """Whether the state's kind has marks."""
         return bool(self._key)
 
-    def record(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def record(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield rows before the edit, and record their marks."""
         for batch in batches:
             if self._key:
                 marks = batch.filter(batch.column(self._key).is_null())
                 times = marks.column(WINDOW_END).view(pa.int64()).to_pylist()
-                self._times.update(zip(marks.column(KEY_GROUP).to_pylist(), times, strict=True))
+                self.times.update(zip(marks.column(KEY_GROUP).to_pylist(), times, strict=True))
             yield batch
 
     def restore(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -44,10 +45,10 @@ class Marks:
             if self._key and {self._key, KEY_GROUP} <= set(batch.schema.names):
                 marks = batch.filter(batch.column(self._key).is_null())
                 for group in marks.column(KEY_GROUP).to_pylist():
-                    self._times.pop(group, None)
+                    self.times.pop(group, None)
             yield batch
-        if self._times:
-            yield mark_rows(self._schema, self._times)
+        if self.times:
+            yield mark_rows(self._schema, self.times)
 
 
 def mark_rows(schema: pa.Schema, marks: Mapping[int, int]) -> pa.RecordBatch:

@@ -77,10 +77,10 @@ def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
     return groups
 
 
-def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
+def write_table(table: pa.Table, directory: Path, cut: Cut, *, is_piece: bool = False) -> LocalTable:
     """Write these rows, at least one, in order of key groups; the file gets its name when it is complete.
 
-    The table's schema comes from `named_schema`.
+    The table's schema comes from `named_schema`. A piece is no file of the savepoint yet.
     """
     # Ends of pages would depend on the chunks of columns.
     table = table.combine_chunks()
@@ -95,7 +95,7 @@ def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
     data = sink.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
     names = json.loads(named)
-    in_savepoint = table_path(names["operator"], names["state"], sha256)
+    in_savepoint = f"pieces/{sha256}" if is_piece else table_path(names["operator"], names["state"], sha256)
     path = directory / Path(in_savepoint).name
     draft = path.with_suffix(".writing")
     draft.write_bytes(data)

@@ -27,7 +27,7 @@ from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.core.version import VERSION
-from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile, size_of
+from strandline.format.manifest import Manifest, OperatorInfo, StateInfo, TableFile, size_of
 from strandline.format.names import Named, find_named, name_in
 from strandline.snapshot.rows.codec import RowCodec
 from strandline.snapshot.rows.codecs import has_rows, rows_of
@@ -104,21 +104,16 @@ class SavepointBuilder:
         job: str,
         operators: Sequence[OperatorInfo],
         *,
-        source: SourceInfo | None = None,
         watermarks: Mapping[str, int] | None = None,
-        epoch: Epoch = Epoch(0),  # noqa: B008
         scratch: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`operators` declare the states; the files of `source` must be in the folder before `finish`.
-
-        Without a source, a job that restores the savepoint reads its sources from their beginning.
-        """
+        """`operators` declare the states. A job that restores the savepoint reads its sources from their beginning."""
         now_ms = (clock or SystemClock()).now_ms()
         self.manifest = Manifest(
-            job=job, generation=Generation(0), checkpoint=CheckpointId(1), epoch=epoch, mode="full", created_ms=now_ms,
-            triggered_ms=now_ms, engine_version=VERSION, life=unique_name(), operators=list(operators), source=source,
-            watermarks=dict(watermarks or {}), savepoint="canonical",
+            job=job, generation=Generation(0), checkpoint=CheckpointId(1), epoch=Epoch(0), mode="full",
+            created_ms=now_ms, triggered_ms=now_ms, engine_version=VERSION, life=unique_name(),
+            operators=list(operators), source=None, watermarks=dict(watermarks or {}), savepoint="canonical",
         )  # fmt: skip
         """The manifest that `finish` publishes, without tables. Callers may replace it before."""
         self.folder = folder_at(target)

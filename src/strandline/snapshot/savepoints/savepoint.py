@@ -19,7 +19,7 @@ from strandline.checkpoint.check import verify_files
 from strandline.checkpoint.folder import Folder, delete_quietly
 from strandline.checkpoint.invariants import is_verifying
 from strandline.checkpoint.parallel import BackgroundWork
-from strandline.checkpoint.publish import OutcomeUnknownError
+from strandline.checkpoint.publish import create_manifest
 from strandline.checkpoint.restore import fetch
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.failpoints import hit
@@ -28,7 +28,7 @@ from strandline.format.manifest import MANIFEST, FileRef, Manifest, TableFile
 from strandline.snapshot.opening.deletion import DELETING
 from strandline.snapshot.opening.snapshot import METADATA, check_form
 from strandline.snapshot.rows.parquet import Cut, LocalTable, Open
-from strandline.snapshot.savepoints.tablewriter import in_order, join
+from strandline.snapshot.savepoints.tablewriter import join
 
 WRITING = "_writing"
 """Marks a folder in which a process writes a savepoint, or was interrupted."""
@@ -124,12 +124,11 @@ def join_pieces(
     `scratch` is a local directory with room for twice the pieces; this function removes its files there.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        local = [LocalTable(Path(directory, piece.file.name), piece) for piece in pieces]
         fetch(folder, [piece.file for piece in pieces], Path(directory))
         with uploading(folder) as uploads:
-            joined = join(files, local, max_parallelism, Path(directory), cut, on_file=uploads.put)
+            joined = join(files, pieces, max_parallelism, Path(directory), cut, on_file=uploads.put)
     hit("savepoint.joined")
-    return in_order([*files, *(one.table for one in joined)])
+    return sorted([*files, *(one.table for one in joined)], key=lambda file: file.first_key_group)
 
 
 def fetching(folder: Folder, scratch: Path) -> Open:
@@ -161,31 +160,16 @@ def publish(folder: Folder, manifest: Manifest) -> None:
         raise CorruptionError(f"{folder.url}/{damaged.path}: {damaged.problem}: a savepoint is to be published")
     hit("savepoint.publish")
     # 2. Create the manifest.
-    create_manifest(folder, METADATA, MANIFEST.encode(manifest))
+    publish_manifest(folder, METADATA, MANIFEST.encode(manifest))
     hit("savepoint.published")
     # 3. Delete leftovers of writers, and the mark: the folder was empty. A subfolder may be a savepoint by now.
     delete_quietly(folder, [path for path in there if path not in named and path.startswith((*_WRITTEN, WRITING))])
 
 
-def create_manifest(folder: Folder, path: str, data: bytes) -> None:
+def publish_manifest(folder: Folder, path: str, data: bytes) -> None:
     """Create a snapshot's manifest; a second call with the same one changes nothing. Raises as `publish` does."""
-    try:
-        folder.create(path, data)
-        return
-    except ConflictError as error:
-        conflict = error
-    except StrandlineError as error:
-        # The error may come from a retry after a first try that succeeded.
-        raise OutcomeUnknownError(
-            f"{folder.url}/{path}: could not be written: {error.message}",
-            hint=error.hint or "`strandline snapshots list` shows whether it is there",
-        ) from error
-    try:
-        if folder.get(path) == data:
-            return
-    except NotFoundError:
-        pass
-    raise ConflictError(f"{folder.url}/{path}: there is another snapshot by now", hint=_ELSEWHERE) from conflict
+    if not create_manifest(folder, path, data):
+        raise ConflictError(f"{folder.url}/{path}: there is another snapshot by now", hint=_ELSEWHERE)
 
 
 def discard(folder: Folder) -> None:

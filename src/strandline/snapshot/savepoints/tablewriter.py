@@ -1,13 +1,15 @@
 """Writers of a state's rows into canonical files. Writers of parts work independently.
 
-A writer of a range of key groups writes the files whose ends it can determine (`tree.py`), and the remaining rows, at
-the ends of its range, into pieces. `join` turns all pieces into the files that a single writer would have written.
+A state whose rows fit into a file is one file; otherwise each key group has files of its own. A writer whose rows fit
+into a file cannot know which, unless it has all key groups: it writes them into a piece. `join` turns all pieces into
+the files that a single writer would have written.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,14 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.checkpoint.parallel import sha256_of
-from strandline.core.errors import CorruptionError
-from strandline.core.ids import unique_name
 from strandline.core.keygroups import BROADCAST_GROUPS
-from strandline.format.manifest import FileRef, TableFile
+from strandline.format.manifest import TableFile
 from strandline.snapshot.rows.columns import KEY_GROUP
-from strandline.snapshot.rows.parquet import Cut, LocalTable, key_groups, table_of, write_table
-from strandline.snapshot.savepoints.tree import KeyGroupTree
+from strandline.snapshot.rows.parquet import Cut, LocalTable, key_groups, read_tables, write_table
 
 OnFile = Callable[[LocalTable], object]
 Sizes = npt.NDArray[np.int64]
@@ -31,46 +29,37 @@ Sizes = npt.NDArray[np.int64]
 _CUT = Cut()
 _LENGTH_BYTES = 4
 _PRESENCE_BYTES = 1
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 def _ignore(local: LocalTable) -> None:
     """Leave a file to the caller."""
 
 
-class _Queue:
-    """A queue of batches of rows, with their sizes."""
+class _Rows:
+    """Rows of one key group that are in no file yet."""
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[pa.RecordBatch, Sizes]] = deque()
+        self.batches: deque[tuple[pa.RecordBatch, Sizes]] = deque()
         """Batches with the cumulative sizes of their rows, from 0 on."""
+        self.size = 0
 
     def put(self, batch: pa.RecordBatch, ends: Sizes) -> None:
-        self._batches.append((batch, ends))
+        self.batches.append((batch, ends))
+        self.size += int(ends[-1] - ends[0])
 
-    def take(self, rows: int) -> list[pa.RecordBatch]:
-        """Remove the first rows and return them."""
-        batches: list[pa.RecordBatch] = []
-        while rows:
-            batch, ends = self._batches.popleft()
-            n = min(rows, batch.num_rows)
-            batches.append(batch.slice(0, n))
+    def take(self, size: int) -> list[pa.RecordBatch]:
+        """Remove and return the most first rows, at least one, whose total size is within `size`."""
+        first: list[pa.RecordBatch] = []
+        while self.batches:
+            batch, ends = self.batches.popleft()
+            n = max(int(np.searchsorted(ends, ends[0] + size, side="right")) - 1, 0 if first else 1)
+            first.append(batch.slice(0, n))
+            size -= int(ends[n] - ends[0])
+            self.size -= int(ends[n] - ends[0])
             if n < batch.num_rows:
-                self._batches.appendleft((batch.slice(n), ends[n:]))
-            rows -= n
-        return batches
-
-    def prefix(self, size: int) -> tuple[int, int]:
-        """Return the most first rows, at least one, whose total size is within `size`, and that size."""
-        rows = total = 0
-        for batch, ends in self._batches:
-            n = int(np.searchsorted(ends, ends[0] + size - total, side="right")) - 1
-            if n < batch.num_rows:
-                n = n if rows + n else 1
-                return rows + n, total + int(ends[n] - ends[0])
-            rows += n
-            total += int(ends[n] - ends[0])
-        return rows, total
+                self.batches.appendleft((batch.slice(n), ends[n:]))
+                break
+        return first
 
 
 class TableWriter:
@@ -87,26 +76,28 @@ class TableWriter:
         directory: Path,
         cut: Cut = _CUT,
         on_file: OnFile = _ignore,
+        *,
+        is_large: bool = False,
     ) -> None:
-        """`schema` comes from `named_schema`. `on_file` gets each complete file and piece, and may delete it."""
+        """`schema` comes from `named_schema`. `on_file` gets each complete file and piece, and may delete it.
+
+        With `is_large`, other writers have more rows of the state than one file holds.
+        """
         if schema.names[:1] != [KEY_GROUP] or schema.field(0).type != pa.int32():
             raise ValueError(f"the first column is {schema.field(0)}, expected {KEY_GROUP}: int32")
         if not schema.metadata:
             raise ValueError("the columns do not say whose they are: expected a named_schema")
         self._schema = schema
         self._groups = groups
+        self._has_all = groups in (BROADCAST_GROUPS, range(max_parallelism))
         self._directory = directory
         self._cut = cut
         self._on_file = on_file
-        self._first = groups.start if groups == BROADCAST_GROUPS else 0
-        leaves = 1 if groups == BROADCAST_GROUPS else max_parallelism
-        shifted = range(groups.start - self._first, groups.stop - self._first)
-        self._tree = KeyGroupTree(shifted, leaves, cut.file_bytes, self._give)
-        self._waiting = _Queue()
+        self._is_large = is_large
+        self._size = 0
+        self._waiting: deque[_Rows] = deque()
         self._last = groups.start
-        self._piece: PieceWriter | None = None
         self._files: list[LocalTable] = []
-        self._pieces: list[LocalTable] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows, sorted by key group and key, that follow all earlier rows.
@@ -123,134 +114,66 @@ class TableWriter:
                 f"key groups from {groups[0]} to {groups[-1]}, expected them in order, "
                 f"from {self._last} to {self._groups.stop - 1}"
             )
-        self._last = int(groups[-1])
         ends = np.append(0, np.cumsum(row_sizes(batch)))
         borders = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), batch.num_rows]
-        self._waiting.put(batch, ends)
         for first, last in pairwise(borders):
-            self._tree.add(int(groups[first]) - self._first, last - first, int(ends[last] - ends[first]))
-            while self._tree.overfull:
-                self._tree.cut(*self._waiting.prefix(self._cut.file_bytes))
-
-    def mark_file(self, group: int) -> None:
-        """Note that a file of another writer begins with this key group; this writer does not get its rows."""
-        if group < self._last:
-            raise ValueError(f"a file that begins with key group {group}, expected {self._last} or later")
-        self._last = group
-        self._tree.mark_file(group)
+            if not self._waiting or groups[first] != self._last:
+                self._waiting.append(_Rows())
+            self._last = int(groups[first])
+            self._waiting[-1].put(batch.slice(first, last - first), ends[first : last + 1])
+        self._size += int(ends[-1])
+        if self._size > self._cut.file_bytes:
+            self._is_large = True
+        if self._is_large:
+            while len(self._waiting) > 1:
+                self._write_group(self._waiting.popleft())
+            while self._waiting[0].size > self._cut.file_bytes:
+                self._write_file(self._waiting[0].take(self._cut.file_bytes))
 
     def finish(self) -> tuple[list[LocalTable], list[LocalTable]]:
         """Return the savepoint's files, and the pieces for `join`, each in order."""
-        self._tree.finish()
-        self._end_piece()
-        return self._files, self._pieces
+        if self._is_large or not self._waiting:
+            for rows in self._waiting:
+                self._write_group(rows)
+            return self._files, []
+        batches = [batch for rows in self._waiting for batch, _ in rows.batches]
+        self._write_file(batches, is_piece=not self._has_all)
+        return (self._files, []) if self._has_all else ([], self._files)
 
-    def _give(self, rows: int, whole: bool) -> None:
-        batches = self._waiting.take(rows)
-        if whole:
-            self._end_piece()
-            table = pa.Table.from_batches(batches, self._schema)
-            self._files.append(write_table(table, self._directory, self._cut))
-            self._on_file(self._files[-1])
-            return
-        if self._piece is None:
-            self._piece = PieceWriter(self._schema, self._directory)
-        self._piece.write(batches)
+    def _write_group(self, rows: _Rows) -> None:
+        while rows.batches:
+            self._write_file(rows.take(self._cut.file_bytes))
 
-    def _end_piece(self) -> None:
-        if self._piece is not None:
-            self._pieces.append(self._piece.finish())
-            self._on_file(self._pieces[-1])
-            self._piece = None
+    def _write_file(self, batches: Sequence[pa.RecordBatch], *, is_piece: bool = False) -> None:
+        table = pa.Table.from_batches(batches, self._schema)
+        self._files.append(write_table(table, self._directory, self._cut, is_piece=is_piece))
+        self._on_file(self._files[-1])
 
 
 def join(
-    files: Iterable[TableFile],
-    pieces: Sequence[LocalTable],
+    files: Sequence[TableFile],
+    pieces: Sequence[TableFile],
     max_parallelism: int,
     directory: Path,
     cut: Cut = _CUT,
     on_file: OnFile = _ignore,
 ) -> list[LocalTable]:
-    """Join all writers' pieces of a state to files in a local directory; the pieces stay.
+    """Join all writers' pieces of a state, which are in a local directory, to files there; the pieces stay.
 
-    `files` are the files of the writers, whose positions determine the ends of the new ones. Raises CorruptionError
-    naming a piece that is damaged, and ValueError for pieces that overlap.
+    `files` are the files of the writers. Raises CorruptionError naming a piece that is damaged, and ValueError for
+    pieces that overlap.
     """
-    if not pieces:
-        return []
-    writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut, on_file)
-    pending = deque(sorted(file.first_key_group for file in files))
-    ordered = sorted(pieces, key=lambda piece: piece.table.first_key_group)
+    ordered = sorted(pieces, key=lambda piece: piece.first_key_group)
     for one, other in pairwise(ordered):
-        if one.table.last_key_group >= (group := other.table.first_key_group):
-            raise ValueError(f"{one.path} and {other.path}: both have key group {group}, expected one")
-    for piece in ordered:
-        while pending and pending[0] < piece.table.first_key_group:
-            writer.mark_file(pending.popleft())
-        for batch in read_piece(piece):
-            writer.write(batch)
-    for group in pending:
-        writer.mark_file(group)
-    return writer.finish()[0]
-
-
-def in_order(files: Iterable[TableFile]) -> list[TableFile]:
-    """Return a state's files in the order of its manifest."""
-    return sorted(files, key=lambda file: file.first_key_group)
-
-
-class PieceWriter:
-    """Writes rows into a new local file, an Arrow IPC stream, which gets its name when it is complete."""
-
-    def __init__(self, schema: pa.Schema, directory: Path) -> None:
-        self._path = directory / f"{unique_name()}.arrow"
-        self._draft = self._path.with_suffix(".writing")
-        self._stream = pa.ipc.new_stream(self._draft, schema, options=_OPTIONS)
-        self._first: int | None = None
-        self._last = self._rows = 0
-
-    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append rows, at least one."""
-        for batch in batches:
-            self._stream.write_batch(batch)
-            self._rows += batch.num_rows
-        if self._first is None:
-            self._first = int(key_groups(batches[0])[0])
-        self._last = int(key_groups(batches[-1])[-1])
-
-    def finish(self) -> LocalTable:
-        """Close the file, which has rows, and return it."""
-        assert self._first is not None
-        self._stream.close()
-        self._draft.rename(self._path)
-        name = self._path.name
-        ref = FileRef(name=name, size=self._path.stat().st_size, sha256=sha256_of(self._path), path=f"pieces/{name}")
-        return LocalTable(self._path, table_of(self._first, self._last, self._rows, ref))
-
-
-def piece_schema(piece: LocalTable) -> pa.Schema:
-    """Return the columns of a piece; raise CorruptionError naming it if they cannot be read."""
-    try:
-        with pa.OSFile(str(piece.path)) as file, pa.ipc.open_stream(file) as stream:
-            return stream.schema
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"{piece.path}: cannot be read as a piece of a table: {error}") from error
-
-
-def read_piece(piece: LocalTable) -> Iterator[pa.RecordBatch]:
-    """Read a piece's rows in order; raise CorruptionError naming it if it is damaged."""
-    file = piece.table.file
-    try:
-        size, sha256 = piece.path.stat().st_size, sha256_of(piece.path)
-        if (size, sha256) != (file.size, file.sha256):
-            raise CorruptionError(
-                f"{piece.path}: {size} bytes with sha256 {sha256[:12]}…, expected {file.size} with {file.sha256[:12]}…"
-            )
-        with pa.OSFile(str(piece.path)) as file, pa.ipc.open_stream(file) as stream:
-            yield from stream
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"{piece.path}: cannot be read as a piece of a table: {error}") from error
+        if one.last_key_group >= (group := other.first_key_group):
+            raise ValueError(f"{one.file.name} and {other.file.name}: both have key group {group}, expected one")
+    groups, writer = range(max_parallelism), None
+    for batch in read_tables(ordered, groups, lambda file: nullcontext(directory / file.name)):
+        writer = writer or TableWriter(
+            batch.schema, groups, max_parallelism, directory, cut, on_file, is_large=bool(files)
+        )
+        writer.write(batch)
+    return writer.finish()[0] if writer else []
 
 
 def row_sizes(batch: pa.RecordBatch) -> Sizes:

@@ -26,50 +26,24 @@ from strandline.core.errors import ConfigurationError, CorruptionError, NotFound
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
-from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.rows.keys import TableKey
 from strandline.snapshot.rows.parquet import Open, read_tables
-from strandline.snapshot.tables.table import Table, find_table
+from strandline.snapshot.tables.table import Table
 
 _OPEN_PARTS = 8
 _KEYED_BY_GROUP = ("timers", "panes")
 """Kinds of state with entries that do not begin with the key."""
 
 
-def read_rows(
-    snapshot: Snapshot, name: str, groups: range | None = None, key: Any = None, scratch: Path | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a table, `uid.state`, in order: all, those of a range of key groups, or those of one key.
-
-    `scratch` is a local directory for fetched files, by default the system's. Raises NotFoundError if
-    there is no such table, or if the job has deleted the checkpoint meanwhile, and CorruptionError for damaged files.
-    """
-    table = find_table(snapshot, name)
-    with StateReader(scratch) as reader:
-        if key is not None:
-            yield reader.look_up(table, key)
-        else:
-            yield from reader.rows(table, groups)
-
-
-def look_up(snapshot: Snapshot, name: str, key: Any, scratch: Path | None = None) -> pa.RecordBatch:
-    """Return the rows of one key in a table, `uid.state`; none if it has no such key.
-
-    It fetches only the part that may hold the key. To look up many keys, use one `StateReader`. Raises as `read_rows`
-    does, and StateTypeError for an invalid key.
-    """
-    with StateReader(scratch) as reader:
-        return reader.look_up(find_table(snapshot, name), key)
-
-
 class StateReader:
     """Reads tables, and keeps partitions open for the next look-ups of keys. Several threads may use it."""
 
-    def __init__(self, scratch: Path | None = None) -> None:
-        """`scratch` is a local directory with room for fetched files."""
+    def __init__(self, scratch: Path | None = None, most_open: int = _OPEN_PARTS) -> None:
+        """`scratch` is a local directory with room for fetched files, those of `most_open` partitions."""
         self._scratch = Scratch("state", scratch)
         self.scratch = self._scratch.path
         """The reader's own directory, until it is closed."""
+        self._most_open = most_open
         self._open: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()
         self._verified: dict[Path, tuple[int, ...]] = {}
         """By path: the identity of local files whose checksums were compared."""
@@ -88,8 +62,11 @@ class StateReader:
             self._open.popitem()[1].close()
         self._scratch.close()
 
-    def rows(self, table: Table, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range of key groups, or all, in order; fetched parts exist one at a time."""
+    def rows(self, table: Table, groups: range | None = None, *, keep: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range of key groups, or all, in order; fetched parts exist one at a time.
+
+        With `keep`, for one thread, parts stay open for the next call, as for look-ups.
+        """
         if table.is_broadcast:
             wanted = BROADCAST_GROUPS
         else:
@@ -102,11 +79,12 @@ class StateReader:
                 common = _common(wanted, part)
                 if not common:
                     continue
-                opened = _Part(table.folder, table.operator, part, self._make_directory())
+                opened = self._part(table, part) if keep else self._new_part(table, part)
                 try:
                     yield from table.codec.decode_groups(opened.reader.scan(table.state.name, common))
                 finally:
-                    opened.close()
+                    if not keep:
+                        opened.close()
 
     def look_up(self, table: Table, key: Any) -> pa.RecordBatch:
         """Return the rows of one key, in order; none if the table lacks it."""
@@ -139,11 +117,14 @@ class StateReader:
         at = (f"{table.folder.url}/{table.metadata}", table.operator.uid, part.index)
         opened = self._open.get(at)
         if opened is None:
-            while len(self._open) >= _OPEN_PARTS:
+            while len(self._open) >= self._most_open:
                 self._open.popitem(last=False)[1].close()
-            opened = self._open[at] = _Part(table.folder, table.operator, part, self._make_directory())
+            opened = self._open[at] = self._new_part(table, part)
         self._open.move_to_end(at)
         return opened
+
+    def _new_part(self, table: Table, part: PartitionInfo) -> _Part:
+        return _Part(table.folder, table.operator, part, self._make_directory())
 
     def _verify(self, folder: Folder, file: FileRef, path: Path) -> None:
         """Compare a file with its checksum, once for each version of the file. Its pages have checksums, too."""

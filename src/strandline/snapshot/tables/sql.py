@@ -65,7 +65,7 @@ def query(
     A table is called `uid.state`, with special names in double quotes: `"my op"."timers.event"`; or `state`, if only
     one operator has it. Metadata tables are `metadata.operators` and so on. `options` are the storage's. The table
     `rows` is also called `rows`. Raises ConfigurationError if DuckDB is missing or refuses the query, or if that is no
-    SELECT, and what `read_rows` raises.
+    SELECT, and what `StateReader.rows` raises.
     """
     duckdb = _duckdb()
     tables = _distinct(all_tables(snapshot))

@@ -129,12 +129,18 @@ class Table:
 
 def all_tables(snapshot: Snapshot) -> list[Table]:
     """Return the tables of a snapshot, in the order of its manifest."""
-    return list(_tables(snapshot))
+    manifest = snapshot.manifest
+    states = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
+    named = [Named(operator.uid, state.name) for operator, state in states]
+    return [
+        Table(snapshot.folder, snapshot.metadata, operator, state, name_in(named, one), *times_of(manifest))
+        for (operator, state), one in zip(states, named, strict=True)
+    ]
 
 
 def tables(snapshot: Snapshot) -> list[TableSummary]:
     """Return summaries of a snapshot's tables, from its manifest alone."""
-    return [table.summary() for table in _tables(snapshot)]
+    return [table.summary() for table in all_tables(snapshot)]
 
 
 def find_table(snapshot: Snapshot, name: str) -> Table:
@@ -153,12 +159,3 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
         f"{snapshot.url}: there is no table '{name}'",
         hint=f"its tables are {names}" if names else "it has no keyed operator",
     )
-
-
-def _tables(snapshot: Snapshot) -> Iterator[Table]:
-    manifest = snapshot.manifest
-    states = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
-    named = [Named(operator.uid, state.name) for operator, state in states]
-    for (operator, state), one in zip(states, named, strict=True):
-        name = name_in(named, one)
-        yield Table(snapshot.folder, snapshot.metadata, operator, state, name, *times_of(manifest))

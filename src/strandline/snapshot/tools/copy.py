@@ -22,7 +22,7 @@ from strandline.core.scratch import Scratch
 from strandline.format.manifest import FileRef
 from strandline.snapshot.opening.deletion import DELETING
 from strandline.snapshot.opening.snapshot import METADATA, Snapshot
-from strandline.snapshot.savepoints.savepoint import WRITING, create_manifest
+from strandline.snapshot.savepoints.savepoint import WRITING, publish_manifest
 
 _ELSEWHERE = "name another folder"
 
@@ -77,7 +77,7 @@ def copy_snapshot(
         raise CorruptionError(f"{target.url}/{damaged.path}: {damaged.problem}: it was copied")
     # 3. Create the manifest, which completes the snapshot.
     hit("copy.publish")
-    create_manifest(target, path, data)
+    publish_manifest(target, path, data)
     return CopyResult(len(stored), sum(f.size for f in stored), len(sent), sum(f.size for f in sent))
 
 

@@ -8,41 +8,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import add
 from pathlib import Path
 from typing import Literal
 
-from strandline.core.errors import ConfigurationError
-from strandline.core.keygroups import BROADCAST_GROUPS
-from strandline.core.scratch import Scratch
-from strandline.format.manifest import OperatorInfo, StateInfo
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS
+from strandline.format.manifest import TableFile
 from strandline.snapshot.opening.snapshot import Snapshot
-from strandline.snapshot.rows.codecs import has_rows
+from strandline.snapshot.rows.parquet import key_groups
+from strandline.snapshot.tables.reader import StateReader
+from strandline.snapshot.tables.table import Table, all_tables
 from strandline.snapshot.tools.comparison import KeyDiff, StateComparison, why_not
-from strandline.snapshot.tools.grouprows import OperatorRows, by_group, unequal_groups
 
 Side = Literal["before", "after"]
-
-# A smaller sample hardly shows the variance between key groups.
-_LEAST_GROUPS = 8
-_Z = 1.96
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A number of keys."""
-
-    observed: int = 0
-    """The number in the key groups that were read."""
-    estimate: int = 0
-    """The estimate for all key groups."""
-    error: int = 0
-    """The largest error of the estimate in 95 of 100 samples; 0 if everything was read."""
-
-
-NONE = Count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +42,10 @@ class StateDiff:
     """The reason why it was not compared; "" if it was."""
     notes: tuple[str, ...] = ()
     """Remarks on other types, and on columns that were not compared."""
-    added: Count = NONE
-    changed: Count = NONE
-    removed: Count = NONE
-    """Keys, or keys of the map for broadcast state. A key has changed if any of its rows has."""
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    """The numbers of keys, or keys of the map for broadcast state. A key has changed if any of its rows has."""
     rows_before: int = 0
     rows_after: int = 0
     """The numbers of compared rows."""
@@ -73,8 +57,7 @@ class StateDiff:
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs, as far as it was looked at."""
-        differs = self.added.observed or self.changed.observed or self.removed.observed
-        return not (self.only or self.why_not or self.notes or differs)
+        return not (self.only or self.why_not or self.notes or self.added or self.changed or self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,113 +89,110 @@ def diff_snapshots(
 ) -> SnapshotDiff:
     """Compare the state in two snapshots, without rows that had expired when each was taken.
 
-    With `sample` below 1, it reads only that part of the key groups, a random one that is equal each time, and returns
-    estimates. For each state, it returns up to `most_keys` keys that differ, with their rows. `progress` gets the
-    numbers of compared key groups and of all. Values of an older type are compared as values of the current type.
-    Raises CorruptionError naming a file that is missing or damaged.
+    With `sample` below 1, it reads only that part of the key groups, a random one that is equal each time. For each
+    state, it returns up to `most_keys` keys that differ, with their rows. `progress` gets the numbers of compared key
+    groups and of all. Values of an older type are compared as values of the current type. Raises as `StateReader` does.
     """
-    if not 0 < sample <= 1:
-        raise ConfigurationError(f"sample is {sample:g}, expected more than 0 and at most 1", hint="1 reads everything")
-    with Scratch("diff", scratch) as directory:
-        states: list[StateDiff] = []
-        both: list[_OperatorDiff] = []
-        theirs = {operator.uid: operator for operator in after.manifest.operators}
-        for operator in before.manifest.operators:
-            if (other := theirs.pop(operator.uid, None)) is None:
-                states.append(StateDiff(operator.uid, "", only="before"))
-                continue
-            reading = OperatorRows(before, operator, directory), OperatorRows(after, other, directory)
-            both.append(_OperatorDiff(*reading, sample, most_keys))
-        states += [StateDiff(uid, "", only="after") for uid in theirs]
-        total, done = sum(len(one.chosen) for one in both), 0
-        for one in both:
-            for groups in one.compare():
+    with StateReader(scratch, most_open=1) as one, StateReader(scratch, most_open=1) as other:
+        readers = one, other
+        ours, theirs = (_tables_of(snapshot) for snapshot in (before, after))
+        states = [StateDiff(uid, "", only="before") for uid in ours if uid not in theirs]
+        states += [StateDiff(uid, "", only="after") for uid in theirs if uid not in ours]
+        both = [
+            _OperatorDiff(readers, uid, tables, theirs[uid], sample, most_keys)
+            for uid, tables in ours.items()
+            if uid in theirs
+        ]
+        total, done = sum(len(operator.chosen) for operator in both), 0
+        for operator in both:
+            for groups in operator.compare():
                 done += groups
                 progress(done, total)
-            states += one.result()
-    return SnapshotDiff(before.url, after.url, tuple(states), sum(one.population for one in both), total)
+            states += operator.result()
+    return SnapshotDiff(before.url, after.url, tuple(states), sum(operator.population for operator in both), total)
+
+
+def _tables_of(snapshot: Snapshot) -> dict[str, dict[str, Table]]:
+    """Return the tables of a snapshot by operator and state."""
+    tables: dict[str, dict[str, Table]] = {operator.uid: {} for operator in snapshot.manifest.operators}
+    for table in all_tables(snapshot):
+        tables[table.operator.uid][table.state.name] = table
+    return tables
 
 
 class _OperatorDiff:
     """Compares the states of one operator, which both snapshots have."""
 
-    def __init__(self, before: OperatorRows, after: OperatorRows, sample: float, most_keys: int) -> None:
-        self._sides = before, after
-        self._states: dict[str, _StateDiff] = {}
-        self._only: list[StateDiff] = []
-        uid, theirs = before.operator.uid, {info.name: info for info in _tables_of(after.operator)}
-        for info in _tables_of(before.operator):
-            other = theirs.pop(info.name, None)
-            if other is None:
-                self._only.append(StateDiff(uid, info.name, only="before"))
-            elif why := why_not(before.operator, after.operator, info, other):
-                self._only.append(StateDiff(uid, info.name, why_not=why))
+    def __init__(
+        self,
+        readers: tuple[StateReader, StateReader],
+        uid: str,
+        before: Mapping[str, Table],
+        after: Mapping[str, Table],
+        sample: float,
+        most_keys: int,
+    ) -> None:
+        self._states: list[_StateDiff] = []
+        self._only = [StateDiff(uid, name, only="after") for name in after if name not in before]
+        for name, table in before.items():
+            if (other := after.get(name)) is None:
+                self._only.append(StateDiff(uid, name, only="before"))
+            elif why := why_not(table.operator, other.operator, table.state, other.state):
+                self._only.append(StateDiff(uid, name, why_not=why))
             else:
-                self._states[info.name] = _StateDiff(self._sides, info, other, most_keys)
-        self._only += [StateDiff(uid, name, only="after") for name in theirs]
-        keyed = [one.groups for one in self._states.values() if not one.is_broadcast]
-        candidates = sorted(set().union(*keyed))
+                self._states.append(_StateDiff(readers, table, other, most_keys))
+        candidates = sorted(set().union(*(one.groups for one in self._states if not one.is_broadcast)))
         self.population = len(candidates)
-        least = max(_LEAST_GROUPS, round(sample * self.population))
         # Use the same key groups for all states, so that files are fetched once.
-        picked = random.Random(uid).sample(candidates, least) if least < self.population else candidates
-        self.chosen = set(picked)
+        self.chosen = set(random.Random(uid).sample(candidates, math.ceil(sample * self.population)))
+        self._starts = {part.first_key_group for one in self._states for part in one.partitions}
 
     def compare(self) -> Iterator[int]:
         """Compare all states; yield numbers of compared key groups."""
-        before, after = self._sides
-        with closing(before), closing(after):
-            for state in self._states.values():
-                if state.is_broadcast and state.groups:
-                    state.compare(BROADCAST_GROUPS)
-            ends = sorted({*before.starts, *after.starts, before.operator.max_parallelism} - {0})
-            first = 0
-            for end in ends:
-                groups = self.chosen.intersection(range(first, end))
-                for state in self._states.values():
-                    for run in _runs(groups & state.groups):
-                        state.compare(run)
-                first = end
-                yield len(groups)
+        for state in self._states:
+            if state.is_broadcast and state.groups:
+                state.compare(BROADCAST_GROUPS)
+        for first, end in pairwise(sorted({0, *self._starts, BROADCAST_GROUP})):
+            groups = self.chosen.intersection(range(first, end))
+            for state in self._states:
+                for run in _runs(groups & state.groups):
+                    state.compare(run)
+            yield len(groups)
 
     def result(self) -> list[StateDiff]:
         """Return the differences of each state."""
-        return [state.result(len(self.chosen), self.population) for state in self._states.values()] + self._only
+        return [state.result() for state in self._states] + self._only
 
 
 class _StateDiff:
     """Compares one state's rows."""
 
-    def __init__(self, sides: tuple[OperatorRows, OperatorRows], before: StateInfo, after: StateInfo, most_keys: int):
-        self._sides = sides
-        self._infos = before, after
-        self.is_broadcast = before.kind == "broadcast"
-        self._comparison = StateComparison(sides[0].operator, before, after, most_keys)
-        self._tallies = Tally(), Tally(), Tally()
+    def __init__(self, readers: tuple[StateReader, StateReader], before: Table, after: Table, most_keys: int) -> None:
+        self._readers = readers
+        self._tables = before, after
+        self.is_broadcast = before.is_broadcast
+        self.partitions = [*before.partitions, *after.partitions]
+        self._comparison = StateComparison(before.operator, before.state, after.state, most_keys)
+        self._counts = [0, 0, 0]
         self._rows = [0, 0]
         self._unread = 0
-        every = BROADCAST_GROUPS if self.is_broadcast else range(sides[0].operator.max_parallelism)
-        self.groups = set(every)
+        self.groups = set(before.groups)
         """The key groups in which rows may differ."""
-        if all(side.are_tables for side in sides):
-            files, other = (side.tables(before.name) for side in sides)
-            self.groups = unequal_groups(files, other)
-            self._unread = sum(f.rows for f in files if f.first_key_group not in self.groups)
+        if before.files is not None and after.files is not None:
+            self.groups = unequal_groups(before.files, after.files)
+            self._unread = sum(f.rows for f in before.files if f.first_key_group not in self.groups)
 
     def compare(self, groups: range) -> None:
         """Compare a range of key groups that is inside one partition on each side."""
         one, other = (self._grouped(side, groups) for side in (0, 1))
         for before, after in _together(one, other):
-            for tally, count in zip(self._tallies, self._comparison.compare(before, after), strict=True):
-                tally.add(count)
+            self._counts = list(map(add, self._counts, self._comparison.compare(before, after)))
 
-    def result(self, chosen: int, population: int) -> StateDiff:
-        """Return the differences of the state after reading `chosen` key groups of `population`."""
-        if self.is_broadcast:
-            chosen = population = 1
-        added, changed, removed = (tally.count(chosen, population) for tally in self._tallies)
+    def result(self) -> StateDiff:
+        """Return the differences of the state in the key groups that were read."""
+        added, changed, removed = self._counts
         return StateDiff(
-            self._sides[0].operator.uid, self._infos[0].name, notes=self._comparison.notes, added=added,
+            self._tables[0].operator.uid, self._tables[0].state.name, notes=self._comparison.notes, added=added,
             changed=changed, removed=removed, rows_before=self._rows[0], rows_after=self._rows[1],
             rows_unread=self._unread, keys=tuple(self._comparison.differences),
         )  # fmt: skip
@@ -221,12 +201,18 @@ class _StateDiff:
         def count(rows: int) -> None:
             self._rows[side] += rows
 
-        info, read_as = self._infos[side], self._comparison.read_as[side]
-        return by_group(self._sides[side].read(info, groups, read_as), count)
+        return by_group(self._read(side, groups), count)
 
-
-def _tables_of(operator: OperatorInfo) -> list[StateInfo]:
-    return [state for state in operator.states if has_rows(state)]
+    def _read(self, side: int, groups: range) -> Iterator[pa.RecordBatch]:
+        """Read rows of one side, with values of the newer type."""
+        reader, table, read_as = self._readers[side], self._tables[side], self._comparison.read_as[side]
+        if read_as is None:
+            return reader.rows(table, groups, keep=True)
+        newer = replace(table, state=read_as)
+        if table.files is None:
+            return reader.rows(newer, groups, keep=True)
+        entries = table.codec.encode_groups(reader.rows(table, groups))
+        return newer.codec.decode_groups(entry for some in entries for entry in some)
 
 
 def _runs(groups: Iterable[int]) -> Iterator[range]:
@@ -254,36 +240,32 @@ def _together(one: Iterator[tuple[int, object]], other: Iterator[tuple[int, obje
                 heads[at] = next(rest, None)
 
 
-class Tally:
-    """Counts key group by key group."""
-
-    def __init__(self) -> None:
-        self._total = 0
-        self._squares = 0
-
-    def add(self, count: int) -> None:
-        """Add the count of a key group; zeros may be left out."""
-        self._total += count
-        self._squares += count * count
-
-    def count(self, groups: int, population: int) -> Count:
-        """Return the count after reading `groups` key groups of `population`.
-
-        Hashes spread keys at random, so that a sample may miss rare changes; but changes may also cluster, as after a
-        wrong restore of a partition. The error is the larger one of both cases.
-        """
-        total = self._total
-        if groups >= population:
-            return Count(total, total)
-        part = groups / population
-        variance = max(0.0, self._squares - total * total / groups) / (groups - 1)
-        uneven = _student(groups - 1) * population * math.sqrt(variance / groups * (1 - part))
-        # The rule of three: in 95 of 100 samples, at most three changes stay unobserved when none is observed.
-        by_chance = (_Z * math.sqrt(total * (1 - part)) + 3 * (1 - part)) / part
-        return Count(total, round(total / part), math.ceil(max(uneven, by_chance)))
+def by_group(batches: Iterable[pa.RecordBatch], report: Callable[[int], None]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield whole key groups of rows that are in order; `report` gets the numbers of rows."""
+    waiting: list[pa.RecordBatch] = []
+    at = -1
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        report(batch.num_rows)
+        groups = key_groups(batch)
+        borders = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), batch.num_rows]
+        for first, last in pairwise(borders):
+            group = int(groups[first])
+            if waiting and group != at:
+                yield at, pa.concat_batches(waiting)
+                waiting = []
+            at = group
+            waiting.append(batch.slice(first, last - first))
+    if waiting:
+        yield at, pa.concat_batches(waiting)
 
 
-def _student(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's distribution, within 1 % from 5 degrees of freedom on."""
-    z = _Z
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+def unequal_groups(one: Iterable[TableFile], other: Iterable[TableFile]) -> set[int]:
+    """Return the key groups in which two tables may differ: those of files that only one of them has.
+
+    If one file of a key group differs, the whole key group does: a key's rows may span several files.
+    """
+    ours, theirs = {file.file.path: file for file in one}, {file.file.path: file for file in other}
+    single = [*(f for path, f in ours.items() if path not in theirs), *(f for p, f in theirs.items() if p not in ours)]
+    return {group for file in single for group in range(file.first_key_group, file.last_key_group + 1)}

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.rows.codecs import rows_of
-from strandline.snapshot.rows.columns import KEY_GROUP, WINDOW_END
+from strandline.snapshot.rows.columns import KEY_GROUP
 from strandline.snapshot.rows.keys import key_columns
-from strandline.snapshot.rows.panemarks import mark_rows
+from strandline.snapshot.rows.panemarks import Marks, mark_rows
 
 
 def regroup(
@@ -29,21 +29,17 @@ def regroup(
     if state.kind == "broadcast" or not (keys := key_columns(operator)):
         yield from batches
         return
-    marks: dict[int, int] = {}
+    marks = Marks(operator, state)
     filled: set[int] = set()
-    for batch in batches:
+    for batch in marks.record(batches):
         rows = batch
-        if state.kind == "panes":
-            is_mark = pc.is_null(rows.column(keys[0].name))
-            mark_batch = rows.filter(is_mark)
-            times = mark_batch.column(WINDOW_END).view(pa.int64()).to_pylist()
-            marks.update(zip(mark_batch.column(KEY_GROUP).to_pylist(), times, strict=True))
-            rows = rows.filter(pc.invert(is_mark))
+        if marks.exist:
+            rows = rows.filter(rows.column(keys[0].name).is_valid())
             filled.update(pc.unique(rows.column(KEY_GROUP)).to_pylist())
         if rows.num_rows:
             yield rows.drop_columns([KEY_GROUP])
-    if marks:
-        moved = regroup_marks(marks, filled, operator.max_parallelism, most)
+    if marks.times:
+        moved = regroup_marks(marks.times, filled, operator.max_parallelism, most)
         yield mark_rows(rows_of(operator, state).schema, moved)
 
 
