@@ -170,21 +170,22 @@ def publish(folder: Folder, manifest: Manifest) -> None:
 def create_manifest(folder: Folder, path: str, data: bytes) -> None:
     """Create a snapshot's manifest; a second call with the same one changes nothing. Raises as `publish` does."""
     try:
-        folder.create(path, data)
-        return
-    except ConflictError as error:
-        conflict = error
+        try:
+            folder.create(path, data)
+            return
+        except ConflictError as error:
+            conflict = error
+        try:
+            if folder.get(path) == data:
+                return
+        except NotFoundError:
+            pass
     except StrandlineError as error:
         # The error may come from a retry after a first try that succeeded.
         raise OutcomeUnknownError(
             f"{folder.url}/{path}: could not be written: {error.message}",
             hint=error.hint or "`strandline snapshots list` shows whether it is there",
         ) from error
-    try:
-        if folder.get(path) == data:
-            return
-    except NotFoundError:
-        pass
     raise ConflictError(f"{folder.url}/{path}: there is another snapshot by now", hint=_ELSEWHERE) from conflict
 
 
