@@ -225,5 +225,8 @@ def test_a_listing_without_the_own_claim_is_not_believed(
     store.inner.list = lambda prefix: iter(())  # type: ignore[method-assign]
     with pytest.raises(UnavailableError, match="listing lacks generations/2"):
         choose(jobdir, owned)
+    # A start looks before its claim, too: its sinks would refuse their own rows for good.
+    with pytest.raises(UnavailableError, match="listing lacks generations/1"):
+        choose(jobdir)
     store.inner.list = listing  # type: ignore[method-assign]
     assert choose(jobdir, owned).manifest is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -197,9 +198,11 @@ def test_any_error_of_the_look_at_a_conflict_leaves_doubt(run: Run, store: Fault
     assert_restorable(run.jobdir, found)
 
 
-def test_a_manifest_in_doubt_that_appears_after_its_deletion_does_not_stay(run: Run, store: FaultyStore) -> None:
+def test_a_manifest_in_doubt_that_appears_after_its_deletion_does_not_stay(
+    run: Run, store: FaultyStore, clock: ManualClock
+) -> None:
     delivered(run)
-    create, late = store.inner.create, []
+    create, delete, late, deleted = store.inner.create, store.inner.delete, [], []
 
     def delayed(path: str, data: bytes) -> None:
         late.append((path, data))
@@ -213,6 +216,19 @@ def test_a_manifest_in_doubt_that_appears_after_its_deletion_does_not_stay(run: 
     create(path, data)
     newest = run.checkpoint()
     assert list(read_catalog(run.jobdir).manifests) == [newest]
+
+    def noted(paths: Iterable[str]) -> None:
+        deleted.extend(paths := list(paths))
+        delete(paths)
+
+    # Not for ever: each deletion leaves a marker in a bucket with versions.
+    store.inner.delete = noted  # type: ignore[method-assign]
+    for _ in range(2):
+        deleted.clear()
+        clock.advance(3_600_000)
+        run.checkpoint()
+    assert deleted
+    assert path not in deleted
 
 
 def test_a_driver_that_takes_over_keeps_what_was_in_doubt(

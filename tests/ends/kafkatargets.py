@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import strandline as sl
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget
 from strandline.ends.target import Writer
-from strandline.spark.sinks.kafkasink import KafkaSink, Layout
+from strandline.spark.sinks.kafkasink import KafkaSink, MessageColumns
 from strandline.storage.place import Place
 from strandline.testing.sinks.conformance import Trial
 from tests.ends.inprocess import Session
@@ -91,7 +91,7 @@ def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def sink_of(target: KafkaTarget, patience_s: float = 20) -> KafkaSink:
-    sink = KafkaSink(cast(Layout, Numbers()), target)
+    sink = KafkaSink(cast(MessageColumns, Numbers()), target)
     sink.patience_s, sink.start_patience_s = patience_s, 20
     return sink
 

@@ -14,7 +14,7 @@ import pytest
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from strandline.spark.sinks.visibility_log import RECORD_FORMAT, Committable, Owner, VisibilityLog, VisibilityRecord
+from strandline.spark.sinks.visibility_log import RECORD_FORMAT, Committable, SinkOwner, VisibilityLog, VisibilityRecord
 from tests.ends.filesinks import (
     Rows,
     commit_crashing,
@@ -33,7 +33,7 @@ RECORD = VisibilityRecord(
     intent=[
         Committable("/out", 2, 8, "_strandline/0f/g2/epoch-0000000008", ["part-00000-a.json", "part-00001-a.json"])
     ],
-    owner=Owner("job", "0123456789abcdef0123456789abcdef", "out"),
+    owner=SinkOwner("job", "0123456789abcdef0123456789abcdef", "out"),
 )
 
 
@@ -51,7 +51,7 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
     (record,) = (RECORD_FORMAT.decode(path.read_bytes(), "") for path in records(tmp_path))
-    assert record == VisibilityRecord(generation=2, epoch=2, owner=Owner("job", "life", "out"), by=record.by)
+    assert record == VisibilityRecord(generation=2, epoch=2, owner=SinkOwner("job", "life", "out"), by=record.by)
 
 
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_of_two_drivers_that_show_the_same_one_does_not_take_the_others_record_f
         def create(self, path: str, data: bytes) -> bool:
             return super().create(path, data) or self.read(path) == data
 
-    owner = Owner("job", "life", "out")
+    owner = SinkOwner("job", "life", "out")
     one, other = (VisibilityLog(Object(tmp_path), "root", "home", owner) for _ in range(2))
     other.check_sole_writer = lambda: None  # type: ignore[method-assign]
     one.write(RECORD)

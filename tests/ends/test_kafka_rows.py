@@ -25,7 +25,7 @@ from strandline.ends.kafka.target import KafkaTarget
 from strandline.ends.target import Writer
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.sinks import kafkasink
-from strandline.spark.sinks.kafkasink import KafkaSinkAtOnce, Layout
+from strandline.spark.sinks.kafkasink import KafkaSinkAtOnce, MessageColumns
 from strandline.storage.place import Place
 from tests.ends.kafkatargets import FRESH, batch, by, expect, write_at_last
 from tests.kafkaserver import PASSWORD, Kafka
@@ -130,7 +130,7 @@ def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(
     monkeypatch.setattr(kafkasink, "create_client", lambda kind, cluster, settings: Producer(settings))
     monkeypatch.setattr(kafkasink, "write_tasks", in_another_process)
     sink = KafkaSinkAtOnce(
-        cast(Layout, SimpleNamespace(messages=str)), KafkaTarget(Cluster("nobody:1", options), "t", "p"), None
+        cast(MessageColumns, SimpleNamespace(messages=str)), KafkaTarget(Cluster("nobody:1", options), "t", "p"), None
     )
     for _ in range(3):
         with pytest.raises(RuntimeError):

@@ -20,7 +20,7 @@ from strandline.core.ids import Epoch
 from strandline.ends.kafka.client import call_within
 from strandline.ends.kafka.record import LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaTarget, idle
-from strandline.spark.sinks.kafkasink import KafkaSinkAtOnce, Layout
+from strandline.spark.sinks.kafkasink import KafkaSinkAtOnce, MessageColumns
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
 from tests.crashing import Crash
 from tests.ends.inprocess import OF_WAITING_ROWS
@@ -113,7 +113,7 @@ def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
     for check in checks(Promise.SEEN):
         made = trial(kafka, target)
         target.topic = kafka.create(f"out-{next(FRESH)}")
-        made.make = lambda: KafkaSinkAtOnce(cast(Layout, Numbers()), target, None)
+        made.make = lambda: KafkaSinkAtOnce(cast(MessageColumns, Numbers()), target, None)
         check(made)
 
 

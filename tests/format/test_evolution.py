@@ -35,7 +35,7 @@ from strandline.types.datatypes import (
     parse_type,
     quoted,
 )
-from strandline.types.evolution import Converter, Refusal, evolve, validate_hints
+from strandline.types.evolution import Converter, TypeMismatch, evolve, validate_hints
 from strandline.types.hints import Hints
 from strandline.types.records import record_type
 from tests.format.strategies import NAMES, same, scalars, types, values
@@ -330,23 +330,23 @@ def test_changes_are_told() -> None:
     ],
 )
 def test_what_is_refused(old: str, new: str, reason: str) -> None:
-    assert evolve(parse_type(old), parse_type(new)) == Refusal((reason,))
+    assert evolve(parse_type(old), parse_type(new)) == TypeMismatch((reason,))
 
 
 def test_everything_that_is_refused_is_said_at_once() -> None:
     found = evolve(parse_type("struct<a: bigint, b: map<int, string>>"), parse_type("struct<a: int, b: map<int, int>>"))
-    assert found == Refusal(
+    assert found == TypeMismatch(
         ("value.a: bigint -> int would lose numbers", "value.b{}: string -> int is another kind of value")
     )
 
 
 def test_a_hint_that_says_two_things_is_refused() -> None:
     old = parse_type("struct<a: int, b: int>")
-    assert evolve(old, parse_type("struct<b: int>"), Hints({"b": "a"})) == Refusal(
+    assert evolve(old, parse_type("struct<b: int>"), Hints({"b": "a"})) == TypeMismatch(
         ("value.b: renamed says that it was a, and the stored type has both: leave that out",)
     )
     two = evolve(parse_type("struct<a: int>"), parse_type("struct<x: int, y: int>"), Hints({"x": "a", "y": "a"}))
-    assert two == Refusal(("value.y: renamed says that it was a, as it does of another field",))
+    assert two == TypeMismatch(("value.y: renamed says that it was a, as it does of another field",))
     # Once everything is stored under the new name, the hint means nothing, and may stay.
     done = evolve(parse_type("struct<b: int>"), parse_type("struct<b: bigint>"), Hints({"b": "a"}))
     assert isinstance(done, Converter)

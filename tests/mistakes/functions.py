@@ -314,7 +314,7 @@ MISTAKES = [
         "are for the driver: write plain Python here",
         "broadcast()",
         error=UserCodeError,
-        lines=20,
+        lines=40,
     ),
     mistake(
         "a null key",

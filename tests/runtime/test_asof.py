@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strandline.api.windows import Session
 from strandline.core.times import as_datetime
 from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
-from strandline.runtime.operators.joins import HOWS, Layout
+from strandline.runtime.operators.joins import HOWS, JoinColumns
 from strandline.runtime.operators.sessionjoin import SessionJoin
 from strandline.runtime.state.maps import MapTable
 from tests.runtime.bench import KINDS
@@ -63,7 +63,7 @@ def test_an_as_of_join(
     tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any, how: Any, max_age: int | None, shared: bool,
     cache_bytes: int,
 ) -> None:  # fmt: skip
-    layout = Layout(LEFTS, RIGHTS, ("k",) if shared else ())
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",) if shared else ())
     process = AsOfJoin(layout, how, max_age)
     bench = bench_of(kind, tmp_path_factory.mktemp("asof"), process, layout, cache_bytes=cache_bytes)
 
@@ -78,7 +78,7 @@ def test_an_as_of_join(
 
 
 def test_a_version_counts_from_its_time_on(tmp_path: Path) -> None:
-    layout = Layout(LEFTS, RIGHTS, ("k",))
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",))
     bench = bench_of("memory", tmp_path, AsOfJoin(layout, "left"), layout)
     # Two at one time: the one that came last counts.
     versions = [Arrival(False, "a", 10, 1), Arrival(False, "a", 20, 2), Arrival(False, "a", 20, 3)]
@@ -99,7 +99,7 @@ def test_a_version_counts_from_its_time_on(tmp_path: Path) -> None:
 
 def test_versions_without_rows_are_not_kept(tmp_path: Path) -> None:
     """A stream of prices of which nobody buys: no more than one a key is kept, and none that is too old."""
-    layout = Layout(LEFTS, RIGHTS)
+    layout = JoinColumns(LEFTS, RIGHTS)
     for max_age, kept in ((None, 1), (50, 0)):
         bench = bench_of("memory", tmp_path / str(kept), AsOfJoin(layout, "inner", max_age), layout)
         run(bench, [Arrival(False, "a", at, at) for at in range(20)], None)
@@ -114,7 +114,7 @@ def test_versions_without_rows_are_not_kept(tmp_path: Path) -> None:
 def test_rows_that_are_due_are_joined_with_one_look_at_the_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = Layout(LEFTS, RIGHTS)
+    layout = JoinColumns(LEFTS, RIGHTS)
     bench = bench_of("memory", tmp_path, AsOfJoin(layout, "left"), layout)
     entries, looks = MapTable.entries, []
 
@@ -168,7 +168,7 @@ def test_a_join_by_session(
     tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any, gap_ms: int, how: Any, shared: bool,
     cache_bytes: int,
 ) -> None:  # fmt: skip
-    layout = Layout(LEFTS, RIGHTS, ("k",) if shared else ())
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",) if shared else ())
     process = SessionJoin(layout, Session(f"{gap_ms}ms"), how)
     bench = bench_of(kind, tmp_path_factory.mktemp("session"), process, layout, BOUNDS, cache_bytes=cache_bytes)
     scaled = [([(left, k, at * 500) for left, k, at in rows], moved * 500, end) for rows, moved, end in epochs]

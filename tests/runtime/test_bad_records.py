@@ -487,7 +487,7 @@ def test_an_epoch_that_is_run_again_gives_the_same(make: Make) -> None:
     assert parse_schema(DEAD_LETTER).names == tuple(first[1][0])
 
 
-@pytest.mark.parametrize("per", ["1 min", 60, 60.0, dt.timedelta(minutes=1)])
+@pytest.mark.parametrize("per", ["1 min", dt.timedelta(minutes=1)])
 def test_keepers_receive_the_handling_of_errors(per: Any) -> None:
     on_error = OnError(at_most=1, per=per)
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(on_error), type=OnError)

@@ -40,7 +40,7 @@ def test_no_sum_of_a_time_and_durations_comes_near_the_end() -> None:
     longest_us = parse_duration_ms(f"{LONGEST_MS} ms", "it") * 1000
     assert LAST_US + 10 * longest_us < END_US
     assert FIRST_US - 10 * longest_us > -(1 << 63)
-    for more in (f"{LONGEST_MS + 1}ms", "1000000000 d", 1e15):
+    for more in (f"{LONGEST_MS + 1}ms", "1000000000 d"):
         with pytest.raises(ConfigurationError, match="expected at most 10,000 years"):
             parse_duration_ms(more, "it")
 

@@ -24,7 +24,7 @@ from strandline.runtime.operators.joins import (
     LEFT,
     RIGHT,
     IntervalJoin,
-    Layout,
+    JoinColumns,
     TimedJoin,
     WindowJoin,
 )
@@ -70,7 +70,7 @@ def make_bench(kind: str, root: Path, process: Any, output: str, **given: Any) -
     return Bench(kind, root, process, input_schema=INPUT, output_schema=output, timed=True, **given)
 
 
-def bench_of(kind: str, root: Path, process: TimedJoin, layout: Layout, more: str = "", **given: Any) -> Bench:
+def bench_of(kind: str, root: Path, process: TimedJoin, layout: JoinColumns, more: str = "", **given: Any) -> Bench:
     output = ", ".join(f"{name} {ddl}" for name, ddl in layout.columns(("", "r_"))) + more
     return make_bench(kind, root, process, output, **given)
 
@@ -210,7 +210,7 @@ def test_an_interval_join(
     cache_bytes: int,
 ) -> None:  # fmt: skip
     lower, upper = sorted(within)
-    layout = Layout(LEFTS, RIGHTS, ("k",) if shared else ())
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",) if shared else ())
     # With room for what the brackets take away.
     process = IntervalJoin(layout, lower - (bounds[0] == "("), upper + (bounds[1] == ")"), how, bounds)
     bench = bench_of(kind, tmp_path_factory.mktemp("interval"), process, layout, cache_bytes=cache_bytes)
@@ -231,7 +231,7 @@ def test_a_window_join(
     shared: bool, cache_bytes: int,
 ) -> None:  # fmt: skip
     windows = Sliding(f"{size_ms}ms", every=f"{every_ms}ms") if every_ms else Tumbling(f"{size_ms}ms")
-    layout = Layout(LEFTS, RIGHTS, ("k",) if shared else ())
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",) if shared else ())
     process = WindowJoin(layout, windows, how)
     more = ", window_start timestamp, window_end timestamp"
     bench = bench_of(kind, tmp_path_factory.mktemp("window"), process, layout, more, cache_bytes=cache_bytes)
@@ -247,7 +247,7 @@ def test_a_window_join(
 
 
 def test_what_an_outer_join_gives_and_when(tmp_path: Path) -> None:
-    layout = Layout(LEFTS, RIGHTS)
+    layout = JoinColumns(LEFTS, RIGHTS)
     bench = bench_of("memory", tmp_path, IntervalJoin(layout, -10, 5, "full"), layout)
     first = [Arrival(True, "a", 100, 1), Arrival(False, "a", 90, 2), Arrival(False, "a", 106, 3)]
     assert run(bench, first, None) == [("a", 1, "a", 2, 100)]
@@ -263,7 +263,7 @@ def test_what_an_outer_join_gives_and_when(tmp_path: Path) -> None:
 
 
 def test_a_window_is_complete_at_its_end(tmp_path: Path) -> None:
-    layout = Layout(LEFTS, RIGHTS, ("k",))
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",))
     more = ", window_start timestamp, window_end timestamp"
     bench = bench_of("memory", tmp_path, WindowJoin(layout, Tumbling("1ms"), "left"), layout, more)
     assert run(bench, [Arrival(True, "a", 999, 1)], 998) == []
@@ -277,7 +277,7 @@ def test_a_window_is_complete_at_its_end(tmp_path: Path) -> None:
 
 
 def test_partners_come_in_the_order_of_their_times(tmp_path: Path) -> None:
-    layout = Layout(LEFTS, RIGHTS, ("k",))
+    layout = JoinColumns(LEFTS, RIGHTS, ("k",))
     bench = bench_of("memory", tmp_path, IntervalJoin(layout, -10, 10), layout)
     rows = [Arrival(False, "a", at, at) for at in (7, 3, 15, 5, 3, 30)]
     assert run(bench, [*rows, Arrival(True, "a", 6, 0)], None) == [("a", 0, at, max(at, 6)) for at in (3, 3, 5, 7, 15)]
@@ -288,7 +288,7 @@ def test_partners_come_in_the_order_of_their_times(tmp_path: Path) -> None:
 def test_a_key_with_many_rows_costs_a_copy_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: bool
 ) -> None:
-    layout = Layout(LEFTS, RIGHTS)
+    layout = JoinColumns(LEFTS, RIGHTS)
     process = WindowJoin(layout, Tumbling("1s"), "left") if windows else IntervalJoin(layout, 0, 1000, "left")
     more = ", window_start timestamp, window_end timestamp" if windows else ""
     bench = bench_of("memory", tmp_path, process, layout, more)
@@ -306,7 +306,7 @@ def test_a_key_with_many_rows_costs_a_copy_an_epoch(
 
 
 def test_a_row_without_time_is_refused(tmp_path: Path) -> None:
-    layout = Layout(LEFTS, RIGHTS)
+    layout = JoinColumns(LEFTS, RIGHTS)
     bench = bench_of("memory", tmp_path, IntervalJoin(layout, 0, 0), layout, uid="pairs")
     with pytest.raises(UserCodeError, match=r"operator 'pairs': join\(\) failed for key 'a', .* has no time") as caught:
         run(bench, [Arrival(False, "a", None, 1)], None)
@@ -316,13 +316,13 @@ def test_a_row_without_time_is_refused(tmp_path: Path) -> None:
 
 def test_columns_of_a_join() -> None:
     left, right = parse_schema("x string, a bigint, y int"), parse_schema("b double, x string, y int")
-    layout = Layout(left, right, ("x",))
+    layout = JoinColumns(left, right, ("x",))
     assert [name for name, _ in layout.columns(("l_", "r_"))] == ["x", "l_a", "l_y", "r_b", "r_y"]
     one, other = record_type(left.names)._make(("k", 1, 2)), record_type(right.names)._make((0.5, "k", 3))
     assert layout.pair(one, other) == ("k", 1, 2, 0.5, 3)
     assert layout.left_alone(one) == ("k", 1, 2, None, None)
     assert layout.right_alone(other) == ("k", None, None, 0.5, 3)
-    keys_only = Layout(parse_schema("x string"), parse_schema("x string"), ("x",))
+    keys_only = JoinColumns(parse_schema("x string"), parse_schema("x string"), ("x",))
     assert keys_only.right_alone(record_type(["x"])._make(("k",))) == ("k",)
     assert keys_only.pair(("k",), ("k",)) == ("k",)
 

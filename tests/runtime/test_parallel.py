@@ -17,7 +17,7 @@ from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Value
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.plan.windows import operator_of
-from strandline.runtime.operators.joins import HOWS, How, IntervalJoin, Layout
+from strandline.runtime.operators.joins import HOWS, How, IntervalJoin, JoinColumns
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.testing import Harness, Right
 from strandline.types.datatypes import parse_schema
@@ -193,7 +193,7 @@ def follow(h: Harness, epochs: Any, reference: Reference) -> Reference:
 def test_an_interval_join(how: How, epochs: Any, bounds: Any, parallelism: int, backend: Any) -> None:
     lower, upper = sorted(bounds)
     schema = parse_schema(ROWS)
-    process = IntervalJoin(Layout(schema, schema, ("k",)), lower * SECOND, upper * SECOND, how)
+    process = IntervalJoin(JoinColumns(schema, schema, ("k",)), lower * SECOND, upper * SECOND, how)
     output = "k string, id bigint, left_at timestamp, r_id bigint, right_at timestamp"
     with Harness(process, **STREAMS, output=output, parallelism=parallelism, backend=backend) as h:
         follow(h, epochs, Joined(lower, upper, how))

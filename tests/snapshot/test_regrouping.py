@@ -85,7 +85,7 @@ def aggregates(window: Any, root: Path, epochs: Sequence[Any]) -> Bench:
 
 
 def buffers(how: Any, root: Path, epochs: Sequence[Any]) -> Bench:
-    layout = joins.Layout(joins.LEFTS, joins.RIGHTS, ("k",))
+    layout = joins.JoinColumns(joins.LEFTS, joins.RIGHTS, ("k",))
     bench, reached = joins.bench_of("memory", root, joins.IntervalJoin(layout, -3, 4, how), layout), 0
     for rows, watermark in epochs:
         reached = max(reached, watermark)

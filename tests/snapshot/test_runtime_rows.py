@@ -220,7 +220,7 @@ ARRIVALS = st.lists(
 @given(st.lists(st.tuples(ARRIVALS, st.integers(0, 9)), max_size=4))
 @examples(8)
 def test_buffers_of_joins(how: Any, epochs: Sequence[Any]) -> None:
-    layout = joins.Layout(joins.LEFTS, joins.RIGHTS, ("k",))
+    layout = joins.JoinColumns(joins.LEFTS, joins.RIGHTS, ("k",))
 
     def make(kind: str, root: Path) -> Bench:
         return joins.bench_of(kind, root, joins.IntervalJoin(layout, -3, 4, how), layout)

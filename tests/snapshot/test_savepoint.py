@@ -223,6 +223,16 @@ def test_a_manifest_whose_writing_is_in_doubt_may_be_published_again(tmp_path: P
         publish(folder, structs.replace(made, epoch=1))
 
 
+def test_a_manifest_that_conflicts_with_itself_and_cannot_be_read_is_in_doubt(tmp_path: Path) -> None:
+    store = FaultyStore(open_store("memory://"))
+    folder = Folder(store, "some/where")
+    begin(folder)
+    publish(folder, made := savepoint_of({"seen": tables_in(folder, 2)}))
+    store.script = [("get", "_metadata", BEFORE)]
+    with pytest.raises(OutcomeUnknownError):
+        publish(folder, made)
+
+
 def test_storage_that_fails_fails_the_savepoint(tmp_path: Path) -> None:
     store = FaultyStore(open_store("memory://"))
     folder = Folder(store)

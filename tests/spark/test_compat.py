@@ -15,7 +15,7 @@ from strandline.core.errors import IncompatibleStateError
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SinkInfo, SourceInfo, StateInfo
 from strandline.plan.windows import fold as fold_of
 from strandline.plan.windows import operator_of
-from strandline.runtime.operators.joins import IntervalJoin, Layout, WindowJoin
+from strandline.runtime.operators.joins import IntervalJoin, JoinColumns, WindowJoin
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import state_infos
 from strandline.spark.job.compat import check_compatible
@@ -79,7 +79,7 @@ def aggregated(kind: Any) -> list[StateInfo]:
 
 def joined(kind: Any) -> list[StateInfo]:
     row = parse_schema("k int, v int")
-    return state_infos(WindowJoin(Layout(row, row), kind))
+    return state_infos(WindowJoin(JoinColumns(row, row), kind))
 
 
 @pytest.mark.parametrize("made_of", [windowed, aggregated, joined])
@@ -105,7 +105,7 @@ def test_windows_may_not_be_cut_otherwise(made_of: Any, before: Any, now: Any) -
 def test_an_interval_may_not_be_another() -> None:
     row = parse_schema("k int, v int")
     bounds = [(0, "inner"), (-5000, "inner"), (0, "left")]
-    made = [state_infos(IntervalJoin(Layout(row, row), lower, 5000, how)) for lower, how in bounds]  # type: ignore[arg-type]
+    made = [state_infos(IntervalJoin(JoinColumns(row, row), lower, 5000, how)) for lower, how in bounds]  # type: ignore[arg-type]
     go_on(made[0], made[0])
     for other, said in ((made[1], "-5 ms to 5 ms apart, inner"), (made[2], "0 ms to 5 ms apart, left")):
         with pytest.raises(IncompatibleStateError, match=f"of state 'left' are {said}, were 0 ms to 5 ms apart, inner"):

@@ -21,7 +21,7 @@ from strandline.testing.sinks.conformance import (
     name_of,
     rows_are_read_once_and_to_their_end,
 )
-from strandline.testing.sinks.trial import Crash, Steps
+from strandline.testing.sinks.trial import Crash, CrashingLines
 from tests.ends.filesinks import NEED_SPARK, frame
 
 Staged = tuple[str, int, int, list[int]]
@@ -226,12 +226,12 @@ class Locking(sl.sinks.Sink):
 
 def test_a_crash_comes_before_each_line_and_holds_nothing() -> None:
     sink, reached = Locking(), []
-    with Steps(sink) as whole:
+    with CrashingLines(sink) as whole:
         sink.write(None, 1)
     assert sink.done == 4
     for step in range(whole.count):
         sink = Locking()
-        with Steps(sink, step):
+        with CrashingLines(sink, step):
             sink.write(None, 1)
             raise AssertionError("no crash")
         assert not sink.lock.locked(), f"a crash at step {step}"

@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.cli.upgrades import as_data, check_all, run_until_job
 from strandline.control.announcements import listening
 from strandline.format.manifest import OlderSchema
-from strandline.spark.job.checking import Check, JobCollector
+from strandline.spark.job.checking import JobCollector, SnapshotCheck
 from tests.snapshot.helpers import tree
 from tests.spark import pipeline, small
 from tests.spark.functions import Count, CountMore
@@ -129,7 +129,7 @@ def test_a_program_is_checked_before_anything_starts(spark: Any, case: Case, tmp
     before = tree(case.root)
     newest = str(case.root / "ck/small")
 
-    def check(process: str, uid: str, restore: dict[str, str], drop: Any = ()) -> Check:
+    def check(process: str, uid: str, restore: dict[str, str], drop: Any = ()) -> SnapshotCheck:
         program = tmp_path / "app.py"
         program.write_text(PROGRAM.format(process=process, root=str(case.root), uid=uid))
         collector = JobCollector()

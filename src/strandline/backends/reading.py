@@ -31,7 +31,7 @@ def file_kind(backend: BackendName | str) -> FileKind:
     return "rocksdb" if backend == "rocksdb" else "heap"
 
 
-class SnapshotReader(Protocol):
+class PartitionReader(Protocol):
     """One partition's state in a snapshot, read-only."""
 
     @property
@@ -51,7 +51,7 @@ class SnapshotReader(Protocol):
         ...
 
 
-def open_reader(kind: FileKind, directory: Path) -> SnapshotReader:
+def open_reader(kind: FileKind, directory: Path) -> PartitionReader:
     """Open a directory that holds every file of one snapshot of one partition, each under its name; files may be links.
 
     Raises CorruptionError, also during reads, if files are damaged that `fetch` did not verify.

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
-from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
+from strandline.checkpoint.history import CheckpointHistory, CheckpointStats, Counts, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.pending import Pending, resolve
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
@@ -73,7 +73,7 @@ class Coordinator:
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
         self._show_from_ms = -float("inf")
-        self._history = History(Counts(restored=1 if self._restored is not None or self._depends_on else 0))
+        self._history = CheckpointHistory(Counts(restored=1 if self._restored is not None or self._depends_on else 0))
 
     @property
     def confirmed(self) -> Manifest | None:

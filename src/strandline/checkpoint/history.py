@@ -64,7 +64,7 @@ class Counts:
 
 
 @dataclass
-class History:
+class CheckpointHistory:
     """The last checkpoints, oldest first, and counts over all. Not thread-safe."""
 
     counts: Counts = field(default_factory=Counts)

@@ -18,7 +18,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id, generation_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
-from strandline.core.ids import CheckpointId
+from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import FileRef, Manifest
 
 _DOWNLOADS = 2
@@ -65,13 +65,8 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
     if claim is not None:
         claim.check()
     catalog = read_catalog(jobdir)
+    _check_listing(jobdir, catalog, claim.generation if claim is not None else Generation(1))
     if claim is not None:
-        if (claim_path := generation_path(claim.generation)) not in catalog.objects:
-            # The client takes an answer to a listing that has an unexpected content for an empty listing.
-            raise UnavailableError(
-                f"{jobdir.url}: the listing lacks {claim_path}, which exists: the newest checkpoint is unknown",
-                hint="check the storage, and proxies before it: a job would lose its state with such a listing",
-            )
         claim.highest_seen = CheckpointId(catalog.next_id - 1)
         claim.life = catalog.life
         claim.restored = catalog.restored
@@ -94,6 +89,20 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         manifest, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign, catalog.life,
         is_history_known=chain.newest is not None or chain.broken_at is None,
     )  # fmt: skip
+
+
+def _check_listing(jobdir: JobDirectory, catalog: Catalog, generation: Generation) -> None:
+    """Raise UnavailableError if the listing lacks a claim that exists: claims are never deleted."""
+    path = generation_path(generation)
+    if path in catalog.objects:
+        return
+    with suppress(NotFoundError):
+        jobdir.head(path)
+        # The client takes an answer to a listing that has an unexpected content for an empty listing.
+        raise UnavailableError(
+            f"{jobdir.url}: the listing lacks {path}, which exists: the newest checkpoint is unknown",
+            hint="check the storage, and proxies before it: a job would lose its state with such a listing",
+        )
 
 
 def _deleted(jobdir: JobDirectory, catalog: Catalog) -> list[Skipped]:

@@ -28,6 +28,8 @@ from strandline.format.manifest import FileRef, Manifest
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
+_LATE_MS = 600_000
+"""How long after its deletion a manifest in doubt may still appear."""
 
 
 class Holds:
@@ -79,8 +81,8 @@ class Retention:
         self._abandoned: dict[str, None] = {}  # ordered, to drop the oldest
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
-        self._late: set[CheckpointId] = set()
-        """Checkpoints that were in doubt, whose manifests may still appear."""
+        self._late: dict[CheckpointId, float] = {}
+        """Checkpoints that were in doubt, each with the time until which its manifest may still appear."""
         self._pins = Pins(self._jobdir, self._clock)
         self._pinned: set[str] = set()
         """Garbage that pins keep; a later checkpoint deletes it."""
@@ -171,9 +173,11 @@ class Retention:
                 self._verify_deletion()
             # Right before the deletion, since another driver may restore what it deletes.
             self._claim.check()
-            self._late.update(settled := self._settled())
-            # Each time: storage may execute a write after the deletion.
-            self._jobdir.delete(map(manifest_path, sorted(self._late)))
+            now_ms = self._clock.monotonic_ms()
+            self._late |= dict.fromkeys(settled := self._settled(), now_ms + _LATE_MS)
+            # For a while with each checkpoint: storage may execute a write after the deletion.
+            self._jobdir.delete(map(manifest_path, self._late))
+            self._late = {checkpoint: until for checkpoint, until in self._late.items() if until > now_ms}
             for checkpoint in settled:
                 self.discard(self._doubtful.pop(checkpoint))
             for checkpoint in self._overdue():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strandline.format.manifest import Manifest
     from strandline.snapshot.opening.snapshot import Snapshot
     from strandline.snapshot.savepoints.progress import PatchProgress
-    from strandline.snapshot.tools.patch import Plan, Source
+    from strandline.snapshot.tools.patch import AppliedPatch, Source
 
 
 def _repeated(flag: str, metavar: str, help: str) -> Any:
@@ -151,7 +151,7 @@ def _sources(
         yield name, rows_in(Path(path).expanduser(), *find_state(snapshot.manifest.operators, name))
 
 
-def _as_data(url: str, manifest: Manifest, plan: Plan) -> dict[str, Any]:
+def _as_data(url: str, manifest: Manifest, plan: AppliedPatch) -> dict[str, Any]:
     counts = {
         (operator.uid, state): sum(file.rows for file in files)
         for operator in manifest.operators

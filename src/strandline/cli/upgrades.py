@@ -18,7 +18,7 @@ from strandline.cli.stores import AsJson
 from strandline.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from strandline.spark.job.checking import Check, JobCollector
+    from strandline.spark.job.checking import JobCollector, SnapshotCheck
 
 _STYLES = {"refused": "red", "dropped": "yellow", "migrated": "cyan", "renamed": "cyan", "new": "green"}
 
@@ -85,7 +85,7 @@ def check_all(
     drop: Mapping[str, Sequence[str]],
     *,
     reopen: bool = False,
-) -> list[Check]:
+) -> list[SnapshotCheck]:
     """Return the check of each job that has a snapshot to restore."""
     from strandline.spark.job.attempt import StartOptions
     from strandline.spark.job.checking import check_upgrade as check_job
@@ -108,7 +108,7 @@ def check_all(
     return checks
 
 
-def as_data(check: Check) -> dict[str, Any]:
+def as_data(check: SnapshotCheck) -> dict[str, Any]:
     """Return a check as data for JSON."""
     return {
         "job": check.job,
@@ -123,7 +123,7 @@ def as_data(check: Check) -> dict[str, Any]:
     }
 
 
-def _print(check: Check) -> None:
+def _print(check: SnapshotCheck) -> None:
     from rich.text import Text
 
     print(f"job {check.job}, from {check.url}")

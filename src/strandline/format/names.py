@@ -13,7 +13,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo
 
 
-class Named(NamedTuple):
+class StatePath(NamedTuple):
     """An operator, one of its states, or a field of one."""
 
     uid: str
@@ -50,16 +50,16 @@ class Named(NamedTuple):
         return name + (f".{self.field}" if self.field and self.field[0] not in "[{" else self.field)
 
 
-def everything_in(operators: Iterable[OperatorInfo]) -> list[Named]:
+def everything_in(operators: Iterable[OperatorInfo]) -> list[StatePath]:
     """Return the names of all operators and their states, each operator before its states."""
     return [
         named
         for operator in operators
-        for named in (Named(operator.uid), *(Named(operator.uid, state.name) for state in operator.states))
+        for named in (StatePath(operator.uid), *(StatePath(operator.uid, state.name) for state in operator.states))
     ]
 
 
-def find_named(what: str, name: str, there: Sequence[Named]) -> Named | None:
+def find_named(what: str, name: str, there: Sequence[StatePath]) -> StatePath | None:
     """Return the operator or state that a name refers to; None if there is none.
 
     Raises ConfigurationError, with all candidates, if the name is ambiguous; `what` is the place of the name.
@@ -73,12 +73,12 @@ def find_named(what: str, name: str, there: Sequence[Named]) -> Named | None:
     return matches[0] if matches else None
 
 
-def name_in(there: Sequence[Named], named: Named) -> str:
+def name_in(there: Sequence[StatePath], named: StatePath) -> str:
     """Return the name of an operator or state, with quotes only if it would be ambiguous."""
     return named.plain if matching_names(named.plain, there) == [named] else named.quoted
 
 
-def matching_names(name: str, there: Sequence[Named]) -> list[Named]:
+def matching_names(name: str, there: Sequence[StatePath]) -> list[StatePath]:
     """Return the operators and states that a name may refer to."""
     matches = [one for one in there if one.plain == name]
     if not matches and '"' in name:

@@ -9,7 +9,7 @@ from strandline.format.columnmapping import ColumnCodec, ColumnMapping, column_m
 from strandline.format.manifest import OlderSchema, StateInfo
 from strandline.format.values import MAX_SCHEMA_ID, ValueCodec
 from strandline.types.datatypes import ArrayType, DataType, StructType, parse_type
-from strandline.types.evolution import Refusal, evolve, fields_of
+from strandline.types.evolution import TypeMismatch, evolve, fields_of
 from strandline.types.hints import Hints
 from strandline.types.plain import Convert, each_element
 
@@ -81,12 +81,12 @@ class Schemas(msgspec.Struct, frozen=True, kw_only=True):
 def _step(stored: DataType, newer: DataType, step: OlderSchema) -> Convert | None:
     fields = fields_of(newer)
     unknown = [path for path in step.fill if path not in fields]
-    refusal = Refusal(tuple(f"{newer.ddl} has no field {path!r} to be filled" for path in unknown))
+    refusal = TypeMismatch(tuple(f"{newer.ddl} has no field {path!r} to be filled" for path in unknown))
     if not unknown:
         fill = {path: ValueCodec(fields[path]).decode(value) for path, value in step.fill.items()}
         # The hints were checked when the user gave them.
         evolution = evolve(stored, newer, Hints(step.renamed, fill, always_rename=True))
-        if not isinstance(evolution, Refusal):
+        if not isinstance(evolution, TypeMismatch):
             return evolution.convert
         refusal = evolution
     raise CorruptionError(

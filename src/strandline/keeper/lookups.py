@@ -12,7 +12,7 @@ from strandline.core.keygroups import partition_of
 from strandline.core.times import as_datetime
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.format.names import Named, matching_names, name_in
+from strandline.format.names import StatePath, matching_names, name_in
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Entries, LookupEntries, LookupRequest, looked_up_type
 from strandline.types.coercion import MisfitError
@@ -131,7 +131,9 @@ def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
 
 def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
     """Return the table with a name, `uid.state`. Raises NotFoundError, which lists the tables."""
-    tables = {Named(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN}
+    tables = {
+        StatePath(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN
+    }
     matches = matching_names(name, [*tables])
     if len(matches) != 1:
         known = ", ".join(name_in([*tables], one) for one in matches or tables)

@@ -23,7 +23,16 @@ from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
 from strandline.plan.operators import make_operator, movers_of, with_dead_letters
 from strandline.plan.windows import bounds_of
 from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
-from strandline.runtime.operators.joins import BOUNDS, HOWS, LEFT, RIGHT, Bounds, IntervalJoin, Layout, WindowJoin
+from strandline.runtime.operators.joins import (
+    BOUNDS,
+    HOWS,
+    LEFT,
+    RIGHT,
+    Bounds,
+    IntervalJoin,
+    JoinColumns,
+    WindowJoin,
+)
 from strandline.runtime.operators.sessionjoin import SessionJoin
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.types.datatypes import parse_schema
@@ -140,7 +149,7 @@ def _check_deleted(versions: Keyed, column: Any) -> None:
     )
 
 
-def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, options: JoinOptions) -> OperatorNode:
+def _operator(pairs: Keyed, join: KeyedProcess, layout: JoinColumns, output: str, options: JoinOptions) -> OperatorNode:
     late = zip(options.late, (layout.left.ddl, layout.right.ddl), strict=True)
     sides = {name: parse_schema(ddl).ddl for name, ddl in late if name is not None}
     policy = check_on_error(join, options.uid, options.operator.get("on_error", "fail"), sides)
@@ -214,7 +223,7 @@ def _text(names: Sequence[str], types: Sequence[str]) -> str:
 
 def _join(
     left: Keyed, right: Keyed, options: JoinOptions, hows: Sequence[str], *bounds: str, without: Sequence[str] = ()
-) -> tuple[Keyed, Layout, str]:
+) -> tuple[Keyed, JoinColumns, str]:
     """Return the pairs, the layout and the DDL of the result; `bounds` are a window's columns."""
     what, prefixes = options.what, options.prefixes
     check_uid(f"{what}()", options.uid)
@@ -239,7 +248,7 @@ def _join(
             hint="name that of this stream's late rows, and that of the other's, or None: late=('late_orders', None)",
         )
     shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
-    layout = Layout(left.columns.schema(what), right.columns.schema(what), shared, without)
+    layout = JoinColumns(left.columns.schema(what), right.columns.schema(what), shared, without)
     columns = [*layout.columns((prefixes[0], prefixes[1])), *((bound, "timestamp") for bound in bounds)]
     # Spark does not tell upper from lower case in names.
     names = [name.lower() for name, _ in columns]

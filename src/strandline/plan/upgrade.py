@@ -12,14 +12,14 @@ from msgspec import UNSET, UnsetType, structs
 from strandline.api.states import State
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import FixedWindows, OperatorInfo, SessionWindows, StateInfo, Windows
-from strandline.format.names import Named, everything_in, find_named, name_in
+from strandline.format.names import StatePath, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
 from strandline.runtime.builtin import Aggregated
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type, quoted
-from strandline.types.evolution import DroppedField, Refusal, evolve, fields_of, validate_hints
+from strandline.types.evolution import DroppedField, TypeMismatch, evolve, fields_of, validate_hints
 from strandline.types.hints import Hints
 
 
@@ -134,15 +134,18 @@ class _Planner:
         self._stored = stored
         self._operators = operators
         aggregates = [
-            Named(uid, name) for uid, info in stored.items() for state in info.states for name in state.aggregates or ()
+            StatePath(uid, name)
+            for uid, info in stored.items()
+            for state in info.states
+            for name in state.aggregates or ()
         ]
         fields = [
-            Named(uid, state.name, path)
+            StatePath(uid, state.name, path)
             for uid, info in stored.items() for state in info.states if state.value_type and not state.merge
             for path in fields_of(parse_type(state.value_type))
         ]  # fmt: skip
         self._names = list(dict.fromkeys([*everything_in(stored.values()), *aggregates, *fields]))
-        self._drop: set[Named] = set()
+        self._drop: set[StatePath] = set()
         self._unused: list[str] = []
         self._changes: list[Change] = []
         self._refusals: list[str] = []
@@ -195,7 +198,7 @@ class _Planner:
             self._changes.append(Change(uid, "", "kept", "", details))
         else:
             self._changes.append(Change(uid, "", "renamed", info.uid, details))
-        if Named(info.uid) in self._drop:
+        if StatePath(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
         if operator.key_schema != info.key_schema:
             self._refuse(uid, "", f"its key is {operator.key_schema}, was {info.key_schema}")
@@ -214,7 +217,7 @@ class _Planner:
                 continue
             if before.name != state.name:
                 was[state.name] = before.name
-            named = Named(info.uid, before.name)
+            named = StatePath(info.uid, before.name)
             if named in self._drop and before.name not in (before.aggregates or ()):
                 self._refuse(uid, state.name, f"drop names '{name_in(self._names, named)}', and the program has it")
                 continue
@@ -239,7 +242,7 @@ class _Planner:
         dropped = {named.state for named in self._drop if named.uid == info.uid and named.state and not named.field}
         changes = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
         self._refusals += [f"operator '{operator.uid}': {why}" for why in changes.refusals]
-        self._missing += [name_in(self._names, Named(info.uid, name)) for name in changes.to_drop]
+        self._missing += [name_in(self._names, StatePath(info.uid, name)) for name in changes.to_drop]
         if changes.to_add:
             self._to_add[operator.uid] = tuple(changes.to_add)
         return changes
@@ -278,10 +281,12 @@ class _Planner:
                     )
                 else:
                     schemas, details, gone = _evolve_state(schemas, before, now, hints)
-                    reasons += [f"{change}: {why}" for why in self._fields_gone(Named(stored_uid, before.name), gone)]
+                    reasons += [
+                        f"{change}: {why}" for why in self._fields_gone(StatePath(stored_uid, before.name), gone)
+                    ]
             except ConfigurationError as error:
                 reasons.append(f"{change}: {error.message}")
-        reasons += self._fields_kept(Named(stored_uid, before.name), gone)
+        reasons += self._fields_kept(StatePath(stored_uid, before.name), gone)
         was = "" if before.name == now.name else before.name
         if reasons:
             self._refusals += [f"operator '{uid}': {reason}" for reason in reasons]
@@ -291,7 +296,7 @@ class _Planner:
         self._changes.append(Change(uid, now.name, action, was, details))
         return schemas
 
-    def _fields_gone(self, state: Named, gone: Sequence[DroppedField]) -> list[str]:
+    def _fields_gone(self, state: StatePath, gone: Sequence[DroppedField]) -> list[str]:
         """Return reasons against leaving out fields: the user must say of each whether it is dropped or renamed."""
         reasons = []
         for lost in gone:
@@ -306,7 +311,7 @@ class _Planner:
             reasons.append(f"{why}, and {new} {verb} new: is it renamed, or dropped?" if new else why)
         return reasons
 
-    def _fields_kept(self, state: Named, gone: Sequence[DroppedField]) -> list[str]:
+    def _fields_kept(self, state: StatePath, gone: Sequence[DroppedField]) -> list[str]:
         """Return reasons against dropping fields that the program has."""
         return [
             f"drop names '{name_in(self._names, named)}', and the program has it"
@@ -317,7 +322,7 @@ class _Planner:
 
     def _plan_undeclared_state(self, uid: str, stored_uid: str, state: StateInfo) -> bool:
         """Record a stored state that the program does not have; return whether to discard it."""
-        named = Named(stored_uid, state.name)
+        named = StatePath(stored_uid, state.name)
         if named in self._drop:
             self._changes.append(Change(uid, state.name, "dropped"))
             return True
@@ -341,10 +346,10 @@ class _Planner:
         return ""
 
     def _plan_missing_operator(self, info: OperatorInfo) -> None:
-        if Named(info.uid) in self._drop or not info.states:
+        if StatePath(info.uid) in self._drop or not info.states:
             self._changes.append(Change(info.uid, "", "dropped"))
             return
-        self._missing.append(name_in(self._names, Named(info.uid)))
+        self._missing.append(name_in(self._names, StatePath(info.uid)))
         uids = ", ".join(sorted(operator.uid for operator in self._operators)) or "none"
         reason = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"
         self._refusals.append(reason)
@@ -400,7 +405,7 @@ def _evolve_state(
     old, new = parse_type(before.value_type), parse_type(now.value_type)
     hints = validate_hints(hints, new)
     evolution = evolve(old, new, hints)
-    if isinstance(evolution, Refusal):
+    if isinstance(evolution, TypeMismatch):
         raise ConfigurationError("; ".join(evolution.reasons))
     gone = tuple(lost for lost in evolution.dropped if lost.path not in hints.droppable)
     return schemas.followed_by(old, new, hints), evolution.changes, gone

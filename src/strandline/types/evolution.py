@@ -76,14 +76,14 @@ class Converter:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class TypeMismatch:
     """The reasons why values of the old type cannot become values of the new one."""
 
     reasons: tuple[str, ...]
     """Each begins with a path."""
 
 
-def evolve(old: DataType, new: DataType, hints: Hints | None = None) -> Converter | Refusal:
+def evolve(old: DataType, new: DataType, hints: Hints | None = None) -> Converter | TypeMismatch:
     """Return the lossless conversion of values of `old` to values of `new`, or the reasons why there is none.
 
     `hints` have been validated. Callers convert no nulls; unchanged parts of the result are those of the argument.
@@ -91,14 +91,14 @@ def evolve(old: DataType, new: DataType, hints: Hints | None = None) -> Converte
     >>> from strandline.types.datatypes import parse_type
     >>> old = parse_type("struct<id: bigint, items: array<struct<price: bigint>>>")
     >>> evolve(old, parse_type("struct<id: bigint, items: array<struct<price: int>>>"))
-    Refusal(reasons=('value.items[].price: bigint -> int would lose numbers',))
+    TypeMismatch(reasons=('value.items[].price: bigint -> int would lose numbers',))
     >>> evolve(old, parse_type("struct<id: bigint, n: int>"), Hints(fill={"n": 1})).changes
     ('value.n: added, int, filled with 1', 'value.items: dropped')
     """
     walk = _Walk(hints or Hints())
     convert = walk.step(old, new, "", "")
     if walk.reasons:
-        return Refusal(tuple(walk.reasons))
+        return TypeMismatch(tuple(walk.reasons))
     return Converter(convert, tuple(walk.changes), tuple(walk.dropped))
 
 

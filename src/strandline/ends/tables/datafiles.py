@@ -65,7 +65,7 @@ class StagedFiles(JsonCommittable, frozen=True, array_like=True, tag="files"):
         """The columns of its rows."""
         return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(self.columns))))
 
-    def has_layout(self, layout: Layout) -> bool:
+    def has_layout(self, layout: FileLayout) -> bool:
         """Whether its files have this layout."""
         return self.split == list(layout.split) and self.schema.equals(layout.schema, check_metadata=True)
 
@@ -96,7 +96,7 @@ COMMITTABLES: msgspec.json.Decoder[StagedFiles | TableMark] = msgspec.json.Decod
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The layout of a table's files."""
 
     schema: pa.Schema
@@ -121,7 +121,7 @@ class WriteDataFiles:
     folder: str
     generation: Generation
     epoch: Epoch
-    layout: Layout
+    layout: FileLayout
     target_bytes: int
     key: Sequence[str] = ()
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from strandline.api.states import Map
-from strandline.runtime.operators.joins import LateSides, Layout, Row, TimedJoin, insert, time_of
+from strandline.runtime.operators.joins import JoinColumns, LateSides, Row, TimedJoin, insert, time_of
 from strandline.runtime.state.maps import MapTable
 
 AsOfHow = Literal["inner", "left"]
@@ -26,7 +26,7 @@ class AsOfJoin(TimedJoin):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: JoinColumns,
         how: AsOfHow = "inner",
         max_age_us: int | None = None,
         late: LateSides = (None, None),

@@ -59,7 +59,7 @@ def _half(pair: Any) -> Any:
     return right if left is None else left
 
 
-class Layout:
+class JoinColumns:
     """Result columns of a join: the left ones, then the right ones.
 
     Of the right ones, it leaves out keys that have the same name on the left, and the columns in `without`.
@@ -109,7 +109,7 @@ class Layout:
 class TimedJoin(BuiltinOperator, KeyedCoProcess):
     """Base of joins by time. They set `ctx.time_us` to a result's time before they yield it."""
 
-    def __init__(self, layout: Layout, how: How, late: LateSides = (None, None)) -> None:
+    def __init__(self, layout: JoinColumns, how: How, late: LateSides = (None, None)) -> None:
         self._layout = layout
         self._outer_left = how in ("left", "full")
         self._outer_right = how in ("right", "full")
@@ -170,7 +170,7 @@ class IntervalJoin(TimedJoin):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: JoinColumns,
         lower_us: int,
         upper_us: int,
         how: How = "inner",
@@ -303,7 +303,7 @@ class WindowJoin(TimedJoin):
     own_step = "window_join"
 
     def __init__(
-        self, layout: Layout, kind: Tumbling | Sliding, how: How = "inner", late: LateSides = (None, None)
+        self, layout: JoinColumns, kind: Tumbling | Sliding, how: How = "inner", late: LateSides = (None, None)
     ) -> None:
         super().__init__(layout, how, late)
         self._kind = kind

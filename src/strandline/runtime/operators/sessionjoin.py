@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from strandline.api.windows import Session, Window
-from strandline.runtime.operators.joins import How, LateSides, Layout, Row, TimedJoin, time_of
+from strandline.runtime.operators.joins import How, JoinColumns, LateSides, Row, TimedJoin, time_of
 from strandline.runtime.operators.windows.contents import Keeping
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.operators.windows.sessions import SessionWindows
@@ -15,7 +15,7 @@ from strandline.runtime.operators.windows.sessions import SessionWindows
 class _Halves(Keeping):
     """Stores the rows of both streams: each entry has one half, and the other is null."""
 
-    def __init__(self, layout: Layout, join: SessionJoin) -> None:
+    def __init__(self, layout: JoinColumns, join: SessionJoin) -> None:
         super().__init__(f"struct<left: {layout.left.ddl}, right: {layout.right.ddl}>", (), join._pairs)
 
     def add(self, at: int, value: Any, event: Any) -> Any:
@@ -33,7 +33,7 @@ class SessionJoin(SessionWindows, TimedJoin):
 
     own_step = "window_join"
 
-    def __init__(self, layout: Layout, kind: Session, how: How = "inner", late: LateSides = (None, None)) -> None:
+    def __init__(self, layout: JoinColumns, kind: Session, how: How = "inner", late: LateSides = (None, None)) -> None:
         TimedJoin.__init__(self, layout, how, late)
         SessionWindows.__init__(self, kind, _Halves(layout, self), Rules())
         self.own_function = ""

@@ -66,7 +66,7 @@ class Pane:
         return [*self.clean, *self.dirty, *self.now]
 
 
-class Layer:
+class PaneChanges:
     """Changes on their way to the backend."""
 
     def __init__(self, epoch: int) -> None:
@@ -78,7 +78,7 @@ class Layer:
         self.mark_us: int | None = None
 
 
-class PaneTable(StateTable[Layer]):
+class PaneTable(StateTable[PaneChanges]):
     """Panes of one operator partition."""
 
     def __init__(
@@ -248,15 +248,15 @@ class PaneTable(StateTable[Layer]):
                 columns = rows.slice(at, 1).columns[values_at:]
                 by_key[key].append((end, pa.StructArray.from_arrays(columns, fields=fields)))
 
-    def _copy(self) -> Layer:
-        layer = Layer(0)
+    def _copy(self) -> PaneChanges:
+        layer = PaneChanges(0)
         layer.mark_us = self._wanted_us
         # New Pane objects record the written entries: no code reads them, and the table's panes would collect them.
         layer.added = {end: (Pane(whole=False), list(pane.dirty)) for end, pane in self.panes.items()}
         return layer
 
-    def _take(self) -> Layer:
-        layer = Layer(self.epoch)
+    def _take(self) -> PaneChanges:
+        layer = PaneChanges(self.epoch)
         # A mark stored by an earlier run, with a lateness that is gone, must not be read after the end of time.
         wanted_us = self._wanted_us
         if wanted_us != self._mark_stored:
@@ -275,7 +275,7 @@ class PaneTable(StateTable[Layer]):
         has_given = mark_us is not None and min(self.panes, default=END_US) <= mark_us
         return mark_us if self.marked or has_given else None
 
-    def _freeze_pane(self, layer: Layer, end: int, pane: Pane) -> None:
+    def _freeze_pane(self, layer: PaneChanges, end: int, pane: Pane) -> None:
         added = list(pane.dirty)
         rows = sum(batch.num_rows for batch in added)
         if pane.whole:
@@ -299,7 +299,7 @@ class PaneTable(StateTable[Layer]):
             return pane.batches
         return _frozen_of(end, self._inflight) + pane.dirty + pane.now
 
-    def _stored(self, group: int, end: int, layers: Sequence[Layer]) -> list[pa.RecordBatch]:
+    def _stored(self, group: int, end: int, layers: Sequence[PaneChanges]) -> list[pa.RecordBatch]:
         """Read one key group's part of a pane, without what frozen layers hold or replace."""
         held = {layer.epoch for layer in layers if end in layer.added}
         least = max((layer.epoch for layer in layers if end in layer.replaced), default=-1)
@@ -332,7 +332,7 @@ class PaneTable(StateTable[Layer]):
 
     # -- bytes
 
-    def _encode(self, layer: Layer) -> Iterator[Entry]:
+    def _encode(self, layer: PaneChanges) -> Iterator[Entry]:
         if layer.mark_us is not None:
             # At the end of time all windows were emitted, and no pane is left. If the job continues, time begins anew.
             mark = None if layer.mark_us == END_US else pack_mark(layer.mark_us)
@@ -368,7 +368,7 @@ class PaneTable(StateTable[Layer]):
         return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self.schema)
 
 
-def _frozen_of(end: int, layers: Sequence[Layer]) -> list[pa.RecordBatch]:
+def _frozen_of(end: int, layers: Sequence[PaneChanges]) -> list[pa.RecordBatch]:
     """Return the batches of a pane in layers, older first."""
     batches: list[pa.RecordBatch] = []
     for layer in layers:

@@ -42,7 +42,7 @@ with days, or years, ends."""
 
 
 @dataclass(slots=True, eq=False)
-class Layer:
+class TimerChanges:
     """Changes that belong together, and the timers they set in the order of their times."""
 
     changes: dict[bytes, bool] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Layer:
         return _not_in([timer for timer in timers if self.changes.get(timer)], newer)
 
 
-class TimerTable(StateTable[Layer]):
+class TimerTable(StateTable[TimerChanges]):
     """Timers of one operator partition."""
 
     def __init__(self, name: str, backend: Backend, groups: range) -> None:
@@ -63,8 +63,8 @@ class TimerTable(StateTable[Layer]):
         self._now: dict[bytes, bool] = {}
         self._set_now: list[bytes] = []
         """A heap of the timers that this epoch set."""
-        self._dirty = Layer()
-        self._popped: list[tuple[Layer, list[bytes]]] = []
+        self._dirty = TimerChanges()
+        self._popped: list[tuple[TimerChanges, list[bytes]]] = []
         self._first: dict[int, bytes] = {}
         self._first_before: dict[int, bytes] | None = None
         self._due: list[bytes] | None = None
@@ -274,14 +274,14 @@ class TimerTable(StateTable[Layer]):
     def dirty_bytes(self) -> int:
         return len(self._dirty.changes) * _TIMER_BYTES
 
-    def _copy(self) -> Layer:
-        return Layer(dict(self._dirty.changes))
+    def _copy(self) -> TimerChanges:
+        return TimerChanges(dict(self._dirty.changes))
 
-    def _take(self) -> Layer:
-        layer, self._dirty = self._dirty, Layer()
+    def _take(self) -> TimerChanges:
+        layer, self._dirty = self._dirty, TimerChanges()
         return layer
 
-    def _encode(self, layer: Layer) -> Iterator[Entry]:
+    def _encode(self, layer: TimerChanges) -> Iterator[Entry]:
         return _encode(layer.changes)
 
     def _drop_written(self) -> None:
@@ -289,7 +289,7 @@ class TimerTable(StateTable[Layer]):
         if not self._popped and self._first_before is None:
             super()._drop_written()
 
-    def _let_go(self, layer: Layer) -> None:
+    def _let_go(self, layer: TimerChanges) -> None:
         for timer in layer.order:
             group = _GROUP.unpack_from(timer, 8)[0]
             first = self._first.get(group)
@@ -338,7 +338,7 @@ class TimerTable(StateTable[Layer]):
             newer.append(layer.changes)
         return due
 
-    def _layers(self) -> list[Layer]:
+    def _layers(self) -> list[TimerChanges]:
         """Return the layers that may override timers of the backend, from new to old."""
         return [self._dirty, *self._inflight[::-1]]
 

@@ -28,7 +28,7 @@ from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, StateInfo, TableFile, size_of
-from strandline.format.names import Named, find_named, name_in
+from strandline.format.names import StatePath, find_named, name_in
 from strandline.snapshot.rows.codec import RowCodec
 from strandline.snapshot.rows.codecs import has_rows, rows_of
 from strandline.snapshot.savepoints.savepoint import begin, discard, join_pieces, publish, uploading
@@ -44,7 +44,7 @@ def groups_of(operator: OperatorInfo, state: StateInfo) -> range:
 
 def find_state(operators: Sequence[OperatorInfo], name: str) -> tuple[OperatorInfo, StateInfo]:
     """Return the state that `uid.state` names. Raises ConfigurationError, which lists the states."""
-    tables = {Named(op.uid, info.name): (op, info) for op in operators for info in op.states if has_rows(info)}
+    tables = {StatePath(op.uid, info.name): (op, info) for op in operators for info in op.states if has_rows(info)}
     names = list(tables)
     match = find_named("what is given", name, names)
     if match is None:

@@ -14,7 +14,7 @@ from strandline.checkpoint.pins import is_pin, keep_renewed
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
-from strandline.format.names import Named, matching_names, name_in
+from strandline.format.names import StatePath, matching_names, name_in
 from strandline.snapshot.opening.snapshot import Snapshot
 from strandline.snapshot.rows.codec import RowCodec
 from strandline.snapshot.rows.codecs import has_rows, rows_of, times_of
@@ -131,7 +131,7 @@ def all_tables(snapshot: Snapshot) -> list[Table]:
     """Return the tables of a snapshot, in the order of its manifest."""
     manifest = snapshot.manifest
     states = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
-    named = [Named(operator.uid, state.name) for operator, state in states]
+    named = [StatePath(operator.uid, state.name) for operator, state in states]
     return [
         Table(snapshot.folder, snapshot.metadata, operator, state, name_in(named, one), *times_of(manifest))
         for (operator, state), one in zip(states, named, strict=True)
@@ -148,7 +148,7 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
 
     Raises NotFoundError, which lists the tables.
     """
-    known = {Named(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
+    known = {StatePath(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
     matches = [known[one] for one in matching_names(name, [*known]) or [one for one in known if one.state == name]]
     if len(matches) == 1:
         return matches[0]

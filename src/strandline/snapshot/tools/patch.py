@@ -19,7 +19,7 @@ from strandline.core.errors import ConfigurationError, StrandlineError, UserCode
 from strandline.core.keygroups import check_parallelism
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
-from strandline.format.names import Named, everything_in, find_named, name_in
+from strandline.format.names import StatePath, everything_in, find_named, name_in
 from strandline.snapshot.opening.snapshot import METADATA
 from strandline.snapshot.rows.codecs import has_rows, rows_of
 from strandline.snapshot.rows.panemarks import Marks
@@ -56,15 +56,15 @@ class Patch:
     max_parallelism: int | Mapping[str, int] | None = None
     """For all operators, or by uid for some."""
 
-    def plan(self, operators: Sequence[OperatorInfo]) -> Plan:
+    def plan(self, operators: Sequence[OperatorInfo]) -> AppliedPatch:
         """Return the plan of the patch for these operators.
 
         Raises ConfigurationError for unknown, repeated and ambiguous names, and for two states of one new name.
         """
-        return Plan(self, operators)
+        return AppliedPatch(self, operators)
 
 
-class Plan:
+class AppliedPatch:
     """A patch applied to operators: the change of each state."""
 
     def __init__(self, patch: Patch, operators: Sequence[OperatorInfo]) -> None:
@@ -90,27 +90,27 @@ class Plan:
         for operator in self.left:
             _check_names([info.name for info in operator.states], f"states of operator '{operator.uid}'")
 
-    def name(self, named: Named) -> str:
+    def name(self, named: StatePath) -> str:
         """Return the name of an operator or a state as text."""
         return name_in(self._names, named)
 
-    def tables(self) -> Iterator[tuple[Named, OperatorInfo, StateInfo]]:
+    def tables(self) -> Iterator[tuple[StatePath, OperatorInfo, StateInfo]]:
         """Yield each remaining state with a table, under its old name."""
         for operator in self._operators:
             for info in operator.states:
-                named = Named(operator.uid, info.name)
+                named = StatePath(operator.uid, info.name)
                 if has_rows(info) and not self._is_dropped(named):
                     yield named, operator, info
 
-    def now(self, named: Named) -> tuple[str, str]:
+    def now(self, named: StatePath) -> tuple[str, str]:
         """Return the new uid and name of a state."""
-        return self._renamed.get(Named(named.uid), named.uid), self._renamed.get(named, named.state)
+        return self._renamed.get(StatePath(named.uid), named.uid), self._renamed.get(named, named.state)
 
     def most(self, operator: OperatorInfo) -> int:
         """Return an operator's new max_parallelism."""
         return self._most.get(operator.uid, operator.max_parallelism)
 
-    def is_kept(self, named: Named, operator: OperatorInfo, state: StateInfo) -> bool:
+    def is_kept(self, named: StatePath, operator: OperatorInfo, state: StateInfo) -> bool:
         """Whether the files of a state stay the same."""
         # Files contain the names of operator and state.
         if self.now(named) != (named.uid, named.state):
@@ -118,7 +118,7 @@ class Plan:
         same_groups = state.kind == "broadcast" or self.most(operator) == operator.max_parallelism
         return same_groups and named not in self.edits and not self.is_replaced(named)
 
-    def is_replaced(self, named: Named) -> bool:
+    def is_replaced(self, named: StatePath) -> bool:
         """Whether all rows of a state come from outside of the snapshot."""
         return named in self.sources or named in self.writes
 
@@ -139,11 +139,11 @@ class Plan:
                 operators.append(structs.replace(operator, states=states, tables=tables))
         return operators
 
-    def _state(self, name: str) -> Named:
+    def _state(self, name: str) -> StatePath:
         operator, info = find_state(self._operators, name)
-        return Named(operator.uid, info.name)
+        return StatePath(operator.uid, info.name)
 
-    def _find(self, what: str, name: str) -> Named:
+    def _find(self, what: str, name: str) -> StatePath:
         match = find_named(what, name, self._names)
         if match is None:
             known = sorted(self.name(one) for one in self._names if self._has_rows(one))
@@ -152,12 +152,12 @@ class Plan:
             )
         return match
 
-    def _has_rows(self, named: Named) -> bool:
-        infos = {Named(op.uid, info.name): info for op in self._operators for info in op.states}
+    def _has_rows(self, named: StatePath) -> bool:
+        infos = {StatePath(op.uid, info.name): info for op in self._operators for info in op.states}
         return named not in infos or has_rows(infos[named])
 
-    def _is_dropped(self, named: Named) -> bool:
-        return named in self._dropped or Named(named.uid) in self._dropped
+    def _is_dropped(self, named: StatePath) -> bool:
+        return named in self._dropped or StatePath(named.uid) in self._dropped
 
     def _max_parallelisms(self, wanted: int | Mapping[str, int] | None) -> dict[str, int]:
         uids = [operator.uid for operator in self._operators]
@@ -173,13 +173,13 @@ class Plan:
         return of_all
 
     def _new_operators(self) -> list[OperatorInfo]:
-        left = [operator for operator in self._operators if Named(operator.uid) not in self._dropped]
+        left = [operator for operator in self._operators if StatePath(operator.uid) not in self._dropped]
         return [
             structs.replace(
-                op, uid=self.now(Named(op.uid))[0], partitions=[], max_parallelism=self.most(op),
+                op, uid=self.now(StatePath(op.uid))[0], partitions=[], max_parallelism=self.most(op),
                 parallelism=min(op.parallelism, self.most(op)), states=[
                     structs.replace(info, name=self.now(named)[1])
-                    for info in op.states if (named := Named(op.uid, info.name)) not in self._dropped
+                    for info in op.states if (named := StatePath(op.uid, info.name)) not in self._dropped
                 ],
             )
             for op in left
@@ -244,14 +244,14 @@ def make_patched(
 class _StateWriter:
     """Writes the rows of changed states into a builder."""
 
-    def __init__(self, plan: Plan, builder: SavepointBuilder, report: Report, states: int) -> None:
+    def __init__(self, plan: AppliedPatch, builder: SavepointBuilder, report: Report, states: int) -> None:
         self._plan = plan
         self._builder = builder
         self._report = report
         self._states = states
         self._done = 0
 
-    def write_replacement(self, named: Named, operator: OperatorInfo, info: StateInfo) -> None:
+    def write_replacement(self, named: StatePath, operator: OperatorInfo, info: StateInfo) -> None:
         """Write rows from outside of the snapshot."""
         if named in self._plan.writes:
             self._send_progress(f"writing {self._plan.name(named)}", 0)
@@ -261,7 +261,9 @@ class _StateWriter:
         else:
             self._write(named, operator, info, self._plan.sources[named](self._builder.scratch), check=True)
 
-    def write_edit(self, named: Named, operator: OperatorInfo, info: StateInfo, rows: Iterator[pa.RecordBatch]) -> None:
+    def write_edit(
+        self, named: StatePath, operator: OperatorInfo, info: StateInfo, rows: Iterator[pa.RecordBatch]
+    ) -> None:
         """Write the snapshot's rows after the edit of a state, if it has one."""
         is_edited = named in self._plan.edits
         if is_edited:
@@ -274,7 +276,7 @@ class _StateWriter:
         self._send_progress("reading what is there", progress.rows)
 
     def _write(
-        self, named: Named, operator: OperatorInfo, info: StateInfo, rows: Iterator[pa.RecordBatch], *, check: bool
+        self, named: StatePath, operator: OperatorInfo, info: StateInfo, rows: Iterator[pa.RecordBatch], *, check: bool
     ) -> None:
         if (most := self._plan.most(operator)) != operator.max_parallelism:
             if check:

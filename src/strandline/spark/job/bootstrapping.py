@@ -49,7 +49,7 @@ from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import FailureReporter
-from strandline.spark.job.history import History, Spool, describe, spool_root
+from strandline.spark.job.history import SourceHistory, Spool, describe, spool_root
 from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.saving import savepoint_of
@@ -76,7 +76,7 @@ _FINAL = (
 class BootstrapOptions:
     """Arguments of a bootstrap."""
 
-    history: History
+    history: SourceHistory
     target: Place
     form: Form
     rows_per_epoch: int

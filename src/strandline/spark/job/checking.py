@@ -16,14 +16,14 @@ from strandline.spark.job.compat import differences, to_regroup, watermark_chang
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.job import Job
 from strandline.spark.job.preparation import Preparation
-from strandline.spark.job.program_jobs import Named
+from strandline.spark.job.program_jobs import NamedJob
 from strandline.spark.job.run import Run
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 
 
 @dataclass(frozen=True)
-class Check:
+class SnapshotCheck:
     """The result of the check of a job with a snapshot."""
 
     job: str
@@ -38,7 +38,7 @@ class Check:
     """The step to take first if the program has another max_parallelism than the snapshot; else ""."""
 
 
-def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: bool = False) -> Check:
+def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: bool = False) -> SnapshotCheck:
     """Return what a start of the job with a snapshot would do with each stored operator and state.
 
     Runs all checks that a start makes before any change. Raises the errors of `open_snapshot` if the snapshot cannot be
@@ -69,7 +69,7 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: boo
     sinks = {name: sink for name, sink, _ in job._plan.sinks}
     upgrade, _ = differences(manifest, operators, sinks, job._plan.sources.names, drop, fork=origin.is_fork)
     notes += watermark_changes(manifest, pipeline.watermarks)
-    return Check(
+    return SnapshotCheck(
         job.name, origin.url, upgrade, tuple(notes), tuple(refusals), to_regroup(upgrade, operators, origin.url)
     )
 
@@ -93,19 +93,19 @@ class JobCollector:
         self.options: dict[str, StartOptions] = {}
         """The program's own options, for each job that it would start."""
 
-    def add(self, job: Named) -> None:
+    def add(self, job: NamedJob) -> None:
         """Keep a job; of two with the same name, the later one."""
         assert isinstance(job, Job)
         self.jobs[job.name] = job
 
-    def start(self, job: Named, options: StartOptions) -> Run:
+    def start(self, job: NamedJob, options: StartOptions) -> Run:
         """Keep the job and its options, and let the program continue to its next job."""
         self.add(job)
         self.options[job.name] = options
         no_run: Run = _NoRun()  # type: ignore[assignment]
         return no_run
 
-    def bootstrap(self, job: Named) -> Savepoint:
+    def bootstrap(self, job: NamedJob) -> Savepoint:
         """Keep the job, and let the program continue."""
         self.add(job)
         no_savepoint: Savepoint = _NoRun()  # type: ignore[assignment]

@@ -43,7 +43,7 @@ _WHOLE_FILES = {"spark.sql.files.maxPartitionBytes": str(1 << 50)}
 
 
 @dataclass(frozen=True)
-class History:
+class SourceHistory:
     """All rows of all sources, in the form in which the job's query reads them, each with its order."""
 
     rows: DataFrame
@@ -58,7 +58,7 @@ class History:
     """The DataFrames that the caller passed, by source."""
 
 
-def history_of(sources: Sources, pipeline: Pipeline, history: Frames, order_by: Order) -> History:
+def history_of(sources: Sources, pipeline: Pipeline, history: Frames, order_by: Order) -> SourceHistory:
     """Return a job's history; raise ConfigurationError if it does not fit the sources."""
     by_name = {node.name: node for node in sources.nodes}
     frames = _by_source(by_name, history, "history")
@@ -83,7 +83,7 @@ def history_of(sources: Sources, pipeline: Pipeline, history: Frames, order_by: 
             hint="give a time as the order of each source: order_by={name: expression}",
         )
     unsorted = any(not node.order_by and TIME not in node.hidden for node in pipeline.operators)
-    return History(
+    return SourceHistory(
         sources.union(ordered, [_ORDER]), bool(orders), kinds == {"time"}, orders, bool(orders) and unsorted, checked
     )
 
@@ -193,7 +193,7 @@ class Spool:
     _schema: StructType | None = None
     _one_task: bool = False
 
-    def write(self, history: History, rows_per_epoch: int, time_per_epoch_us: int | None) -> list[Slice]:
+    def write(self, history: SourceHistory, rows_per_epoch: int, time_per_epoch_us: int | None) -> list[Slice]:
         """Write the sorted history; return the slice for each epoch."""
         rows = history.rows
         wanted = max(1, math.ceil(rows.count() / rows_per_epoch))

@@ -18,7 +18,7 @@ ONLY = ""
 """Stands for the name of a program's job if it has but one."""
 
 
-class Named(Protocol):
+class NamedJob(Protocol):
     """A job, of which only the name is needed."""
 
     name: str
@@ -27,14 +27,14 @@ class Named(Protocol):
 class Interceptor(Protocol):
     """Receives each job of this process when it is created, started or bootstrapped."""
 
-    def add(self, job: Named) -> None:
+    def add(self, job: NamedJob) -> None:
         """Receive a new job."""
 
-    def start(self, job: Named, options: StartOptions) -> StartOptions | Run:
+    def start(self, job: NamedJob, options: StartOptions) -> StartOptions | Run:
         """Return the options with which to start a job, or what the program receives in place of a run."""
         ...
 
-    def bootstrap(self, job: Named) -> Savepoint | None:
+    def bootstrap(self, job: NamedJob) -> Savepoint | None:
         """Return what the program receives in place of a savepoint; None to run the bootstrap."""
         ...
 
@@ -53,18 +53,18 @@ def intercept_jobs(interceptor: Interceptor) -> Iterator[None]:
         _interceptor = before
 
 
-def intercept_job(job: Named) -> None:
+def intercept_job(job: NamedJob) -> None:
     """Pass a new job to the interceptor, if there is one."""
     if _interceptor is not None:
         _interceptor.add(job)
 
 
-def intercept_start(job: Named, options: StartOptions) -> StartOptions | Run:
+def intercept_start(job: NamedJob, options: StartOptions) -> StartOptions | Run:
     """Return the options with which to start a job, or what the program receives in place of a run."""
     return options if _interceptor is None else _interceptor.start(job, options)
 
 
-def intercept_bootstrap(job: Named) -> Savepoint | None:
+def intercept_bootstrap(job: NamedJob) -> Savepoint | None:
     """Return what the program receives in place of a savepoint; None to run the bootstrap."""
     return None if _interceptor is None else _interceptor.bootstrap(job)
 
@@ -99,11 +99,11 @@ class StartOverrides:
         names = {*self._restore, *self._drop}
         return sorted(name for name in names if name not in self._started and not (name == ONLY and self._started))
 
-    def add(self, job: Named) -> None:
+    def add(self, job: NamedJob) -> None:
         """Receive a new job."""
         self._names.add(job.name)
 
-    def start(self, job: Named, options: StartOptions) -> StartOptions:
+    def start(self, job: NamedJob, options: StartOptions) -> StartOptions:
         """Return the options with which to start a job. Raises ConfigurationError if they name none of several jobs."""
         self._names.add(job.name)
         check_named({*self._restore, *self._drop}, self._names)
@@ -113,7 +113,7 @@ class StartOverrides:
         options = replace(options, drop=tuple(dict.fromkeys(drop)), reopen=options.reopen or self._reopen)
         return options if url is None else replace(options, url=url, claim=self._claim, again=self._again)
 
-    def bootstrap(self, job: Named) -> None:
+    def bootstrap(self, job: NamedJob) -> None:
         """Let the job run its bootstrap."""
 
 

@@ -28,7 +28,7 @@ from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.saving import save, target_of
-from strandline.spark.job.supervision import Desired, Rollback, Supervisor
+from strandline.spark.job.supervision import Desired, RequestedRollback, Supervisor
 
 ON_THE_WAY: tuple[State, ...] = ("starting", "restarting", "rescaling")
 """States in which requests wait for the next attempt."""
@@ -121,7 +121,7 @@ class Requests:
     def rollback(self, checkpoint: int, timeout: float) -> None:
         """Go back to an older checkpoint; see `Run.rollback`."""
         supervisor, deadline = self._supervisor, time.monotonic() + timeout
-        rollback = Rollback(CheckpointId(checkpoint))
+        rollback = RequestedRollback(CheckpointId(checkpoint))
         # Held, so that the checkpoint is not subsumed between its verification and its restore.
         with self._serialized(deadline), self._b.holds:
             manifest = verify_own(self._b.jobdir, rollback.checkpoint)

@@ -56,7 +56,7 @@ _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
 @dataclass(eq=False)
-class Rollback:
+class RequestedRollback:
     """A command to go back to an older checkpoint. It is in force until a record of the job contains it."""
 
     checkpoint: CheckpointId
@@ -75,7 +75,7 @@ class Desired:
 
     parallelism: ParallelismOverride = field(default_factory=ParallelismOverride)
     """The parallelism from `rescale`; without one, that of the program, the settings or the checkpoint applies."""
-    rollback: Rollback | None = None
+    rollback: RequestedRollback | None = None
     """The last rollback, executed or not."""
 
 
@@ -263,7 +263,7 @@ class Supervisor:
         """Return the preparation of an attempt, without any of its steps."""
         return Preparation(self.blueprint, self.excluded, self.least_id, self.claim, desired.parallelism)
 
-    def _go_back(self, rollback: Rollback) -> None:
+    def _go_back(self, rollback: RequestedRollback) -> None:
         """Execute a rollback, unless that is done; if storage is unavailable, the next attempt tries again."""
         if rollback.is_recorded or rollback.refusal is not None:
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.filesystem import FileSystem
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.visibility_log import Owner, VisibilityLog
+from strandline.spark.sinks.visibility_log import SinkOwner, VisibilityLog
 
 FOLDER = "_strandline"
 _SPARKS = "_spark_metadata"
@@ -20,7 +20,7 @@ class ForeignOutput:
     """The output of a sink of another life."""
 
     identity: str
-    owner: Owner | None
+    owner: SinkOwner | None
     """Its owner, if a record names one."""
     files: list[str]
     """Its visible files; if the run begins with a snapshot of that life, those of epochs after the snapshot."""

@@ -50,7 +50,7 @@ Columns = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
-class Layout:
+class MessageColumns:
     """The columns of a row that become the parts of a message."""
 
     topic: str | None
@@ -122,7 +122,7 @@ def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
 class _Topics:
     """The checks of both kinds of sink before a job starts."""
 
-    layout: Layout
+    layout: MessageColumns
     target: KafkaTarget
 
     def try_out(self, empty: DataFrame) -> None:
@@ -161,7 +161,7 @@ class KafkaSink(_Topics, Transactional):
 
     made_by = "sinks.kafka()"
 
-    def __init__(self, layout: Layout, target: KafkaTarget, **more: Unpack[TransactionalOptions]) -> None:
+    def __init__(self, layout: MessageColumns, target: KafkaTarget, **more: Unpack[TransactionalOptions]) -> None:
         super().__init__(target, **more)
         self.layout = layout
         self.target: KafkaTarget = target
@@ -178,7 +178,7 @@ class KafkaSink(_Topics, Transactional):
 class KafkaSinkAtOnce(_Topics, Sink):
     """Write rows to Kafka as they come, at least once. Made by `sinks.kafka`."""
 
-    def __init__(self, layout: Layout, target: KafkaTarget, name: str | None) -> None:
+    def __init__(self, layout: MessageColumns, target: KafkaTarget, name: str | None) -> None:
         super().__init__(name=name, visibility="epoch")
         self.layout = layout
         self.target = target
@@ -298,7 +298,7 @@ def kafka(
             hint="write it like headers={'kind': 'kind', 'source': 'host'}",
         )
     check_option_names(what, more)
-    layout = Layout(topic, topic_column, key, value, headers, partition, timestamp)
+    layout = MessageColumns(topic, topic_column, key, value, headers, partition, timestamp)
     target = KafkaTarget(cluster, topic, prefix)
     if visibility == "epoch":
         if more.get("on_error", "fail") != "fail" or more.get("dead_letters") is not None:

@@ -12,7 +12,7 @@ from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.foreign_outputs import FOLDER, ForeignOutput, find_foreign
-from strandline.spark.sinks.visibility_log import Committable, Owner, VisibilityLog, VisibilityRecord
+from strandline.spark.sinks.visibility_log import Committable, SinkOwner, VisibilityLog, VisibilityRecord
 
 
 class OutputDirectory:
@@ -28,7 +28,7 @@ class OutputDirectory:
         self.run = run
         self._options = options
         self._home = f"{FOLDER}/{run.identity}"
-        self.records = VisibilityLog(self.files, root, self._home, Owner(run.job, run.life, run.sink))
+        self.records = VisibilityLog(self.files, root, self._home, SinkOwner(run.job, run.life, run.sink))
         self.records.check_owner()
         self.records.check_before(run.generation)
 

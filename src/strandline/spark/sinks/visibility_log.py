@@ -36,7 +36,7 @@ class Committable(msgspec.Struct, frozen=True):
 COMMITTABLES = msgspec.json.Decoder(Committable)
 
 
-class Owner(msgspec.Struct, frozen=True):
+class SinkOwner(msgspec.Struct, frozen=True):
     """The owner of rows: a sink of a job, in one life of that job."""
 
     job: str
@@ -51,7 +51,7 @@ class VisibilityRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     intent: list[Committable] = []
     """The epochs that are being shown: each of their files is staged, or is or was visible."""
-    owner: Owner | msgspec.UnsetType = msgspec.UNSET
+    owner: SinkOwner | msgspec.UnsetType = msgspec.UNSET
     """Missing in records of older versions."""
     by: int | msgspec.UnsetType = msgspec.UNSET
     """A random number of the run that wrote it, so that no two runs write the same bytes. May be missing as well."""
@@ -67,7 +67,7 @@ RECORD_FORMAT = RecordFormat(b"SLSHOWN1", 1, VisibilityRecord, "the record")
 class VisibilityLog:
     """The records of one sink in one output directory. `newest` is the one that counts."""
 
-    def __init__(self, files: FileSystem, root: str, directory: str, owner: Owner | None = None) -> None:
+    def __init__(self, files: FileSystem, root: str, directory: str, owner: SinkOwner | None = None) -> None:
         """`owner` is the writer of records; None to read only."""
         self._files = files
         self._owner = owner or msgspec.UNSET

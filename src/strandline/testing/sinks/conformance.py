@@ -19,7 +19,7 @@ from pathlib import Path
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink
-from strandline.testing.sinks.trial import Steps, Trial, failing_once, noting_ends
+from strandline.testing.sinks.trial import CrashingLines, Trial, failing_once, noting_ends
 
 __all__ = ["Check", "Promise", "Trial", "checks", "name_of"]
 
@@ -211,11 +211,11 @@ def a_crash_anywhere_in_a_write(trial: Trial) -> None:
     sink = trial.start()
     pending, epoch = trial.stage(sink, 1), 1
     sink.commit(pending)
-    with Steps(sink) as whole:
+    with CrashingLines(sink) as whole:
         trial.stage(sink, 2, version=1)
     for moment in trial.moments(whole.count):
         sink = trial.start(pending, epoch)
-        with Steps(sink, moment):
+        with CrashingLines(sink, moment):
             trial.stage(sink, epoch + 1, version=1)
         sink = trial.start(pending, epoch)
         trial.expect(*range(1, epoch + 1))
@@ -230,18 +230,18 @@ def a_crash_anywhere_in_a_commit_and_in_the_restart(trial: Trial) -> None:
     """Part of the listed rows are visible: a restart shows the rest, also after a restart that crashed."""
     sink = trial.start()
     pending, epoch = trial.stage(sink, 1, 2), 2
-    with Steps(sink) as commit:
+    with CrashingLines(sink) as commit:
         sink.commit(pending)
-    with Steps(sink) as restart:
+    with CrashingLines(sink) as restart:
         trial.start(pending, epoch, sink)
     for moment, another in zip(trial.moments(commit.count), reversed([*trial.moments(restart.count)]), strict=False):
         sink = trial.start(pending, epoch)
         pending = trial.stage(sink, epoch + 1, epoch + 2)
         epoch += 2
-        with Steps(sink, moment):
+        with CrashingLines(sink, moment):
             sink.commit(pending)
         trial.expect_none_twice()
-        with Steps(sink, another):
+        with CrashingLines(sink, another):
             trial.start(pending, epoch)
         trial.expect_none_twice()
         trial.start(pending, epoch)
@@ -373,14 +373,14 @@ def an_older_checkpoint_takes_back_what_came_later(trial: Trial) -> None:
     sink.commit([*older, *trial.stage(sink, 3, 4)])
     trial.stage(sink, 5)
     again = trial.make()
-    with Steps(again) as whole:
+    with CrashingLines(again) as whole:
         sink = trial.start(older, 2, again)
     trial.expect(1, 2)
     for version, moment in enumerate(trial.moments(whole.count), 1):
         sink.commit(trial.stage(sink, 3, version=version))
         trial.expect(1, 2, (3, version))
         again = trial.make()
-        with Steps(again, moment):
+        with CrashingLines(again, moment):
             trial.start(older, 2, again)
         sink = trial.start(older, 2)
         trial.expect(1, 2)

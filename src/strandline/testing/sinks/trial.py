@@ -154,7 +154,7 @@ class Trial:
         return (i * (steps - 1) // max(1, many - 1) for i in range(many))
 
 
-class Steps:
+class CrashingLines:
     """A context that counts the executed lines of a sink's modules, and crashes before one of them.
 
     Its modules are those in the folder of its class. The context replaces the trace function of debuggers and
@@ -170,7 +170,7 @@ class Steps:
         self._is_own: dict[str, bool] = {__file__: False}
         self._before: Any = None
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> CrashingLines:
         self._before = sys.gettrace()
         sys.settrace(self._trace_call)
         return self

@@ -19,7 +19,7 @@ from strandline.core.ids import Epoch, unique_name
 from strandline.ends.arguments import check_location
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.tables.columns import check_names, fit_columns, plain_type
-from strandline.ends.tables.datafiles import DataFile, Layout, WriteDataFiles
+from strandline.ends.tables.datafiles import DataFile, FileLayout, WriteDataFiles
 from strandline.ends.tables.errors import describe_error
 from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
@@ -109,7 +109,7 @@ class DeltaSink(TableSink):
         self._convert(columns)
         self._check_partition(columns, self.partition_by)
 
-    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
+    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[FileLayout, list[pa.Field]]:
         existing = pa.schema(table.schema())
         self._check_supported(table, key)
         self._convert(columns)
@@ -123,10 +123,10 @@ class DeltaSink(TableSink):
             )
         if key:
             # The merge divides its rows itself.
-            return Layout(schema), new
+            return FileLayout(schema), new
         check_names(self._where, "the table's partitioning", split, schema)
         self._check_partition(schema, split)
-        return Layout(schema, [(column, "") for column in split], leaves_out=True, statistics=True), new
+        return FileLayout(schema, [(column, "") for column in split], leaves_out=True, statistics=True), new
 
     def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
         table.alter.add_columns(self._convert(pa.schema(columns)).fields)
@@ -253,7 +253,7 @@ class DeltaSink(TableSink):
             return
         rows, columns, split = table.to_pyarrow_dataset(), pa.schema(table.schema()), table.metadata().partition_columns
         self._check_partition(columns, split)
-        layout = Layout(_creatable(columns), [(column, "") for column in split], leaves_out=True, statistics=True)
+        layout = FileLayout(_creatable(columns), [(column, "") for column in split], leaves_out=True, statistics=True)
         task = WriteDataFiles(
             self.place(table), "strandline-compacted", self._opened.generation, Epoch(0), layout, self.target_bytes
         )  # fmt: skip

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.ends.tables.datafiles import DataFile, Layout, StagedFiles
+from strandline.ends.tables.datafiles import DataFile, FileLayout, StagedFiles
 from strandline.ends.tables.errors import is_access_error
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.storage.place import Place
@@ -59,7 +59,7 @@ class TableFormat(Sink):
         """Create the table, unless another writer creates it at the same time."""
 
     @abstractmethod
-    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
+    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[FileLayout, list[pa.Field]]:
         """Return the layout for rows of these columns, merged by key or added, and the columns that the table lacks.
 
         Raises ConfigurationError if the table cannot hold the rows.

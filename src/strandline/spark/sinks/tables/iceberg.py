@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
 from strandline.ends.tables.columns import fit_columns, plain_type
-from strandline.ends.tables.datafiles import DataFile, Layout
+from strandline.ends.tables.datafiles import DataFile, FileLayout
 from strandline.ends.tables.errors import describe_error
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
@@ -147,7 +147,7 @@ class IcebergSink(TableSink):
                     hint="partition by a column of whole numbers, text or dates",
                 )
 
-    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[Layout, list[pa.Field]]:
+    def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[FileLayout, list[pa.Field]]:
         existing = table.schema().as_arrow()
         self._check_types([column for column in columns if column.name not in existing.names])
         may_add = self.new_columns == "add"
@@ -156,7 +156,7 @@ class IcebergSink(TableSink):
         schema = pa.schema([pa.field(c.name, _iceberg_type(c.type), c.nullable) for c in schema])
         if key:
             self._check_parts(table)
-            return Layout(schema), new
+            return FileLayout(schema), new
         # Field ids identify a column that is renamed later, or dropped and added again.
         schema = pa.schema([_with_id(c, existing.field(c.name)) if c.name in existing.names else c for c in schema])
         split = []
@@ -171,7 +171,7 @@ class IcebergSink(TableSink):
                     hint="change the table's partitioning, or give the sink a key: then pyiceberg writes the rows",
                 )
             split.append((column, _UNITS[transform]))
-        return Layout(schema, split), new
+        return FileLayout(schema, split), new
 
     def _check_parts(self, table: Any) -> None:
         """Refuse a partitioned table for which pyiceberg needs the package pyiceberg-core, if it is not installed."""

@@ -43,7 +43,7 @@ from strandline.ends.tables.columns import check_key, check_names
 from strandline.ends.tables.datafiles import (
     COMMITTABLES,
     DataFile,
-    Layout,
+    FileLayout,
     StagedFiles,
     TableMark,
     WriteDataFiles,
@@ -110,7 +110,7 @@ class TableSink(TableFormat):
         """Whether the table has answered since the program started the job."""
         self._may_show = Epoch(0)
         """The last epoch of which runs of this process may have added rows."""
-        self._prepared: tuple[str, float, Layout, Place] | None = None
+        self._prepared: tuple[str, float, FileLayout, Place] | None = None
         self._reached: CommitRecord | None = None
         self._gone: dict[str, str] = {}
         """The names of removed sinks whose rows of later epochs are taken back as well, by identity."""
@@ -294,7 +294,7 @@ class TableSink(TableFormat):
             raise self._lost(None)
         return place
 
-    def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
+    def _prepare(self, df: DataFrame) -> tuple[FileLayout, Place]:
         """Return the table's layout and place; create and claim the table first if there was none."""
         text = repr(df.schema)
         if (prepared := self._prepared) is not None:
@@ -303,7 +303,7 @@ class TableSink(TableFormat):
                 return layout, place
         columns = arrow_schema(df.schema)
 
-        def prepare(table: Any) -> tuple[Layout, Place]:
+        def prepare(table: Any) -> tuple[FileLayout, Place]:
             if table is None:
                 self._begin_without_table()
                 self.create(columns)
@@ -413,7 +413,7 @@ class TableSink(TableFormat):
             folder_at(place).delete(list(replaced))
         return sum(file.rows for file in files)
 
-    def _present_layout(self, table: Any, staged: StagedFiles) -> Layout:
+    def _present_layout(self, table: Any, staged: StagedFiles) -> FileLayout:
         """Return the table's present layout for staged files."""
         try:
             layout, new = self.layout(table, staged.schema, staged.key)
@@ -428,7 +428,7 @@ class TableSink(TableFormat):
             raise ConflictError(f"{self._where}: the columns {', '.join(c.name for c in new)} were added")
         return layout
 
-    def _write_again(self, place: Place, staged: StagedFiles, layout: Layout) -> list[DataFile]:
+    def _write_again(self, place: Place, staged: StagedFiles, layout: FileLayout) -> list[DataFile]:
         """Write staged rows again in the table's present layout."""
         log.warning("%s: %s was changed: rows of epoch %d are written again", self._label, self._where, staged.epoch)
         self._prepared = None
