@@ -15,6 +15,7 @@ from strandline.spark.sources.checks import Relation
 from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, check_files, moved_files
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.sources.log import last_step, logged_paths, with_moved_files
+from tests.spark.runs import run_of
 from tests.spark.test_cleaning import NAMES, Source, progress
 
 BATCH = 7
@@ -51,8 +52,12 @@ def test_files_that_spark_had_planned_are_looked_for(source: Source, compacted: 
     (source.root / "a.json").unlink()
     check(files)
     (source.root / NAMES[2]).unlink()
-    with pytest.raises(ConfigurationError, match=r"the source: 1 file is missing .*: .*/in/day=1/ü%20.json\n"):
+    with pytest.raises(
+        ConfigurationError, match=r"the source: 1 file is missing .*: .*/in/day=1/ü%20.json\n"
+    ) as caught:
         check(files)
+    # A job that works goes on when they are back, as after a disk was not mounted.
+    assert run_of()._supervisor._may_restart(caught.value)
 
 
 def test_a_source_that_read_no_files_before_is_refused(source: Source) -> None:

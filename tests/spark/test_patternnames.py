@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.spark.sources import patternnames
 from strandline.spark.sources.checks import Relation
@@ -66,6 +66,25 @@ def test_all_steps_that_an_epoch_takes_together_are_looked_at(source: Source, co
     logged(compacted)
     with pytest.raises(ConfigurationError, match=r"a\[1\]\.json"):
         names.begin(BATCH)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_an_epoch_whose_files_are_missing_is_not_read_without_them(source: Source, count: int) -> None:
+    """As when a disk is not mounted for a while: Spark would skip them without an error."""
+    names, logged = names_of(source)
+    source.read(*(f"{at} a.json" for at in range(count)))
+    logged()
+    (source.root / "1 a.json").unlink()
+    with pytest.raises(UnavailableError, match=rf"source 's': 1 of {count} files of the next epoch .*/in/1 a\.json\n"):
+        names.begin(BATCH)
+
+
+def test_an_epoch_is_read_without_files_that_may_be_missing(source: Source) -> None:
+    names, logged = names_of(source, ignoremissingfiles="true")
+    source.read("a.json", "b.json")
+    logged()
+    (source.root / "a.json").unlink()
+    names.begin(BATCH)
 
 
 def test_files_in_partitions_or_with_other_names_pass(source: Source) -> None:

@@ -1,6 +1,7 @@
 """Checks file sources at a start: they read the same directory as before, and the files of a snapshot exist.
 
-Spark checks neither: it takes the files of another directory for new ones, and skips logged files that are missing.
+Spark checks neither: it takes the files of another directory for new ones, and skips logged files that are missing. So
+the files of each epoch are checked, too.
 """
 
 from __future__ import annotations
@@ -200,6 +201,20 @@ def check_files(
             _report_missing(source, sorted(map(_plain, missing)))
 
 
+def check_planned(spark: SparkSession, source: FileSource, planned: Iterable[LoggedFile]) -> None:
+    """Raise UnavailableError if local files of the next epoch are missing, as those of a disk that is not mounted.
+
+    Spark plans from a listing that it made up to hundreds of epochs before. The job restarts, and Spark lists again.
+    """
+    paths = [] if source.ignores_missing else [file.path for file in planned if file.path.startswith("file:")]
+    if missing := sorted(map(_plain, _missing(spark, paths))):
+        raise UnavailableError(
+            f"{source.text}: {len(missing)} of {len(paths)} files of the next epoch are missing, and Spark would skip "
+            f"them: {', '.join(missing[:_MAX_NAMES])}",
+            hint="the job restarts from its last checkpoint, and reads what is there then: bring the files back",
+        )
+
+
 class ChangedFiles:
     """Warns of local files that were changed after they were read, as growing logs: Spark never reads the new content.
 
@@ -267,6 +282,7 @@ def _report_missing(source: FileSource, paths: Sequence[str]) -> None:
         message,
         hint=f"move them back{archive}, or restore a newer checkpoint or savepoint; to lose their rows and continue, "
         "start the job once with the source's option ignoreMissingFiles=true",
+        is_sources=True,
     )
 
 

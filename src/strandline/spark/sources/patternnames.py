@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId
-from strandline.spark.sources.filechecks import FileSource, qualified
+from strandline.spark.sources.filechecks import FileSource, check_planned, qualified
 from strandline.spark.sources.log import LoggedFile, UnreadableLogError, files_read, last_step
 
 _PATTERN = set("{}[]*?\\")
@@ -43,7 +43,7 @@ class PatternNames:
         self._steps = {source: source.reached(files, batch) for source in sources}
 
     def begin(self, batch: int) -> None:
-        """Raise ConfigurationError if the next epoch has a file with such a name."""
+        """Raise ConfigurationError if the next epoch has such a name, UnavailableError if a file is missing."""
         if not self._steps:
             return
         offsets = {f"offsets/{batch}": (self._directory / f"offsets/{batch}").read_bytes()}
@@ -52,7 +52,10 @@ class PatternNames:
                 reached = source.reached(offsets, batch)
                 if reached > before:
                     self._steps[source] = reached
-                    self._check(source, files_read(self._logs(source, before, reached), source.number, before, reached))
+                    logs = self._logs(source, before, reached)
+                    read = list(files_read(logs, source.number, before, reached))
+                    check_planned(self._spark, source, read)
+                    self._check(source, read)
 
     def captured(self, checkpoint: CheckpointId, batch: int, files: Mapping[str, bytes]) -> None:
         """Check, as `begin` does, files that Spark has planned after a checkpoint: a restore would need their names."""
