@@ -198,7 +198,7 @@ class Preparation:
         paths = {name: getattr(sink, "path", None) for name, sink, _ in b.plan.sinks}
         return SinkContext(
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
-            manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
+            *(manifest.output_position if manifest else ("", 0)), self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
             self._removed_sinks(name, origin) if generation else frozenset(),
         )  # fmt: skip
