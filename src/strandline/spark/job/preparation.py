@@ -112,7 +112,7 @@ class Preparation:
         operators, upgrade = self._settle(origin)
         start = self.start_of(origin)
         next_id = max(choice.next_id, self.least_id)
-        if origin.is_new and manifest is not None and manifest.life == owned.life:
+        if origin.is_new and manifest is not None and manifest.life == owned.life and manifest.checkpoint + 1 < next_id:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, checked)
         origin.make_base(b.jobdir, owned)
