@@ -267,6 +267,28 @@ def test_a_function_that_fails_ends_it_with_its_own_error(spark: Any, tmp_path: 
     assert not tried
 
 
+@pytest.mark.parametrize("existing", ["refuse", "replace"])
+def test_a_reprocessing_program_goes_on_where_the_older_one_has_shown_rows(
+    spark: Any, tmp_path: Path, local_dir: Path, existing: Any
+) -> None:
+    """They do not come again: the start neither refuses them nor takes them away."""
+    stream, out = sl.stream(small.source(spark, tmp_path / "in")), tmp_path / "out"
+    small.write_rows(tmp_path / "in", 0, [("a", "x", 1)] * 3)
+    sink = sl.sinks.files(str(out), format="json", existing=existing)
+    with small.job(stream, tmp_path, local_dir, sink=sink).start(spark) as run:
+        run.process_all_available(60)
+        run.stop(savepoint=tmp_path / "v1")
+    job = small.job(stream, tmp_path, local_dir, sink=sink)
+    history = spark.read.schema(pipeline.EVENT_SCHEMA).json(str(tmp_path / "in"))
+    job.bootstrap(spark, savepoint=tmp_path / "v2", history=history, starting_from=tmp_path / "v1")
+    small.write_rows(tmp_path / "in", 1, [("a", "x", 1)])
+    with job.start(spark, restore=tmp_path / "v2") as run:
+        run.process_all_available(60)
+        run.checkpoint(60)
+    rows = Counter((row["user"], row["n"]) for row in pipeline.read_json(out))
+    assert rows == small.counted("aaaa")
+
+
 def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case: Case) -> None:
     """In windows that begin in the history and end in the stream: each has each event once."""
     case.add(2, rows=20)

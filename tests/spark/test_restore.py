@@ -262,3 +262,22 @@ def test_of_two_drivers_on_two_machines_the_older_stops(spark: Any, case: Case) 
         assert older.status().restarts == 0
         assert newer.finish()["restarts"] == 0
     case.check()
+
+
+def test_a_deploy_from_the_last_savepoint_does_not_warn_of_rows_that_come_again(
+    spark: Any, case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    def job() -> sl.Job:
+        stream = sl.stream(small.source(spark, case.root / "in"))
+        return small.job(stream, case.root, case.local_dir, sink=sl.sinks.foreach_batch(lambda df, _: df.collect()))
+
+    last = case.root / "last"
+    small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+    with job().start(spark) as run:
+        run.process_all_available(60)
+        run.stop(savepoint=last)
+    with job().start(spark, restore=last) as run:
+        assert "goes back" not in caplog.text
+        run.checkpoint(60)
+    with job().start(spark, restore=last, again="once more"):
+        assert "the later output of sink" in caplog.text

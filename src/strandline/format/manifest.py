@@ -230,6 +230,10 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The sources' names, in the order in which Spark's files number them; left out if one has no name."""
     directory: str | msgspec.UnsetType = msgspec.UNSET
     """The url of the directory of the job that read them, whose later checkpoints have its later positions."""
+    life: str | msgspec.UnsetType = msgspec.UNSET
+    """In a savepoint of history: the life of the job that read them, if it is known. Else it is the manifest's."""
+    epoch: Epoch | msgspec.UnsetType = msgspec.UNSET
+    """With `life`: that job's epoch at this position."""
 
     def files(self) -> list[FileRef]:
         """Return every file that the source progress needs."""
@@ -283,6 +287,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         refs = [f for operator in self.operators for p in operator.partitions for f in p.files]
         refs += [t.file for operator in self.operators for tables in (operator.tables or {}).values() for t in tables]
         return refs + (self.source.files() if self.source else [])
+
+    @property
+    def output_position(self) -> tuple[str, Epoch]:
+        """The life and the epoch up to which rows were shown that a job which continues from here does not repeat."""
+        source = self.source
+        return (source.life, source.epoch or Epoch(0)) if source and source.life else (self.life, self.epoch)
 
     def stored(self) -> list[FileRef]:
         """Return every file that is an object in storage, each path once."""

@@ -153,7 +153,8 @@ def _copy_position(b: Blueprint, options: BootstrapOptions) -> SourceInfo | None
     """Copy the position in the sources to the bootstrap's folder and return it; None: the job reads all."""
     folder: Folder
     if options.start is not None and options.start.manifest.source is not None:
-        info, folder = options.start.manifest.source, options.start.folder
+        (life, epoch), folder = options.start.manifest.output_position, options.start.folder
+        info = msgspec.structs.replace(options.start.manifest.source, life=life, epoch=epoch)
     elif options.skipped is not None:
         folder = JobDirectory(b.jobdir.store, b.name, f"{b.jobdir.path}/read")
         info = place_after(b.plan.sources, options.skipped, folder, b.places.root)

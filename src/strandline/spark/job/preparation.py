@@ -112,7 +112,7 @@ class Preparation:
         operators, upgrade = self._settle(origin)
         start = self.start_of(origin)
         next_id = max(choice.next_id, self.least_id)
-        if origin.is_new and manifest is not None and manifest.life == owned.life:
+        if origin.is_new and manifest is not None and manifest.life == owned.life and manifest.checkpoint + 1 < next_id:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, checked)
         origin.make_base(b.jobdir, owned)
@@ -198,7 +198,7 @@ class Preparation:
         paths = {name: getattr(sink, "path", None) for name, sink, _ in b.plan.sinks}
         return SinkContext(
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
-            manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
+            *(manifest.output_position if manifest else ("", 0)), self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
             self._removed_sinks(name, origin) if generation else frozenset(),
         )  # fmt: skip

@@ -36,9 +36,10 @@ class SinkContext:
     begins: str = ""
     """The begin of the run, in words after the job's name: "starts afresh in …", "goes on from checkpoint 17 of …"."""
     from_life: str = ""
-    """The life of the restored snapshot, if any. Rows that it had shown by then do not come again."""
+    """The life of the restored snapshot, if any, or of the one before its history (`Manifest.output_position`). Rows
+    that it had shown by then do not come again."""
     from_epoch: int = 0
-    """The epoch of the snapshot."""
+    """The epoch of that snapshot."""
     staging: Place | None = None
     """Storage for rows that wait for delivery, which all machines of the job reach."""
     beside: frozenset[str] | None = None
