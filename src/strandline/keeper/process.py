@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, discreet
-from strandline.core.failure import shortened, to_failure, whole
+from strandline.core.failure import format_error, shortened, to_failure
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import CloseOnFork
@@ -205,7 +205,7 @@ class Keeper:
         return str(error) if self._service.log_values else discreet(error)
 
     def _log_whole(self, what: str, error: Exception) -> None:
-        log.error("%s", whole(what, error, with_values=self._service.log_values))
+        log.error("%s", format_error(what, error, with_values=self._service.log_values))
 
     def _send_failure(self, connection: Connection, error: StrandlineError) -> None:
         log.error("%s", self._loggable(error))

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
-from strandline.core.failure import whole
+from strandline.core.failure import format_error
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import OpenPartition, open_partition
@@ -285,7 +285,7 @@ class PartitionService:
             yield
         except BaseException as error:
             what = "the state is of no epoch any more: ending"
-            log.error("%s", whole(what, error, with_values=self.log_values))
+            log.error("%s", format_error(what, error, with_values=self.log_values))
             logging.shutdown()
             os._exit(1)
 
