@@ -91,8 +91,8 @@ class FollowExecutors:
 
     The slots are the number of executors times the cores of each (`spark.executor.cores` / `spark.task.cpus`). The
     parallelism is at least `min` and at most `max`; that of an operator is also at most its max_parallelism. A job
-    begins with the slots that exist. When there have been more of them for as long as `after`, the job is rescaled, as by
-    `run.rescale`, to their lowest number in this time; when there have been fewer, to their highest number.
+    begins with the slots that exist. When there have been more of them for as long as `after`, the job is rescaled, as
+    by `run.rescale`, to their lowest number in this time; when there have been fewer, to their highest number.
 
     >>> settings = Settings(parallelism=FollowExecutors(min=2, max=64))
     """
@@ -133,9 +133,9 @@ class Settings:
     """The settings of a job. Components (store, clock, backend) are arguments, not settings.
 
     With `fsync=False`, the operating system writes files in local directories (`file://`) to disk seconds later. A
-    crash of processes still loses nothing. A power cut or a crash of the machine may lose or tear complete checkpoints, while
-    sinks keep the rows that they made visible since: exactly once is not guaranteed after it. Object storage is not
-    affected.
+    crash of processes still loses nothing. A power cut or a crash of the machine may lose or tear complete checkpoints,
+    while sinks keep the rows that they made visible since: exactly once is not guaranteed after it. Object storage is
+    not affected.
 
     `show_values` says where errors quote keys, events and other data of the program. "errors": in exceptions that the
     program gets, but not in log files or the status; "nowhere": in none of them; "logs": in all of them.
