@@ -46,7 +46,7 @@ def _sendable(value: Any) -> Any:
 
 
 def escape_surrogates(text: str) -> str:
-    """Escape lone surrogates, which cannot be encoded and would end the connection instead of the epoch."""
+    """Escape lone surrogates, which cannot be encoded: an exception's text may be anything."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -62,7 +62,7 @@ def format_error(summary: str, error: BaseException, *, with_values: bool) -> st
     if with_values:
         return f"{summary}\n{''.join(traceback.format_exception(error)).rstrip()}"
     lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-    hint = "the message is left out, since it may quote values: show_values='logs' in Settings logs it"
+    hint = "to log its message, which may quote values, set show_values='logs' in Settings"
     return "\n".join([f"{summary}: {discreet(error)}; {hint}", *lines])
 
 
