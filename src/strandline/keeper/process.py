@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -209,10 +210,8 @@ class Keeper:
 
     def _send_failure(self, connection: Connection, error: StrandlineError) -> None:
         log.error("%s", self._loggable(error))
-        try:
+        with suppress(OSError):
             connection.send(p.FAILED, to_failure(error))
-        except OSError:
-            pass
 
     # -- end of the process
 
@@ -222,10 +221,8 @@ class Keeper:
         self._clear(everything=instructions.forget)
         # Log before the ack: the driver may kill this process as soon as it gets it.
         log.info("ending: the job was stopped")
-        try:
+        with suppress(OSError):
             connection.send(p.ACK, ack)
-        except OSError:
-            pass
         self._exit()
 
     def _clear(self, *, everything: bool) -> None:
