@@ -69,8 +69,8 @@ def test_keys_are_looked_up_and_shown_as_json(serve: Serve, local_dir: Path, str
     ]
     for keys, said in {
         ("detect.first", "x"): "error: there is no table 'detect.first' in this job",
-        ("detect.last", "ann"): "error: table 'detect.last': a key is no (card string, n bigint): expected a struct",
-        ("detect.last", '["ann"]'): "error: table 'detect.last': a key is no (card string, n bigint): ",
+        ("detect.last", "ann"): "error: table 'detect.last': a key is not (card string, n bigint): expected a struct",
+        ("detect.last", '["ann"]'): "error: table 'detect.last': a key is not (card string, n bigint): ",
     }.items():
         refused = strandline("lookup", "alerts", *keys, "--local-dir", local_dir)
         assert (refused.code, refused.stdout) == (1, "")

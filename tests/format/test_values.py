@@ -246,7 +246,7 @@ def test_coerces(ddl: str, given: Any, expected: Any) -> None:
         ("timestamp", 1_700_000_000, "give a datetime"),
         ("timestamp", dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))), "outside the years"),
         ("timestamp", pd.Timestamp(1, tz="UTC"), "nanoseconds"),
-        ("timestamp_ntz", pd.NaT, "it is no moment"),
+        ("timestamp_ntz", pd.NaT, "it is not a valid time"),
         ("timestamp_ntz", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "it has a time zone"),
         ("array<int>", "ab", "give a list"),
         ("array<int>", {1, 2}, "give a list"),

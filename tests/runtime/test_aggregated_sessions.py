@@ -142,7 +142,7 @@ def as_spark_does(bench: Aggregating, rows: Sequence[Row]) -> pa.RecordBatch:
 def _small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sketches of so few values are exact, and keys are looked at some at a time."""
     monkeypatch.setattr(sketches, "_HELD", 2)
-    monkeypatch.setattr(aggsessions, "_AT_ONCE", 3)
+    monkeypatch.setattr(aggsessions, "_KEYS_AT_ONCE", 3)
 
 
 rows = st.lists(

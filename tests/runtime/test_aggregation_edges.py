@@ -292,9 +292,9 @@ def test_a_mean_too_large_is_refused() -> None:
     fields = [FieldSpec("total", "decimal(38,10)", "sum"), FieldSpec("n", "bigint", "sum")]
     mean = Accumulators(fields, [ResultSpec("mean", "decimal(38,14)", "avg", ("total", "n"))])
     total = pa.array([Decimal(10**25)], pa.decimal128(38, 10))
-    assert mean.give([total, pa.array([100])])[0].to_pylist() == [Decimal(10**23)]
+    assert mean.compute_results([total, pa.array([100])])[0].to_pylist() == [Decimal(10**23)]
     with pytest.raises(StateTypeError, match="a mean does not fit into decimal\\(38,14\\)"):
-        mean.give([total, pa.array([1])])
+        mean.compute_results([total, pa.array([1])])
 
 
 class Pass(KeyedProcess):

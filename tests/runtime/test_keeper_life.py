@@ -187,7 +187,7 @@ def test_a_keeper_that_would_start_at_another_epoch_refuses_before_it_restores(n
     with pytest.raises(VersionMismatchError, match="would start at epoch 4"):
         keeper.run(epoch=epoch)
     if epoch != 4:
-        with pytest.raises(VersionMismatchError, match=f"expected to be at epoch {epoch}"):
+        with pytest.raises(VersionMismatchError, match=f"would start at epoch 4, expected {epoch}"):
             keeper.poll(epoch)
     assert list(keeper.directory.glob("db-*")) == []
     assert "restored checkpoint" not in keeper.log.read_text()

@@ -402,10 +402,10 @@ def test_the_last_words_of_a_keeper_may_quote_values(
     monkeypatch.setattr("os._exit", codes.append)
     monkeypatch.setattr("logging.shutdown", lambda: None)
     monkeypatch.setattr(PartitionService, "log_values", log_values)
-    with PartitionService(tmp_path / "op-0")._or_end():
+    with PartitionService(tmp_path / "op-0")._exit_on_error():
         raise KeyError("ann@example.org")
     assert codes == [1]
-    assert "the state is of no epoch any more" in caplog.text
+    assert "the epoch is half applied" in caplog.text
     assert "test_keeper_snapshots.py" in caplog.text
     assert ("ann@" in caplog.text) == log_values
 

@@ -23,7 +23,7 @@ from strandline.core.errors import ConfigurationError, KeeperError, NotFoundErro
 from strandline.core.ids import Epoch, Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.gil_interval import SwitchInterval
-from strandline.keeper.lookups import MOST_KEYS, table_of
+from strandline.keeper.lookups import MAX_KEYS, table_of
 from strandline.keeper.protocol import Lookup
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.runtime.state.lookups import LookupRequest
@@ -272,12 +272,12 @@ def test_what_cannot_be_looked_up_is_refused_with_what_can(tmp_path: Path) -> No
     for name in ("op.nothing", "value", "op.ttl.processing"):
         with pytest.raises(NotFoundError, match=r"no table '.*' in this job(.|\n)*op\.value, op\.pair, op\.tags"):
             table_of([operator_of(bench)], name)
-    with pytest.raises(StateTypeError, match=r"table 'op\.value': a key is no \(k string\): .* 7 \(int\)"):
+    with pytest.raises(StateTypeError, match=r"table 'op\.value': a key is not \(k string\): .* 7 \(int\)"):
         find(bench, "value", 7)
     with pytest.raises(StateTypeError, match="it has the columns x"):
         find(bench, "value", {"x": "a"})
-    for keys in ([], ["a"] * (MOST_KEYS + 1)):
-        with pytest.raises(ConfigurationError, match=rf"{len(keys)} keys .* expected 1 to {MOST_KEYS}"):
+    for keys in ([], ["a"] * (MAX_KEYS + 1)):
+        with pytest.raises(ConfigurationError, match=rf"{len(keys)} keys .* expected 1 to {MAX_KEYS}"):
             find(bench, "value", keys)
     bench.close()
 
@@ -289,7 +289,7 @@ def test_a_name_that_may_be_two_tables_is_written_with_quotes(tmp_path: Path) ->
     of = {"op": "timers.event", "op.timers": "event"}
     ops = [replace(operator_of(bench), uid=uid, states=[replace(value, name=name)]) for uid, name in of.items()]
     with pytest.raises(
-        NotFoundError, match=r"'op.timers.event' may be each of \"op\".\"timers.event\", \"op.timers\".\"event\""
+        NotFoundError, match=r"'op.timers.event' may be any of \"op\".\"timers.event\", \"op.timers\".\"event\""
     ):
         table_of(ops, "op.timers.event")
     assert {table_of(ops, f'"{uid}"."{name}"').uid for uid, name in of.items()} == {*of}

@@ -255,7 +255,9 @@ def test_percentiles_have_the_type_of_their_column(kind: str, values: list[Any],
         ResultSpec("low", kind, "approx_percentile", ("v", "s"), (0.0,)),
     ]
     about = Accumulators(fields, results)
-    every, low = about.give([pa.array([doubles.to_pylist(), []], pa.list_(pa.float64())), pa.nulls(2, pa.binary())])
+    every, low = about.compute_results(
+        [pa.array([doubles.to_pylist(), []], pa.list_(pa.float64())), pa.nulls(2, pa.binary())]
+    )
     assert every.to_pylist() == [[wanted[0], wanted[-1]], None]
     assert low.to_pylist() == [wanted[0], None]
     assert low.type == to_arrow_type(parse_type(kind))

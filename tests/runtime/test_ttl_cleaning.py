@@ -89,7 +89,7 @@ def test_the_bytes_of_a_list_that_expires_as_a_whole(make: Make) -> None:
 
 
 def test_much_is_cleaned_over_several_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry, "_MOST", 10)
+    monkeypatch.setattr(expiry, "_FIRED_AT_ONCE", 10)
     monkeypatch.setattr(timers, "_CHUNK", 7)
     bench = Bench("rocksdb", tmp_path, Asked())
     epoch(bench, [(f"k{n}", "set", n, n) for n in range(50)], now_s=100)
@@ -114,7 +114,7 @@ def test_much_is_cleaned_over_several_epochs(tmp_path: Path, monkeypatch: pytest
 
 def test_a_drain_cleans_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event time may begin anew after it: nothing that has expired may be there then."""
-    monkeypatch.setattr(expiry, "_MOST", 10)
+    monkeypatch.setattr(expiry, "_FIRED_AT_ONCE", 10)
     monkeypatch.setattr(timers, "_CHUNK", 7)
     bench = Bench("rocksdb", tmp_path, Living(TTL("10s", time="event")), timed=True)
     fill = [(f"k{n}", "set_value", n, n) for n in range(50)]
@@ -130,7 +130,7 @@ def test_a_drain_cleans_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_cleaning_keeps_pace_with_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry, "_MOST", 1)
+    monkeypatch.setattr(expiry, "_FIRED_AT_ONCE", 1)
     monkeypatch.setattr(timers, "_CHUNK", 5)
     bench = Bench("rocksdb", tmp_path, Asked())
     for now in range(100, 140):

@@ -127,4 +127,4 @@ def test_where_memory_runs_out_while_state_is_read_the_hint_says_what_to_do(tmp_
     bench = failing(ReadingMaps, MemoryError(), tmp_path, monkeypatch)
     with pytest.raises(UserCodeError) as caught:
         bench.apply([event("y")])
-    assert "the keeper could have no more memory" in caught.value.hint
+    assert "the keeper ran out of memory" in caught.value.hint

@@ -106,7 +106,7 @@ def test_names_that_may_be_two_tables_have_quotes(folders: dict[str, Path]) -> N
     assert [name for name in names if '"' in name] == ['"op"."timers.event"', '"op.timers"."event"']
     assert "op.timers.processing" in names
     assert (len(whole(snapshot, '"op.timers"."event"')), len(whole(snapshot, '"op"."timers.event"'))) == (60, 0)
-    with pytest.raises(NotFoundError, match=r"""may be each of '"op"."timers.event"', '"op.timers"."event"'"""):
+    with pytest.raises(NotFoundError, match=r"""may be any of '"op"."timers.event"', '"op.timers"."event"'"""):
         find_table(snapshot, "op.timers.event")
     with query(
         snapshot, 'SELECT count(*) FROM "op.timers".event, op."timers.processing" p WHERE p.k = event.k'

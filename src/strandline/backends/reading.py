@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from strandline.backends.heap import HEAP_FILE
-from strandline.backends.rocksfiles import SstFiles, Translating
+from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
 from strandline.backends.rocksoptions import end_of_prefix
 from strandline.core.keygroups import BROADCAST_GROUP, first_key, group_of
 from strandline.core.settings import BackendName
@@ -85,7 +85,7 @@ class _HeapReader:
 
 class _RocksDBReader:
     def __init__(self, directory: Path) -> None:
-        self._translating = Translating(directory)
+        self._translating = ErrorTranslation(directory)
         SstFiles(directory)
         options = Options(raw_mode=True)
         options.set_skip_stats_update_on_db_open(True)

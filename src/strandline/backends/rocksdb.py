@@ -27,8 +27,8 @@ from rocksdict import (
 
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
-from strandline.backends.rocksfiles import SstFiles, Translating
-from strandline.backends.rocksoptions import family_options, reading_from, reading_groups, write_options
+from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
+from strandline.backends.rocksoptions import family_options, group_read_options, prefix_read_options, write_options
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
@@ -89,10 +89,10 @@ class RocksDBBackend:
         self._walks: dict[str, tuple[RdictIter, int]] = {}
         self._written = 0
         self._writing = write_options()
-        self._reading_groups = reading_groups()
-        self._translating = Translating(directory)
+        self._reading_groups = group_read_options()
+        self._translating = ErrorTranslation(directory)
         self.unread: dict[int, BaseException] = {}
-        self._reading = Translating(directory, self.unread)
+        self._reading = ErrorTranslation(directory, self.unread)
         directory.mkdir(parents=True, exist_ok=True)
         self._files = SstFiles(directory)
         with self._translating:
@@ -126,7 +126,7 @@ class RocksDBBackend:
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the entries whose key begins with `prefix`, in key order, as they are at the start."""
-        return self._walk(state, reading_from(prefix, None), max(prefix, first))
+        return self._walk(state, prefix_read_options(prefix, None), max(prefix, first))
 
     def _walk(self, state: str, reading: ReadOptions, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         # `reading` must live as long as the iterator, which refers to the bound in it.
@@ -143,7 +143,7 @@ class RocksDBBackend:
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
         grouping = self._groupings.get(state)
         if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
-            return list(self._walk(state, reading_from(prefix, grouping), prefix))
+            return list(self._walk(state, prefix_read_options(prefix, grouping), prefix))
         entries = []
         with self._reading:
             walk = self._group_walk(state)
@@ -261,7 +261,7 @@ class RocksDBBackend:
 
     def _snapshot_file(self, path: Path) -> LocalFile | None:
         """Give a file of RocksDB's checkpoint its permanent name, or remove it if a restore does not need it."""
-        if name := self._files.lasting_name(path.name):
+        if name := self._files.permanent_name(path.name):
             path = path.rename(path.with_name(name))
             return LocalFile(name, path, path.stat().st_size, shared=True)
         if path.name == "CURRENT" or path.name.startswith("MANIFEST-"):

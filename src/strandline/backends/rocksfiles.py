@@ -1,4 +1,4 @@
-"""The permanent names of RocksDB's files, and the translation of its errors into ours."""
+"""The permanent names of RocksDB's files, and the translation of its errors into Strandline's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from strandline.core.ids import unique_name
 
 _TAG_DIGITS = 16
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
-_LASTING = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
+_PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 
 
 class SstFiles:
     """The permanent names of an opened database's SST and blob files.
 
-    RocksDB numbers its files in one sequence that a restore sets back, so that after a restore the same number names
-    other bytes. Hence a snapshot names each of them `number-tag.sst`, with a random tag for each opening of a backend:
-    no name ever has two contents.
+    RocksDB numbers its files in one sequence. A restore sets it back, and then the same number names other bytes. Hence
+    a snapshot names each file `number-tag.sst`, with a random tag for each opening of a backend: no name ever has two
+    contents.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -27,7 +27,7 @@ class SstFiles:
         self._tag = unique_name()[:_TAG_DIGITS]
         self._restored: dict[str, str] = {}
         for path in list(directory.iterdir()):
-            if match := _LASTING.fullmatch(path.name):
+            if match := _PERMANENT_NAME.fullmatch(path.name):
                 self._adopt(path, match[1] + match[2])
 
     def _adopt(self, path: Path, name: str) -> None:
@@ -39,7 +39,7 @@ class SstFiles:
         self._restored[name] = path.name
         path.rename(path.with_name(name))
 
-    def lasting_name(self, name: str) -> str | None:
+    def permanent_name(self, name: str) -> str | None:
         """Return the permanent name of a file, or None for a file that is neither SST nor blob."""
         if not _ROCKSDB_NAME.fullmatch(name):
             return None
@@ -47,15 +47,15 @@ class SstFiles:
         return self._restored.get(name, f"{number}-{self._tag}.{suffix}")
 
 
-class Translating:
-    """Translates RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
+class ErrorTranslation:
+    """A context that translates RocksDB's errors: bare `Exception`s whose text begins with their kind."""
 
-    __slots__ = ("_directory", "_noted")
+    __slots__ = ("_directory", "_errors_by_thread")
 
-    def __init__(self, directory: Path, noted: dict[int, BaseException] | None = None) -> None:
-        """Errors are added to `noted`, by thread id."""
+    def __init__(self, directory: Path, errors_by_thread: dict[int, BaseException] | None = None) -> None:
+        """Errors are also added to `errors_by_thread`, by thread id."""
         self._directory = directory
-        self._noted = noted
+        self._errors_by_thread = errors_by_thread
 
     def __enter__(self) -> None:
         pass
@@ -63,17 +63,17 @@ class Translating:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        ours = self._translated(error)
-        if self._noted is not None:
-            self._noted[threading.get_ident()] = ours or error
+        translated = self._translate(error)
+        if self._errors_by_thread is not None:
+            self._errors_by_thread[threading.get_ident()] = translated or error
         try:
-            if ours is not None:
-                raise ours from error
+            if translated is not None:
+                raise translated from error
         finally:
-            # The error's traceback has this frame: the cycle would keep the values of a write until a collection.
-            del ours
+            # The error's traceback refers to this frame: the cycle would keep a write's values for long.
+            del translated
 
-    def _translated(self, error: BaseException) -> StrandlineError | None:
+    def _translate(self, error: BaseException) -> StrandlineError | None:
         if not (isinstance(error, OSError) or type(error) is Exception):
             return None
         message = f"state directory {self._directory}: {error}"

@@ -20,8 +20,8 @@ from rocksdict import (
 
 from strandline.backends.options import MIB, Grouping, MemoryBudget, Tuning
 
-# The share of a memtable's size that its filter of groups takes.
-_GROUP_FILTER = 0.02
+_GROUP_FILTER_SHARE = 0.02
+"""The share of a memtable's size that its Bloom filter of groups takes."""
 
 
 def family_options(
@@ -43,33 +43,33 @@ def family_options(
     options.set_write_buffer_size(memory.memtable_bytes)
     options.set_max_write_buffer_number(4)
     options.set_compression_type(getattr(DBCompressionType, tuning.compression)())
-    options.set_block_based_table_factory(_table(cache, tuning))
-    _set_merging(options, tuning)
+    options.set_block_based_table_factory(_table_options(cache, tuning))
+    _set_compaction(options, tuning)
     if tuning.blob_min_bytes:
         _set_blobs(options, tuning)
     if grouping is not None:
         options.set_prefix_extractor(SliceTransform.create_max_len_prefix(grouping.size_bytes))
-        options.set_memtable_prefix_bloom_ratio(_GROUP_FILTER)
+        options.set_memtable_prefix_bloom_ratio(_GROUP_FILTER_SHARE)
     return options
 
 
 def write_options() -> WriteOptions:
-    """Return the options of writes: without a log, and without waiting with the GIL held."""
-    writing = WriteOptions()
-    setattr(writing, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
-    writing.no_slowdown = True
-    return writing
+    """Return the options of writes: without a log, and failing in place of a stall, which would hold the GIL."""
+    options = WriteOptions()
+    setattr(options, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
+    options.no_slowdown = True
+    return options
 
 
-def reading_groups() -> ReadOptions:
-    """Return the options of an iterator that reads one group after another, where all prefixes have the same size."""
+def group_read_options() -> ReadOptions:
+    """Return the options of an iterator that reads one group after another; all groups have prefixes of one size."""
     reading = ReadOptions()
     reading.set_prefix_same_as_start(True)
     return reading
 
 
-def reading_from(prefix: bytes, grouping: Grouping | None) -> ReadOptions:
-    """Return the options of an iterator over the keys that begin with `prefix`, with filters if it is a group's."""
+def prefix_read_options(prefix: bytes, grouping: Grouping | None) -> ReadOptions:
+    """Return the options of an iterator over a prefix's keys, with Bloom filters if it has a whole group."""
     reading = ReadOptions()
     reading.set_total_order_seek(grouping is None or len(prefix) < grouping.size_bytes)
     end = end_of_prefix(prefix)
@@ -80,11 +80,11 @@ def reading_from(prefix: bytes, grouping: Grouping | None) -> ReadOptions:
 
 def end_of_prefix(prefix: bytes) -> bytes | None:
     """Return the first key after all that begin with `prefix`, or None if there is none."""
-    cut = prefix.rstrip(b"\xff")
-    return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
-def _table(cache: Cache, tuning: Tuning) -> BlockBasedOptions:
+def _table_options(cache: Cache, tuning: Tuning) -> BlockBasedOptions:
     table = BlockBasedOptions()
     table.set_block_cache(cache)
     table.set_block_size(tuning.block_bytes)
@@ -93,7 +93,7 @@ def _table(cache: Cache, tuning: Tuning) -> BlockBasedOptions:
     return table
 
 
-def _set_merging(options: Options, tuning: Tuning) -> None:
+def _set_compaction(options: Options, tuning: Tuning) -> None:
     options.set_level_zero_file_num_compaction_trigger(tuning.merge_trigger)
     options.set_level_zero_slowdown_writes_trigger(tuning.merge_trigger * 2 + 20)
     options.set_level_zero_stop_writes_trigger(tuning.merge_trigger * 3 + 40)
@@ -123,6 +123,6 @@ def _set_blobs(options: Options, tuning: Tuning) -> None:
 
 
 def _open_files() -> int:
-    """Return the most files that RocksDB keeps open: all (-1, the fastest) if the process may open enough."""
+    """Return how many files RocksDB may keep open: all (-1, the fastest) if the limit of the process allows it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return -1 if soft == resource.RLIM_INFINITY or soft >= 1 << 16 else max(soft // 4, 64)

@@ -30,7 +30,7 @@ from strandline.control.wire import (
     version_error,
 )
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError, discreet
-from strandline.core.failure import to_failure, whole
+from strandline.core.failure import format_error, to_failure
 from strandline.core.settings import ShowValues
 from strandline.core.version import VERSION
 from strandline.keeper.paths import Places
@@ -173,7 +173,7 @@ class ControlServer:
             self._log_error("a command was not answered", error)
 
     def _log_error(self, what: str, error: BaseException) -> None:
-        log.error("%s", whole(what, error, with_values=self._show_values == "logs"))
+        log.error("%s", format_error(what, error, with_values=self._show_values == "logs"))
 
     def _make_room(self) -> None:
         """At the limit of connections, close the oldest one that has no command in progress."""

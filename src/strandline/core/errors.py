@@ -118,7 +118,7 @@ class UserCodeError(StrandlineError):
     def discreet(self) -> str:
         """The message without the program's data: only the operator and the kind, since any text may quote values."""
         where = f"operator '{self.fields['operator']}': " if "operator" in self.fields else ""
-        return self._discreet or f"{where}{type(self).__name__}; what it says may quote values, and is not shown here"
+        return self._discreet or f"{where}{type(self).__name__}; its message is left out, since it may quote values"
 
 
 class OutputError(UserCodeError):

@@ -1,4 +1,4 @@
-"""Encodes our errors for another process, and formats errors for logs without values or credentials."""
+"""Encodes Strandline's errors for another process, and formats errors for logs without values or credentials."""
 
 from __future__ import annotations
 
@@ -33,22 +33,20 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_failure(error: StrandlineError) -> Failure:
-    """Encode an error; fields that cannot be sent, since the user's function may set any, become text."""
+    """Encode an error. The user's function may set any fields: those that cannot be sent become text."""
     fields = {name: _sendable(value) for name, value in error.fields.items()}
-    return Failure(
-        kind=type(error).__name__, message=_text(error.message), hint=_text(error.hint), fields=fields,
-        discreet=_text(error._discreet),
-    )  # fmt: skip
+    message, hint, discreet = map(escape_surrogates, (error.message, error.hint, error._discreet))
+    return Failure(kind=type(error).__name__, message=message, hint=hint, fields=fields, discreet=discreet)
 
 
 def _sendable(value: Any) -> Any:
     if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
         return value
-    return _text(value if isinstance(value, str) else repr(value))
+    return escape_surrogates(value if isinstance(value, str) else repr(value))
 
 
-def _text(text: str) -> str:
-    """Escape lone surrogates, which cannot be encoded and would end the connection instead of the epoch."""
+def escape_surrogates(text: str) -> str:
+    """Escape lone surrogates, which cannot be encoded: an exception's text may be anything."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -59,25 +57,23 @@ def from_failure(failure: Failure) -> StrandlineError:
     return error
 
 
-def whole(what: str, error: BaseException, *, with_values: bool) -> str:
-    """Format an unexpected error for a log: with its traceback, or only with its kind and lines.
-
-    Without values, its message, which may quote some, and its cause are left out.
-    """
+def format_error(summary: str, error: BaseException, *, with_values: bool) -> str:
+    """Format an unexpected error for a log: with its traceback, or without values: its kind and lines of code."""
     if with_values:
-        return f"{what}\n{''.join(traceback.format_exception(error)).rstrip()}"
+        return f"{summary}\n{''.join(traceback.format_exception(error)).rstrip()}"
     lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-    return "\n".join([f"{what}: {discreet(error)}; what it says may quote values, and is not shown here", *lines])
+    hint = "to log its message, which may quote values, set show_values='logs' in Settings"
+    return "\n".join([f"{summary}: {discreet(error)}; {hint}", *lines])
 
 
-def shortened(text: str, most: int = 2000) -> str:
-    """Cut a text that quotes values to a length: one value may be a whole file."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+def shortened(text: str, max_chars: int = 2000) -> str:
+    """Shorten a text that quotes values: one value may be a whole file."""
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text):,} characters)"
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
     """Replace secrets in a text, and credentials as `without_credentials` does."""
-    for secret in sorted((each for each in secrets if len(each) >= 4), key=len, reverse=True):
+    for secret in sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True):
         text = text.replace(secret, "***")
     return without_credentials(text)
 

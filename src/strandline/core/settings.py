@@ -32,9 +32,12 @@ _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_duration_ms(value: Duration, what: str) -> int:
-    """Return the milliseconds of a duration; refuse one that is negative, a number or longer than 10,000 years."""
+    """Return the milliseconds of a duration.
+
+    Raises ConfigurationError if it is negative, longer than 10,000 years, or a number other than 0, which has no unit.
+    """
     text, duration_ms = repr(value), None
-    # An infinite number overflows.
+    # round() raises OverflowError for a number with so many digits that its float is infinite.
     with suppress(OverflowError):
         if isinstance(value, dt.timedelta):
             seconds = value / dt.timedelta(seconds=1)
@@ -43,12 +46,14 @@ def parse_duration_ms(value: Duration, what: str) -> int:
             duration_ms = round(float(match[1]) * _DURATION_MS[match[2]])
         elif isinstance(value, int | float) and value == 0:
             duration_ms = 0
-    if duration_ms is not None and 0 <= duration_ms <= LONGEST_MS:
-        return duration_ms
-    if duration_ms is not None and duration_ms < 0:
-        raise ConfigurationError(f"{what} is {text}, expected 0 or more", hint="leave the minus out")
     if duration_ms is not None:
-        raise ConfigurationError(f"{what} is {text}, expected at most 10,000 years", hint="write a shorter one")
+        if duration_ms < 0:
+            raise ConfigurationError(f"{what} is {text}, expected 0 or more", hint="leave the minus out")
+        if duration_ms > LONGEST_MS:
+            raise ConfigurationError(
+                f"{what} is {text}, expected at most 10,000 years", hint="write a shorter duration"
+            )
+        return duration_ms
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LONGEST_MS:
         raise ConfigurationError(
             f"{what} is {text}, expected a duration with its unit",
@@ -85,9 +90,9 @@ class FollowExecutors:
     """A parallelism that follows the cluster: a partition for each task slot of its executors.
 
     The slots are the number of executors times the cores of each (`spark.executor.cores` / `spark.task.cpus`). The
-    parallelism is not below `min` and not above `max`; that of an operator is not above its max_parallelism either. A
-    job begins with the slots that exist. When there have been more for as long as `after`, the job is rescaled, as by
-    `run.rescale`, to the lowest number in this time; when there have been fewer, to the highest.
+    parallelism is at least `min` and at most `max`; that of an operator is also at most its max_parallelism. A job
+    begins with the slots that exist. When there have been more of them for as long as `after`, the job is rescaled, as
+    by `run.rescale`, to their lowest number in this time; when there have been fewer, to their highest number.
 
     >>> settings = Settings(parallelism=FollowExecutors(min=2, max=64))
     """
@@ -101,11 +106,11 @@ class FollowExecutors:
             if number is not None and not _is_count(number):
                 raise ConfigurationError(f"FollowExecutors: {what} is {number!r}, expected a positive number")
         if self.max is not None and self.max < self.min:
-            raise ConfigurationError(f"FollowExecutors: max is {self.max}, and min is {self.min}")
+            raise ConfigurationError(f"FollowExecutors: max is {self.max}, and min is {self.min}, expected no more")
         if self.after_ms == 0:
             raise ConfigurationError(
                 f"FollowExecutors: after is {self.after!r}, expected more than 0",
-                hint="each change is a checkpoint and a restore: leave an executor the time to be replaced",
+                hint="each change costs a checkpoint and a restore: give the cluster time to replace an executor",
             )
 
     @property
@@ -113,9 +118,9 @@ class FollowExecutors:
         """The time for which there must have been more slots, or fewer, in milliseconds."""
         return parse_duration_ms(self.after, "FollowExecutors: after")
 
-    def within(self, room: int) -> int:
-        """Return the number of partitions for a number of task slots: `room`, limited by `min` and `max`."""
-        count = max(self.min, room)
+    def within(self, task_slots: int) -> int:
+        """Return the number of partitions for a number of task slots: one a slot, limited by `min` and `max`."""
+        count = max(self.min, task_slots)
         return count if self.max is None else min(self.max, count)
 
 
@@ -127,16 +132,16 @@ def _is_count(number: object) -> bool:
 class Settings:
     """The settings of a job. Components (store, clock, backend) are arguments, not settings.
 
-    `fsync` False: the operating system writes files in local directories (`file://`) to disk seconds later. A crash of
-    processes then still loses nothing. A power cut or a crash of the machine may lose or tear complete checkpoints,
-    while sinks keep the rows that they made visible since: exactly once is not guaranteed after it. This setting has
-    no effect on object storage.
+    With `fsync=False`, the operating system writes files in local directories (`file://`) to disk seconds later. A
+    crash of processes still loses nothing. A power cut or a crash of the machine may lose or tear complete checkpoints,
+    while sinks keep the rows that they made visible since: exactly once is not guaranteed after it. Object storage is
+    not affected.
 
     `show_values` says where errors quote keys, events and other data of the program. "errors": in exceptions that the
-    program gets, but not in log files or the status; "nowhere": not in exceptions either; "logs": everywhere.
+    program gets, but not in log files or the status; "nowhere": in none of them; "logs": in all of them.
 
-    `max_row` limits the size of a row that is sent to an operator, or that it outputs: Spark holds several copies of
-    it, and its JVM ends if they do not fit into memory.
+    `max_row` limits the size of a row that is sent to an operator, or that it outputs: Spark holds several copies
+    of a row, and its JVM ends if they do not fit into memory.
     """
 
     backend: BackendName = "rocksdb"

@@ -23,8 +23,8 @@ from strandline.storage.place import Place
 
 _PIECE_BYTES = 8 << 20
 """The size of a file of staged rows, which is in memory as a whole."""
-_WHOLE = "99999999"
-"""In the mark of a piece's end: greater than the number of any of its rows."""
+_PIECE_END = "99999999"
+"""The row number in the mark after a whole piece: greater than that of any row."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -33,9 +33,9 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     name: str
     rows: int
     bytes: int
-    """Their size in Arrow, uncompressed."""
+    """The size of the rows in Arrow, uncompressed."""
     crc32: int
-    """Of the file: detects another intact file in its place."""
+    """The checksum of the file: detects another intact file in its place."""
 
 
 class StagedTask(JsonCommittable, frozen=True, array_like=True, tag="rows"):
@@ -45,10 +45,10 @@ class StagedTask(JsonCommittable, frozen=True, array_like=True, tag="rows"):
     epoch: Epoch
     partition: int
     lane: int
-    """The lane of its delivery, also in later runs with other lanes: that lane's record has the progress."""
+    """The lane of the rows, also in later runs with other lanes: its record in the target has the progress."""
     pieces: list[Piece]
     place: str = ""
-    """The url of the staging folder, for errors. Pieces are read from the present one: a job's folder may be moved."""
+    """The url of the staging folder, for errors: a job may be moved, and pieces are read from its present folder."""
 
 
 class LaneMarks(JsonCommittable, frozen=True, array_like=True, tag="reached"):
@@ -62,44 +62,44 @@ COMMITTABLES: msgspec.json.Decoder[StagedTask | LaneMarks] = msgspec.json.Decode
 
 
 def generation_of(sink: str, path: str) -> int | None:
-    """Return the generation of the sink that has staged a file; None for other files."""
+    """Return the generation that staged a file of this sink; None for other files."""
     match = re.match(rf"{sink}/g(\d+)/", path)
     return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
-class StageRows:
-    """The task that stages a partition's rows of an epoch, called by `write_tasks`."""
+class RowStager:
+    """Stages a partition's rows of an epoch: a task that `write_tasks` runs."""
 
     place: Place
     sink: str
     generation: Generation
     epoch: Epoch
     parallel: bool = True
-    """Whether each partition has a lane; else all are in lane 0."""
+    """Whether each partition has a lane; otherwise all rows are in lane 0."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
         folder = folder_at(self.place)
         pieces: list[Piece] = []
-        held: list[pa.RecordBatch] = []
+        buffered: list[pa.RecordBatch] = []
         size = 0
 
-        def put() -> None:
+        def write_piece() -> None:
             nonlocal size
             name = f"{self.epoch}-{attempt.partition}-{attempt.name}-{len(pieces)}"
-            data = encode_rows(held)
+            data = encode_rows(buffered)
             folder.put(f"{self.sink}/g{self.generation}/{name}", data)
-            pieces.append(Piece(name, sum(b.num_rows for b in held), size, zlib.crc32(data)))
-            held.clear()
+            pieces.append(Piece(name, sum(b.num_rows for b in buffered), size, zlib.crc32(data)))
+            buffered.clear()
             size = 0
 
         for batch in batches:
-            held.append(batch)
+            buffered.append(batch)
             size += batch.nbytes
             if size >= _PIECE_BYTES:
-                put()
-        if held:
-            put()
+                write_piece()
+        if buffered:
+            write_piece()
         failpoints.hit("sink.rows_staged")
         lane = attempt.partition if self.parallel else 0
         return StagedTask(self.generation, self.epoch, attempt.partition, lane, pieces, folder.url).text
@@ -107,43 +107,43 @@ class StageRows:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A piece, with its position in its lane."""
+    """A piece in its lane."""
 
     number: str
-    """Its position in the lane: later pieces have greater numbers, also across runs."""
+    """The position in the lane, which sorts as a string: later pieces have greater numbers, also across runs."""
     path: str
     piece: Piece
     place: str
     """The url of the folder that it was written to."""
 
     def mark(self, rows: int) -> str:
-        """Return the mark after so many of its rows. Marks sort as strings."""
-        return f"{self.number}.{_WHOLE if rows >= self.piece.rows else f'{rows:08}'}"
+        """Return the mark after this number of rows of the piece. Marks sort as strings."""
+        return f"{self.number}.{_PIECE_END if rows >= self.piece.rows else f'{rows:08}'}"
 
-    def done(self, mark: str | None) -> int:
-        """Return the number of its rows up to the lane's mark."""
+    def delivered(self, mark: str | None) -> int:
+        """Return how many rows of the piece the target has, by the lane's mark."""
         if mark is None or mark < self.mark(0):
             return 0
         number, _, rows = mark.rpartition(".")
-        return int(rows) if number == self.number and rows != _WHOLE else self.piece.rows
+        return int(rows) if number == self.number and rows != _PIECE_END else self.piece.rows
 
     def read(self, folder: Folder, sink: str) -> list[pa.RecordBatch]:
-        """Read its rows."""
+        """Read the rows of the piece. Raises CorruptionError if the file is missing or not the one that was staged."""
         where = f"{folder.url}/{self.path}"
         try:
             data = folder.get(self.path)
         except NotFoundError as error:
             if self.place != folder.url:
                 raise CorruptionError(
-                    f"{sink}: rows of the last checkpoint were staged in {self.place}, and the sink now stages in "
-                    f"{folder.url}, which does not have {self.path}: staging= or checkpoints= of the job was changed",
+                    f"{sink}: {folder.url} does not have {self.path}, which was staged in {self.place} before the last "
+                    "checkpoint: staging= or checkpoints= of the job was changed",
                     hint="start the job with the former staging= until no rows wait for the sink (see `strandline "
                     f"status`), and change it then; or copy {self.path.partition('/')[0]}/ from there to {folder.url}",
                 ) from error
             raise CorruptionError(
-                f"{sink}: staged rows are gone that the target does not have on record: {where}",
-                hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; in "
-                "that case, restore the job from an older savepoint",
+                f"{sink}: staged rows are missing that the target has no record of: {where}",
+                hint="if the target was put back to an older state, restore the job from an older savepoint; otherwise "
+                "restore the file from a copy: it was deleted in the checkpoint's storage",
             ) from error
         hint = (
             "restore the file from a copy; or give the sink another name and start the job with drop=[…] of the "
@@ -164,40 +164,40 @@ def first_mark(generation: int) -> str:
 
 
 def files_of(sink: str, staged: StagedTask) -> Iterator[StagedFile]:
-    """Return a task's pieces in order."""
-    for at, piece in enumerate(staged.pieces):
-        number = f"{staged.generation:08}.{staged.epoch:012}.{staged.partition:05}.{at:05}"
+    """Yield a task's pieces in order."""
+    for index, piece in enumerate(staged.pieces):
+        number = f"{staged.generation:08}.{staged.epoch:012}.{staged.partition:05}.{index:05}"
         yield StagedFile(number, f"{sink}/g{staged.generation}/{piece.name}", piece, staged.place)
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """The undelivered rest of a piece."""
+    """The rows of a piece after its first `delivered` ones."""
 
-    waiting: StagedFile
-    done: int
+    file: StagedFile
+    delivered: int
 
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return self.waiting.piece.rows - self.done
+        return self.file.piece.rows - self.delivered
 
 
 def split_waiting(
-    waiting: Sequence[StagedFile], since: str | None, max_rows: int, max_bytes: int
+    waiting: Sequence[StagedFile], mark: str | None, max_rows: int, max_bytes: int
 ) -> Iterator[list[Remainder]]:
     """Split the rows after a lane's mark into parts, each for about one transaction."""
     part: list[Remainder] = []
     rows = size = 0
-    for each in waiting:
-        rest = Remainder(each, each.done(since))
+    for file in waiting:
+        rest = Remainder(file, file.delivered(mark))
         if not rest.rows:
             continue
-        if part and (rows + rest.rows > max_rows or size + each.piece.bytes > max_bytes):
+        if part and (rows + rest.rows > max_rows or size + file.piece.bytes > max_bytes):
             yield part
             part, rows, size = [], 0, 0
         part.append(rest)
-        rows, size = rows + rest.rows, size + each.piece.bytes
+        rows, size = rows + rest.rows, size + file.piece.bytes
     if part:
         yield part
 
@@ -206,20 +206,20 @@ def split_waiting(
 class TransactionRows:
     """The rows of a transaction, with their positions in the lane."""
 
-    rests: Sequence[Remainder]
+    remainders: Sequence[Remainder]
     _batches: Sequence[pa.RecordBatch]
 
     @classmethod
-    def read(cls, rests: Sequence[Remainder], folder: Folder, sink: str) -> TransactionRows:
-        """Read the rests of these pieces."""
-        batches = [b for r in rests for b in _skip(r.waiting.read(folder, sink), r.done)]
-        return cls(rests, batches)
+    def read(cls, remainders: Sequence[Remainder], folder: Folder, sink: str) -> TransactionRows:
+        """Read the rows from their files."""
+        batches = [b for r in remainders for b in _skip(r.file.read(folder, sink), r.delivered)]
+        return cls(remainders, batches)
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The number of rows up to the end of each piece."""
+        """The total number of rows up to the end of each remainder."""
         ends, end = [], 0
-        for rest in self.rests:
+        for rest in self.remainders:
             end += rest.rows
             ends.append(end)
         return ends
@@ -244,16 +244,17 @@ class TransactionRows:
 
     def mark(self, stop: int) -> str:
         """Return the mark after the rows up to `stop`."""
-        rest, row = self._at(stop - 1)
-        return rest.waiting.mark(row + 1)
+        rest, row = self._locate(stop - 1)
+        return rest.file.mark(row + 1)
 
     def _ids(self, sink: str, start: int, stop: int) -> list[str]:
-        return [f"{sink}-{rest.waiting.number}.{row:08}" for rest, row in map(self._at, range(start, stop))]
+        return [f"{sink}-{rest.file.number}.{row:08}" for rest, row in map(self._locate, range(start, stop))]
 
-    def _at(self, at: int) -> tuple[Remainder, int]:
-        index = bisect_right(self._ends, at)
-        rest = self.rests[index]
-        return rest, rest.done + at - (self._ends[index] - rest.rows)
+    def _locate(self, row: int) -> tuple[Remainder, int]:
+        """Return the remainder that has a row of the transaction, and the row's number in its piece."""
+        index = bisect_right(self._ends, row)
+        rest = self.remainders[index]
+        return rest, rest.delivered + row - (self._ends[index] - rest.rows)
 
 
 def _skip(batches: Sequence[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -26,7 +26,7 @@ from strandline.types.datatypes import (
     StringType,
     StructType,
 )
-from strandline.types.plain import scaled, unscaled
+from strandline.types.plain import from_unscaled, to_unscaled
 from strandline.types.plaincolumns import rescaled
 from strandline.types.records import record_type
 from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers, tolist
@@ -168,7 +168,7 @@ class FixedColumn(KeyColumn):
 
 def _decimal_scalar(kind: DecimalType) -> FixedScalar:
     """Return the conversions between decimals that fit 64 bits and numbers."""
-    longs, to_number, with_point = FIXED_SCALARS[LongType()], unscaled(kind.scale), scaled(kind.scale)
+    longs, to_number, with_point = FIXED_SCALARS[LongType()], to_unscaled(kind.scale), from_unscaled(kind.scale)
     limit = 10**kind.precision
 
     def from_number(number: int) -> Any:
@@ -223,7 +223,7 @@ class WideDecimalColumn(KeyColumn):
 
     def __init__(self, kind: DecimalType) -> None:
         super().__init__(kind)
-        self._unscaled, self._scaled = unscaled(kind.scale), scaled(kind.scale)
+        self._unscaled, self._scaled = to_unscaled(kind.scale), from_unscaled(kind.scale)
 
     def encode(self, value: Any) -> bytes:
         return int.to_bytes(self._unscaled(value) + _WIDE_BIAS, 16, "big")

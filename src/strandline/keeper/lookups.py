@@ -20,9 +20,9 @@ from strandline.types.datatypes import Field, StructType, parse_schema, parse_ty
 from strandline.types.jsonforms import from_text
 from strandline.types.murmur import key_group
 
-MOST_KEYS = 1000
-_EVERYWHERE = Partition(0)
-"""The partition whose copy of broadcast state is read."""
+MAX_KEYS = 1000
+_BROADCAST_PARTITION = Partition(0)
+"""The partition that answers look-ups of broadcast state: each has a copy."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class LookupResult:
 
     table: str
     epoch: Epoch
-    """The last epoch whose writes the value includes. A partition that was ahead may include those of the next."""
+    """The last epoch whose writes `value` includes. A partition that is ahead may include writes of the next one."""
     value: Any
     """For one key: its value, or None; a dict for a map; a list for a list; the times of timers; for windowed
-    aggregates, a dict from ends of panes to accumulators. For a list of keys: a list of these, in the same order."""
+    aggregates, a dict from ends of panes to accumulators. For a list of keys: a list of these, in its order."""
 
 
 class LookupTable:
-    """One state of a keyed operator of a running job: places keys in partitions, and decodes values."""
+    """One state of a keyed operator of a running job: finds the partitions of keys, and decodes values."""
 
     def __init__(self, operator: OperatorInfo, state: StateInfo) -> None:
         self.name = f"{operator.uid}.{state.name}"
@@ -48,57 +48,57 @@ class LookupTable:
         self._decode: Callable[[bytes], Any] = bytes
         if state.kind != "timers":
             self._decode = ValueCodec(looked_up_type(state, len(fields))).decode
-        self._subs = KeyCodec([parse_type(state.key_type)]) if state.key_type else None
+        self._sub_keys = KeyCodec([parse_type(state.key_type)]) if state.key_type else None
         self.key_columns = [Field("key", parse_type(state.key_type))] if state.kind == "broadcast" else fields
         """The columns of a key; for broadcast state, of the map's key."""
         self._types = [field.type for field in self.key_columns]
         self._keys = KeyCodec(self._types)
 
     def requests(self, keys: Sequence[Any], now_us: int) -> dict[Partition, tuple[list[int], LookupRequest]]:
-        """Return a request for each partition, and the positions of its keys. Raises StateTypeError for a bad key."""
+        """Return for each partition the positions of its keys, and a request. Raises StateTypeError for a bad key."""
         requests: dict[Partition, tuple[list[int], LookupRequest]] = {}
-        for at, key in enumerate(keys):
-            partition, encoded = self._place(key)
+        for position, key in enumerate(keys):
+            partition, encoded = self._locate(key)
             request = LookupRequest(state=self._state.name, keys=[], now_us=now_us)
             positions, request = requests.setdefault(partition, ([], request))
-            positions.append(at)
+            positions.append(position)
             request.keys.append(encoded)
         return requests
 
     def read(
         self, requests: Mapping[Partition, tuple[list[int], LookupRequest]], answers: Mapping[Partition, LookupEntries]
     ) -> tuple[Epoch, list[Any]]:
-        """Return the values of all keys, in order, and the last epoch that all of them have."""
+        """Return the last epoch that all answers include, and the values of all keys in order."""
         values = {
-            at: self._value(entries)
+            position: self._decode_entries(entries)
             for partition, (positions, _) in requests.items()
-            for at, entries in zip(positions, answers[partition].entries, strict=True)
+            for position, entries in zip(positions, answers[partition].entries, strict=True)
         }
-        return min(answer.epoch for answer in answers.values()), [values[at] for at in range(len(values))]
+        return min(answer.epoch for answer in answers.values()), [values[position] for position in range(len(values))]
 
     def key_of(self, text: str) -> Any:
         """Parse a key: JSON or, for one column, plain text. Raises StateTypeError."""
         kind = self._types[0] if len(self._types) == 1 else StructType(tuple(self.key_columns))
         try:
-            return self._in_order(from_text(text, kind))
+            return self._codec_key(from_text(text, kind))
         except MisfitError as misfit:
             raise self._misfit(str(misfit)) from None
 
-    def _place(self, key: Any) -> tuple[Partition, bytes]:
-        ordered = self._in_order(key)
+    def _locate(self, key: Any) -> tuple[Partition, bytes]:
+        ordered = self._codec_key(key)
         try:
             plain = self._keys.coerce(ordered)
         except StateTypeError as error:
             raise self._misfit(error.message) from None
         if self._state.kind == "broadcast":
-            return _EVERYWHERE, self._keys.encode_sub(plain)
+            return _BROADCAST_PARTITION, self._keys.encode_sub(plain)
         parts = [plain] if len(self._types) == 1 else plain
         group = key_group(parts, self._types, self._operator.max_parallelism)
         partition = partition_of(group, self._operator.max_parallelism, self._operator.parallelism)
         return partition, self._keys.encode(group, plain)
 
-    def _in_order(self, key: Any) -> Any:
-        """Return a key in the form that key codecs take, also from a dict of its columns."""
+    def _codec_key(self, key: Any) -> Any:
+        """Return a key in the form that key codecs take: a dict of its columns becomes a value or a tuple."""
         names = [field.name for field in self.key_columns]
         if not isinstance(key, Mapping) or (len(names) == 1 and isinstance(self._types[0], StructType)):
             return key
@@ -109,36 +109,36 @@ class LookupTable:
     def _misfit(self, why: str) -> StateTypeError:
         columns = ", ".join(f"{field.name} {field.type.ddl}" for field in self.key_columns)
         return StateTypeError(
-            f"table '{self.name}': a key is no ({columns}): {why}",
+            f"table '{self.name}': a key is not ({columns}): {why}",
             hint="give a value, or for several columns a tuple or a dict; a list is several keys",
         )
 
-    def _value(self, entries: Entries) -> Any:
+    def _decode_entries(self, entries: Entries) -> Any:
         kind, decode = self._state.kind, self._decode
         if kind in VALUES:
             return decode(entries[0][1]) if entries else None
         if kind == "list":
             return [decode(element) for _, element in entries]
-        if self._subs is not None:
-            return {self._subs.decode_sub(sub, 0): decode(value) for sub, value in entries}
-        values = {as_datetime(time_us): decode(value) for time_us, value in sorted(map(_timed, entries))}
+        if self._sub_keys is not None:
+            return {self._sub_keys.decode_sub(sub, 0): decode(value) for sub, value in entries}
+        values = {as_datetime(time_us): decode(value) for time_us, value in sorted(map(_timed_entry, entries))}
         return list(values) if kind == "timers" else values
 
 
-def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
+def _timed_entry(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
     return TIME.unpack(entry[0])[0], entry[1]
 
 
 def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
-    """Return the table with a name, `uid.state`. Raises NotFoundError, which lists the tables."""
+    """Return the table named `uid.state`. Raises NotFoundError, which lists the tables."""
     tables = {
         StatePath(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN
     }
     matches = matching_names(name, [*tables])
     if len(matches) != 1:
-        known = ", ".join(name_in([*tables], one) for one in matches or tables)
+        known = ", ".join(name_in([*tables], path) for path in matches or tables)
         raise NotFoundError(
-            f"there is no table '{name}' in this job" if not matches else f"'{name}' may be each of {known}",
+            f"there is no table '{name}' in this job" if not matches else f"'{name}' may be any of {known}",
             hint=f"a table is an operator's uid and a state's name: {known or 'the job has none'}",
         )
     return LookupTable(*tables[matches[0]])
@@ -155,9 +155,9 @@ def look_up(
     Raises ConfigurationError for more than MOST_KEYS.
     """
     keys = key if isinstance(key, list) else [key]
-    if not 1 <= len(keys) <= MOST_KEYS:
+    if not 1 <= len(keys) <= MAX_KEYS:
         raise ConfigurationError(
-            f"table '{table.name}': {len(keys)} keys are to be looked up, expected 1 to {MOST_KEYS}",
+            f"table '{table.name}': {len(keys)} keys are to be looked up, expected 1 to {MAX_KEYS}",
             hint="read many keys from a checkpoint: strandline.state.read, or `strandline state`",
         )
     requests = table.requests(keys, now_us)

@@ -1,10 +1,10 @@
-"""Process that forks keepers, with their modules already imported: imports are most of a keeper's start.
+"""The nursery: a process that has imported keepers' modules, and forks keepers. Imports are most of a keeper's start.
 
-    python -m strandline.keeper.nursery CHANNEL WATCHED_PID ROOM
+    python -m strandline.keeper.nursery CHANNEL WATCHED_PID PADDING
 
 The driver starts it with its first keeper, for all of its jobs. It ends with the driver, or after a minute without
 requests and without living keepers; keepers continue without it. As their parent it knows their exit codes. If it
-cannot start a keeper, the driver starts the keeper as a program.
+cannot start a keeper, the driver starts one as a program. Keepers overwrite PADDING with their own arguments.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from strandline.keeper.spawning import MESSAGE_BYTES, KeeperStart
 
 _IDLE_S = 60.0
 _REAP_S = 1.0
-_MOST_EXIT_CODES = 1000
+_MAX_EXIT_CODES = 1000
 
 
 def main() -> None:
-    """Fork keepers until the driver ends, or needs none for a while."""
+    """Answer requests for keepers and exit codes until the driver ends, or needs none for a while."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    # The channel closes when the driver dies, unless a fork of the driver has it, too: so watch its process as well.
+    # Also watch the driver's process: if it dies, the channel stays open as long as a fork of the driver has it.
     descriptors = [channel.fileno()]
     with contextlib.suppress(OSError):
         descriptors.append(os.pidfd_open(int(sys.argv[2])))
@@ -42,18 +42,19 @@ def main() -> None:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     ready_to_fork()
-    children, used = Children(), time.monotonic()
+    children, last_used = Children(), time.monotonic()
     while True:
         events = poll.poll((_REAP_S if children.alive else _IDLE_S) * 1000)
-        # Keepers that `reap` finds dead count, too: their job may be about to restart.
-        used = time.monotonic() if events or children.alive else used
+        # Before `reap`: a keeper that has just died counts as use, since its job may be about to restart.
+        last_used = time.monotonic() if events or children.alive else last_used
         children.reap()
-        if not events and (children.alive or time.monotonic() - used < _IDLE_S):
+        if not events and (children.alive or time.monotonic() - last_used < _IDLE_S):
             continue
         if events != [(descriptors[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
             break
         request = msgspec.msgpack.decode(data, type=KeeperStart | int)
         if isinstance(request, int):
+            # An empty message would mean the end of the nursery.
             channel.send(str(children.exit_codes.get(request, "")).encode() or b" ")
         else:
             channel.send(_fork_keeper(request, descriptors, children))
@@ -77,12 +78,12 @@ class Children:
                 self.exit_codes.pop(pid, None)
                 self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
             self.alive.discard(pid)
-        for oldest in list(self.exit_codes)[: len(self.exit_codes) - _MOST_EXIT_CODES]:
+        for oldest in list(self.exit_codes)[: len(self.exit_codes) - _MAX_EXIT_CODES]:
             del self.exit_codes[oldest]
 
 
 def _fork_keeper(start: KeeperStart, descriptors: list[int], children: Children) -> bytes:
-    """Return a new keeper's pid, once `ps` shows the keeper's arguments."""
+    """Fork a keeper; return its pid once `ps` shows its arguments, or nothing if it fails before that."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -113,7 +114,7 @@ def _run_keeper(start: KeeperStart, write_end: int) -> None:
     time.tzset()
     renew_randomness()
     if not sys.flags.safe_path:
-        # The first directory in which Python looks for modules.
+        # As `python -m` does, look for modules in the working directory first.
         sys.path[0] = os.fsdecode(start.directory)
     importlib.invalidate_caches()
     log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -128,13 +129,13 @@ def _run_keeper(start: KeeperStart, write_end: int) -> None:
 
 
 def _set_arguments(arguments: list[bytes]) -> None:
-    """Replace the arguments of this process that other processes see."""
+    """Replace the arguments of this process that other processes see: its memory from arg_start to arg_end, proc(5)."""
     fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
-    name = b"\0".join(arguments) + b"\0"
-    if not 0 < len(name) <= end - start:
-        raise OSError(f"{len(name)} bytes of arguments do not fit between {start} and {end}")
-    ctypes.memmove(start, name.ljust(end - start, b"\0"), end - start)
+    packed = b"\0".join(arguments) + b"\0"
+    if not 0 < len(packed) <= end - start:
+        raise OSError(f"{len(packed)} bytes of arguments do not fit between {start} and {end}")
+    ctypes.memmove(start, packed.ljust(end - start, b"\0"), end - start)
 
 
 if __name__ == "__main__":

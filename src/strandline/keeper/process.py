@@ -2,8 +2,8 @@
 
     python -m strandline.keeper.process SOCKET STATE_DIR WATCHED_PID WATCHED_START GENERATION
 
-The main thread runs epochs, one after the other, and polls and stops. Each connection has a thread that reads the
-request, answers pings and look-ups, and hands other requests to the main thread.
+The main thread runs epochs, answers polls and stops the process, one request after the other. Each connection has a
+thread that reads the request, answers pings and look-ups, and passes other requests to the main thread.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -29,7 +30,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, discreet
-from strandline.core.failure import shortened, to_failure, whole
+from strandline.core.failure import format_error, shortened, to_failure
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import CloseOnFork
@@ -47,26 +48,26 @@ _FIRST_LEASE_MS = 60_000
 _COLLECTION_S = 60.0
 _CLOSE_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
-_SOON_S = 0.02
+_REQUEST_WAIT_S = 0.02
 
 
 class Keeper:
-    """The process: its lock, its socket, its connections and its end. PartitionService does the work."""
+    """The process: its lock, its socket, its connections and its end. `PartitionService` processes the requests."""
 
     def __init__(
         self, socket_path: Path, directory: Path, watched_pid: int, watched_start: str, generation: Generation
     ) -> None:
         self._socket_path = socket_path
         self._directory = directory
-        self._close_on_fork = CloseOnFork(_bound_name(socket_path))
+        self._close_on_fork = CloseOnFork(_temporary_name(socket_path))
         self._lock = PartitionLock(directory, generation, self._close_on_fork)
         self._service = PartitionService(directory)
         self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
-        self._serving: Connection | None = None
+        self._epoch_connection: Connection | None = None
         self._switch_interval = SwitchInterval()
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
-        self._collected = time.monotonic()
-        self._collect_due = False
+        self._collected_at = time.monotonic()
+        self._collection_due = False
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -74,19 +75,19 @@ class Keeper:
         listener = socket.socket(socket.AF_UNIX)
         self._close_on_fork.add(listener)
         self._socket_path.unlink(missing_ok=True)
-        # Bind under another name first: tasks can connect as soon as the socket has its name.
-        hidden = _bound_name(self._socket_path)
-        hidden.unlink(missing_ok=True)
-        listener.bind(str(hidden))
-        hidden.chmod(0o600)
+        # Rename the socket once it listens: tasks can connect as soon as it has its name.
+        temporary = _temporary_name(self._socket_path)
+        temporary.unlink(missing_ok=True)
+        listener.bind(str(temporary))
+        temporary.chmod(0o600)
         listener.listen(16)
-        hidden.rename(self._socket_path)
+        temporary.rename(self._socket_path)
         self._watchdog.start()
         threading.Thread(target=self._accept, args=(listener,), name="strandline-accept", daemon=True).start()
         gc.disable()
         while True:
             try:
-                connection, kind, payload = self._work.get(timeout=0.05 if self._collect_due else None)
+                connection, kind, payload = self._work.get(timeout=0.05 if self._collection_due else None)
             except queue.Empty:
                 self._collect_garbage()
                 continue
@@ -107,7 +108,7 @@ class Keeper:
                 log.error("a connection was refused: %s", error.message)
                 continue
             except OSError as error:
-                # Perhaps the process has no free descriptors, which passes: keep this thread, or no client can connect.
+                # The process may have no free descriptors for a while. Without this thread, no client could connect.
                 log.error("a connection could not be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
@@ -124,8 +125,8 @@ class Keeper:
     def _receive(self, connection: Connection) -> None:
         try:
             try:
-                # A client that sends nothing at once can wait for the usual interval.
-                is_ready = connection.wait(_SOON_S)
+                # Shorten the interval only for a client that sends its request at once.
+                is_ready = connection.wait(_REQUEST_WAIT_S)
                 request = self._read_request(connection) if is_ready else None
             finally:
                 self._switch_interval.restore()
@@ -148,13 +149,13 @@ class Keeper:
         return None
 
     def _enqueue(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
-        serving = self._serving
-        if kind in (p.BEGIN, p.STOP) and serving is not None:
-            # Spark runs the task again: the attempt before is dead, even if its connection is still open.
-            serving.close()
+        previous = self._epoch_connection
+        if kind in (p.BEGIN, p.STOP) and previous is not None:
+            # Spark runs the task again: the previous attempt is dead, even if its connection is still open.
+            previous.close()
         self._work.put((connection, kind, payload))
         if kind == p.STOP:
-            # The main thread may be in the user's function for ever: stop the process after this time.
+            # The main thread may be in the user's function for ever: then this thread stops the process.
             time.sleep(_CLOSE_S)
             self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
 
@@ -164,7 +165,7 @@ class Keeper:
             answer = self._service.look_up(msgspec.msgpack.decode(payload, type=Lookup))
         except Exception as error:
             if not isinstance(error, StrandlineError):
-                self._log_whole("a look-up failed", error)
+                self._log_unexpected("a look-up failed", error)
                 error = _keeper_error("the look-up", error)
             connection.send(p.FAILED, to_failure(error))
             return True
@@ -173,12 +174,12 @@ class Keeper:
         return answer is not None
 
     def _answer(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
-        self._serving = connection if kind == p.BEGIN else None
+        self._epoch_connection = connection if kind == p.BEGIN else None
         self._watchdog.hold()
         try:
             if kind == p.BEGIN:
                 self._service.begin(connection, msgspec.msgpack.decode(payload, type=Begin))
-                self._collect_due = True
+                self._collection_due = True
             elif kind == p.STOP:
                 self._service.close_function()
                 self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
@@ -191,28 +192,26 @@ class Keeper:
         except StrandlineError as error:
             self._send_failure(connection, error)
         except Exception as error:
-            self._log_whole("internal error", error)
+            self._log_unexpected("internal error", error)
             self._send_failure(connection, _keeper_error(self._service.activity, error))
         finally:
-            self._serving = None
+            self._epoch_connection = None
             connection.close()
             if (lease_ms := self._service.lease_ms) is not None:
                 self._watchdog.lease_ms = lease_ms
             self._watchdog.release()
 
     def _loggable(self, error: BaseException) -> str:
-        """Return an error's text for the log: without keys and events, unless the program allows them."""
+        """Return an error's text for the log, without keys and events unless the program allows them."""
         return str(error) if self._service.log_values else discreet(error)
 
-    def _log_whole(self, what: str, error: Exception) -> None:
-        log.error("%s", whole(what, error, with_values=self._service.log_values))
+    def _log_unexpected(self, summary: str, error: Exception) -> None:
+        log.error("%s", format_error(summary, error, with_values=self._service.log_values))
 
     def _send_failure(self, connection: Connection, error: StrandlineError) -> None:
         log.error("%s", self._loggable(error))
-        try:
+        with suppress(OSError):
             connection.send(p.FAILED, to_failure(error))
-        except OSError:
-            pass
 
     # -- end of the process
 
@@ -222,14 +221,12 @@ class Keeper:
         self._clear(everything=instructions.forget)
         # Log before the ack: the driver may kill this process as soon as it gets it.
         log.info("ending: the job was stopped")
-        try:
+        with suppress(OSError):
             connection.send(p.ACK, ack)
-        except OSError:
-            pass
         self._exit()
 
     def _clear(self, *, everything: bool) -> None:
-        """Remove the socket and the working state; keep the copy of the last checkpoint unless `everything` goes."""
+        """Remove the socket and the working state; with `everything`, also the last checkpoint's copy and the lock."""
         self._socket_path.unlink(missing_ok=True)
         if not self._lock.is_held:
             # The directory was removed, and may be another keeper's now.
@@ -253,26 +250,27 @@ class Keeper:
         os._exit(0)
 
     def _collect_garbage(self) -> None:
-        """Collect garbage between epochs, and seldom: it walks the whole cache. Reference counts free most objects."""
-        self._collect_due = False
-        if time.monotonic() - self._collected > _COLLECTION_S:
+        """Collect garbage between epochs, and seldom: it walks the whole cache, and reference counts free most."""
+        self._collection_due = False
+        if time.monotonic() - self._collected_at > _COLLECTION_S:
             gc.collect()
-            self._collected = time.monotonic()
+            self._collected_at = time.monotonic()
 
 
-def _keeper_error(what: str, error: Exception) -> KeeperError:
+def _keeper_error(activity: str, error: Exception) -> KeeperError:
     if isinstance(error, MemoryError):
         return KeeperError(
-            f"{what} ran out of memory{f': {error}' if str(error) else ''}",
+            f"{activity} ran out of memory{f': {error}' if str(error) else ''}",
             hint="lower state_memory in Settings, have functions hold less, or give the machine or container more",
         )
     return KeeperError(
-        f"{what} failed: {type(error).__name__}: {shortened(str(error))}",
-        discreet=f"{what} failed: {discreet(error)}",
+        f"{activity} failed: {type(error).__name__}: {shortened(str(error))}",
+        discreet=f"{activity} failed: {discreet(error)}",
+        hint="the keeper's log says where: `strandline logs JOB`",
     )
 
 
-def _bound_name(socket_path: Path) -> Path:
+def _temporary_name(socket_path: Path) -> Path:
     return socket_path.with_suffix(".tmp")
 
 
@@ -294,12 +292,12 @@ def serve(arguments: Sequence[str]) -> None:
     failpoints.arm_from_environment()
     defer_pandas()
     # Let RocksDB keep its files open: to reopen them costs reads.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     # Ignore a keyboard interrupt, which is for the driver: the keeper ends with its executor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.breakpointhook = refuse_breakpoint
-    # A SparkSession that the user's function makes would start a JVM here: this text has pyspark fail in place of that.
+    # pyspark fails on this text. Without it, a SparkSession in the user's function would start a JVM in this process.
     os.environ["PYSPARK_GATEWAY_PORT"] = "none, since a keeper has no Spark"
     keeper = Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start, Generation(int(generation)))
     try:

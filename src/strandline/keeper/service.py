@@ -1,4 +1,4 @@
-"""Service of one partition in its keeper: opens it, applies each epoch once, and answers polls and look-ups."""
+"""The service of one partition in its keeper: opens it, applies each epoch once, and answers polls and look-ups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
-from strandline.core.failure import whole
+from strandline.core.failure import format_error
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import OpenPartition, open_partition
@@ -34,23 +34,24 @@ _WARN_S = 10.0
 
 
 class PartitionService:
-    """Runs a partition's epochs and polls, one after the other. The first one brings the program."""
+    """Runs a partition's epochs and polls, one after the other. The first request brings the program."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._name = unique_name()
         self._opened: OpenPartition | None = None
-        self._kept: KeptOutput | None = None
+        self._kept_output: KeptOutput | None = None
         self._ack: Ack | None = None
         self._figures: dict[str, Any] = {}
         """Fields of the last epoch's ack."""
         self._restore_ms = 0.0
         self._metrics: dict[str, int] = {}
-        self._measured = -_METRICS_S
+        self._measured_at = -_METRICS_S
         self._position = ""
-        self._failed = self._failed_unreported = 0
-        self._warned = -_WARN_S
+        """The epoch and the rows in progress, in the words of `activity`."""
+        self._failed_events = self._unreported_events = 0
+        self._warned_at = -_WARN_S
 
     @property
     def version(self) -> Epoch:
@@ -98,13 +99,13 @@ class PartitionService:
         instructions = begin.instructions
         opened = self._open(connection, instructions, Epoch(instructions.epoch - 1))
         epoch = instructions.epoch
-        if epoch == self.version and self._kept is not None and self._ack is not None:
-            self._replay(connection, self._kept, self._ack)
+        if epoch == self.version and self._kept_output is not None and self._ack is not None:
+            self._replay(connection, self._kept_output, self._ack)
             return
         if epoch != self.version + 1:
             raise VersionMismatchError(
                 f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
-                f"{self.version}, and epoch {epoch} was to be processed: it restarted, or missed an epoch",
+                f"{self.version}, and was to process epoch {epoch}: the keeper restarted, or missed an epoch",
                 operator=opened.program.uid,
             )
         opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
@@ -115,7 +116,7 @@ class PartitionService:
     def _open(self, connection: Connection, instructions: Instructions, expected: Epoch) -> OpenPartition:
         """Return the partition; the first request gets the program and opens it.
 
-        Raises VersionMismatchError before the restore, which may take long, if that would lead to another epoch.
+        Raises VersionMismatchError if the restore would not lead to the expected epoch; before it, as it may take long.
         """
         if self._opened is None:
             connection.send(p.NEED_PROGRAM)
@@ -125,7 +126,7 @@ class PartitionService:
             if restored != expected:
                 raise VersionMismatchError(
                     f"operator '{program.uid}', partition {self._partition}: the keeper would start at epoch "
-                    f"{restored}, and was expected to be at epoch {expected}: the one before it is gone",
+                    f"{restored}, expected {expected}: the keeper that was at that epoch has ended",
                     operator=program.uid,
                 )
             started = time.perf_counter()
@@ -135,7 +136,7 @@ class PartitionService:
         if instructions.generation != self._opened.program.generation:
             raise VersionMismatchError(
                 f"operator '{self._uid}', partition {self._partition}: the keeper belongs to generation "
-                f"{self._opened.program.generation} of the job, and generation {instructions.generation} asked"
+                f"{self._opened.program.generation} of the job, and the request to generation {instructions.generation}"
             )
         return self._opened
 
@@ -156,18 +157,18 @@ class PartitionService:
                         kept.add(frame)
                         connection.send(p.OUTPUT, frame)
         except BaseException:
-            # Keep the state at the version before, from which a retry starts.
-            with self._or_end():
+            # Return to the previous version, from which a retry starts.
+            with self._exit_on_error():
                 partition.abort()
             kept.close()
             raise
         self._position = ""
-        # 2. Commit the epoch, and keep its output. Without its ack, there is nothing to replay yet.
-        with self._or_end():
+        # 2. Commit the epoch, and keep its output. It can be replayed once there is an ack.
+        with self._exit_on_error():
             partition.commit()
-            if self._kept is not None:
-                self._kept.close()
-            self._kept, self._ack = kept, None
+            if self._kept_output is not None:
+                self._kept_output.close()
+            self._kept_output, self._ack = kept, None
         # 3. Freeze the state for a checkpoint, if one is due.
         pause_ms = 0.0 if instructions.trigger is None else opened.snapshots.trigger(instructions.trigger)
         failpoints.hit("keeper.applied")
@@ -189,18 +190,19 @@ class PartitionService:
         opened.snapshots.write_behind()
 
     def _count_failed(self, task: Task) -> None:
-        """Log the number of failed events, at most every _WARN_S, with the last error and without events."""
-        self._failed += task.failed_events
-        self._failed_unreported += task.failed_events
-        if self._failed_unreported and task.failures is not None and time.monotonic() - self._warned > _WARN_S:
+        """Log the number of failed events and the last error, without events, at most once in _WARN_S."""
+        self._failed_events += task.failed_events
+        self._unreported_events += task.failed_events
+        if self._unreported_events and task.failures is not None and time.monotonic() - self._warned_at > _WARN_S:
             log.warning(
                 "operator '%s', partition %d: %d events failed and were left out (%d since this process began); the "
-                "last one: %s", self._uid, self._partition, self._failed_unreported, self._failed, task.failures.last,
+                "last one: %s",
+                self._uid, self._partition, self._unreported_events, self._failed_events, task.failures.last,
             )  # fmt: skip
-            self._warned, self._failed_unreported = time.monotonic(), 0
+            self._warned_at, self._unreported_events = time.monotonic(), 0
 
     def _receive_rows(self, connection: Connection, begin: Begin, kept: KeptOutput) -> Iterator[pa.RecordBatch]:
-        """Yield the epoch's rows as they come, and keep their proof; raise KeeperError if some are missing."""
+        """Yield the epoch's rows as they come, and keep their proof. Raises KeeperError if rows are missing."""
         schema = pa.ipc.read_schema(pa.py_buffer(begin.schema))
         rows = 0
         while True:
@@ -219,14 +221,14 @@ class PartitionService:
     def _replay(self, connection: Connection, kept: KeptOutput, ack: Ack) -> None:
         connection.send(p.REPLAY)
         _, payload = connection.expect(p.END)
-        again = msgspec.msgpack.decode(payload, type=RowProof)
-        if again != kept.input:
+        proof = msgspec.msgpack.decode(payload, type=RowProof)
+        if proof != kept.input:
             raise VersionMismatchError(
-                f"operator '{self._uid}', partition {self._partition}: epoch {self.version} came again with other "
-                f"rows: {again.rows}, and {kept.input.rows} were applied; the steps before it give other rows each "
-                "time",
-                hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as "
-                "rand() and sample()",
+                f"operator '{self._uid}', partition {self._partition}: epoch {self.version} came again with "
+                f"{proof.rows} rows, not the {kept.input.rows} that were applied: the steps before the operator give "
+                "other rows each time",
+                hint="the job restarts from its last checkpoint; before key_by(), use nothing random, such as rand() "
+                "and sample()",
             )
         log.info("epoch %d is replayed", self.version)
         for frame in kept.frames():
@@ -234,7 +236,7 @@ class PartitionService:
         connection.send(p.ACK, ack)
 
     def poll(self, connection: Connection, instructions: Instructions) -> None:
-        """Answer a poll, which may trigger a checkpoint when no epoch comes."""
+        """Answer a poll, by which the driver triggers a checkpoint if there is no epoch."""
         self._position = ""
         opened = self._open(connection, instructions, instructions.epoch)
         opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
@@ -242,7 +244,7 @@ class PartitionService:
         if instructions.epoch != self.version:
             raise VersionMismatchError(
                 f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
-                f"{self.version}, and the job at epoch {instructions.epoch}: it restarted, or missed an epoch"
+                f"{self.version}, and the job at epoch {instructions.epoch}: the keeper restarted, or missed an epoch"
             )
         if instructions.trigger is not None:
             opened.snapshots.trigger(instructions.trigger)
@@ -250,10 +252,10 @@ class PartitionService:
         connection.send(p.ACK, self._make_ack(opened, **self._figures))
 
     def look_up(self, lookup: Lookup) -> LookupAnswer | None:
-        """Return the state of keys after the last applied epoch. Any thread may call it in the middle of an epoch.
+        """Return the state of keys after the last applied epoch. Any thread may call it, also during an epoch.
 
-        Returns None if the state changes too often for that, but never in the main thread. Raises UnavailableError
-        while the partition is not open.
+        Returns None if the state changes too often to be read, which cannot happen in the main thread. Raises
+        UnavailableError while the partition is not open.
         """
         opened = self._opened
         if opened is None or opened.program.generation != lookup.generation:
@@ -266,12 +268,12 @@ class PartitionService:
 
     def _make_ack(self, opened: OpenPartition, **figures: Any) -> Ack:
         task = opened.partition.task
-        if time.monotonic() - self._measured > _METRICS_S:
-            # RocksDB's metrics cost more than a small epoch: reuse them for a moment.
+        if time.monotonic() - self._measured_at > _METRICS_S:
+            # RocksDB's metrics cost more than a small epoch, so most acks repeat the last ones.
             self._metrics = task.store.metrics() | {"process_bytes": _resident_bytes()}
             if task.failures is not None:
-                self._metrics["failed_events"] = self._failed
-            self._measured = time.monotonic()
+                self._metrics["failed_events"] = self._failed_events
+            self._measured_at = time.monotonic()
         next_event_us, next_processing_us = task.next_timers_us
         return msgspec.structs.replace(
             self.identify(), restore_ms=round(self._restore_ms, 3), reports=opened.snapshots.reports(),
@@ -279,13 +281,13 @@ class PartitionService:
         )  # fmt: skip
 
     @contextmanager
-    def _or_end(self) -> Iterator[None]:
-        """End the process after an error that leaves the state half changed."""
+    def _exit_on_error(self) -> Iterator[None]:
+        """End the process if the block raises: the state is half changed then."""
         try:
             yield
         except BaseException as error:
-            what = "the state is of no epoch any more: ending"
-            log.error("%s", whole(what, error, with_values=self.log_values))
+            summary = "the epoch is half applied: this process ends, and the job restores from its last checkpoint"
+            log.error("%s", format_error(summary, error, with_values=self.log_values))
             logging.shutdown()
             os._exit(1)
 

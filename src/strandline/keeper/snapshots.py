@@ -21,7 +21,7 @@ from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
 from strandline.core.errors import StrandlineError, discreet
-from strandline.core.failure import whole
+from strandline.core.failure import format_error
 from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
@@ -172,7 +172,7 @@ class Snapshots:
     def _fail(self, error: BaseException) -> None:
         if error is self._error:
             return
-        log.error("%s", whole("writing state failed", error, with_values=self._program.log_values))
+        log.error("%s", format_error("writing state failed", error, with_values=self._program.log_values))
         if not isinstance(error, StrandlineError):
             what = f"operator '{self._program.uid}', partition {self._partition}: writing state failed"
             error = StrandlineError(

@@ -15,15 +15,15 @@ from pathlib import Path
 import msgspec
 
 _ANSWER_S = 30.0
-_ROOM = " " * (1 << 14)
-"""An argument of the nursery that its keepers overwrite with theirs: more than twice the longest path."""
+_PADDING = " " * (1 << 14)
+"""An argument of the nursery, which its keepers overwrite with theirs: more than twice the longest path."""
 MESSAGE_BYTES = 1 << 17
-"""The longest message that a socket surely takes; an environment may be longer."""
-_READ_AT_START = (
+"""The longest message that every socket takes. A larger environment needs a keeper started as a program."""
+_STARTUP_VARIABLES = (
     "PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "MIMALLOC_", "JE_", "OMP_", "OPENBLAS_", "MKL_", "NPY_",
     "ARROW_",
 )  # fmt: skip
-"""Prefixes of variables that Python and the libraries of a keeper read once: forks cannot change them."""
+"""Prefixes of variables that Python and a keeper's libraries read when they start: a fork cannot change them."""
 
 
 class KeeperStart(msgspec.Struct, frozen=True):
@@ -46,14 +46,14 @@ class Nursery:
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> int | None:
         """Start a keeper; return its pid, or None if the nursery cannot start it."""
-        encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        request = msgspec.msgpack.encode(
-            KeeperStart(list(map(os.fsencode, arguments)), encoded, _working_directory(), os.fsencode(log), _umask())
-        )
-        if len(request) > MESSAGE_BYTES or sum(len(os.fsencode(argument)) + 1 for argument in arguments) > len(_ROOM):
+        encoded = [os.fsencode(argument) for argument in arguments]
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+        start = KeeperStart(encoded, variables, _working_directory(), os.fsencode(log), _umask())
+        request = msgspec.msgpack.encode(start)
+        if len(request) > MESSAGE_BYTES or sum(len(argument) + 1 for argument in encoded) > len(_PADDING):
             return None
-        # A fork of the driver needs a nursery of its own: it would share the channel.
-        key = os.getpid(), {name: environment[name] for name in environment if name.startswith(_READ_AT_START)}
+        # The pid: a fork of the driver would share the channel, and needs its own nursery.
+        key = os.getpid(), {name: environment[name] for name in environment if name.startswith(_STARTUP_VARIABLES)}
         with self._lock:
             if self._channel is not None and self._start_key == key and (pid := self._request_start(request)):
                 return pid
@@ -72,9 +72,9 @@ class Nursery:
         return int(answer) if answer else None
 
     @contextlib.contextmanager
-    def paused(self, patience_s: float) -> Iterator[None]:
-        """Let no start of a keeper be in progress inside the block, unless it takes longer than `patience_s`."""
-        is_locked = self._lock.acquire(timeout=patience_s)
+    def paused(self, timeout_s: float) -> Iterator[None]:
+        """Prevent starts of keepers inside the block; wait up to `timeout_s` for one in progress."""
+        is_locked = self._lock.acquire(timeout=timeout_s)
         try:
             yield
         finally:
@@ -91,7 +91,7 @@ class Nursery:
         driver_end, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         driver_end.settimeout(_ANSWER_S)
         with nursery_end:
-            arguments = [str(nursery_end.fileno()), str(os.getpid()), _ROOM]
+            arguments = [str(nursery_end.fileno()), str(os.getpid()), _PADDING]
             start_program("strandline.keeper.nursery", arguments, log, environment, [nursery_end.fileno()])
         self._channel = driver_end
 
@@ -102,7 +102,7 @@ class Nursery:
         return pid or None
 
     def _exchange(self, message: bytes) -> bytes:
-        """Send a message and return the nursery's answer; empty if it is gone."""
+        """Send a message and return the nursery's answer; empty if the nursery has ended."""
         assert self._channel is not None
         try:
             self._channel.send(message)
@@ -130,16 +130,16 @@ def _umask() -> int:
 
 
 def start_program(
-    module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], keep: Sequence[int] = ()
+    module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], keep_open: Sequence[int] = ()
 ) -> int:
-    """Start a module whose output goes to a log, with these files kept open; return its pid.
+    """Start a module whose output goes to a log, with the descriptors `keep_open`; return its pid.
 
-    A shell that ends at once starts it, so that the caller, perhaps a worker of Spark, has no child to wait for.
+    A shell that ends at once starts it, so that the caller, which may be a Spark worker, has no child to wait for.
     """
     program = shlex.join([sys.executable, "-m", module, *arguments])
     started = subprocess.run(
         ["/bin/sh", "-c", f"{program} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"],
-        start_new_session=True, env=environment, capture_output=True, check=True, pass_fds=keep,
+        start_new_session=True, env=environment, capture_output=True, check=True, pass_fds=keep_open,
     )  # fmt: skip
     return int(started.stdout)
 

@@ -1,7 +1,8 @@
-"""The hidden columns of rows between Spark and a keeper, and their places.
+"""The hidden columns of rows between Spark and a keeper, and their positions.
 
-To a keeper: the partition, which its worker takes off; the key group, which only the END lacks; what the layout has of
-times, flags and origins; the operator's columns. Back from it: the output's columns, side outputs, times and flags.
+A row to a keeper has the partition, which the worker removes; the key group, null only in the END; the times, flags and
+origins that the layout has; and the operator's columns. A row from it has the output's columns, side output, time and
+flag.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ KEY_GROUP = "__strandline_key_group"
 TIME = "__strandline_time"
 """Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
 FIRED = "__strandline_fired"
-"""Of an operator's output: whether a timer gave the row, so that it comes before the watermark moves on."""
+"""Of an operator's output: whether a timer emitted the row, which is then processed before the watermark moves on."""
 ORIGIN = "__strandline_origin"
-"""Of rows straight from a watermark with `per`, or from one of two inputs: whose time they move."""
+"""Of rows straight from a watermark with `per`, or from one of two inputs: the origin whose watermark they move."""
 SIDE = "__strandline_side"
-"""Of an operator with side outputs: which one the row is for, 0 for the main one."""
+"""Of an operator with side outputs: the number of the row's output, 0 for the main one."""
 
 ROWS = "__strandline_rows"
-"""Of accumulators: of how many rows they are made."""
+"""Of accumulators: the number of the stream's rows in them."""
 
 HIDDEN = (TIME, FIRED, ORIGIN)
-"""What rows carry unseen on their way to an operator, in this order."""
+"""The hidden columns of an operator's input, in this order."""
 
 
 class RowLayout(msgspec.Struct, frozen=True):
@@ -34,10 +35,10 @@ class RowLayout(msgspec.Struct, frozen=True):
 
     timed: bool = False
     """Rows have their times."""
-    phased: bool = False
-    """Rows say whether a timer gave them: those come before the watermark moves on."""
+    has_fired: bool = False
+    """Rows have the flag FIRED: those of timers are processed before the watermark moves on."""
     has_origins: bool = False
-    """Rows say whose watermark they move."""
+    """Rows have the origin whose watermark they move."""
 
     @classmethod
     def of(cls, hidden: Collection[str]) -> RowLayout:
@@ -47,7 +48,7 @@ class RowLayout(msgspec.Struct, frozen=True):
     @property
     def columns_at(self) -> int:
         """The index of the operator's first column."""
-        return 1 + self.timed + self.phased + self.has_origins
+        return 1 + self.timed + self.has_fired + self.has_origins
 
     def groups(self, rows: pa.RecordBatch) -> pa.Array:
         """Return the rows' key groups."""
@@ -58,12 +59,12 @@ class RowLayout(msgspec.Struct, frozen=True):
         return rows.column(1) if self.timed else None
 
     def fired(self, rows: pa.RecordBatch) -> pa.Array | None:
-        """Return whether timers gave the rows, if they say so."""
-        return rows.column(1 + self.timed) if self.phased else None
+        """Return the rows' flags FIRED, if they have any."""
+        return rows.column(1 + self.timed) if self.has_fired else None
 
     def origins(self, rows: pa.RecordBatch) -> pa.Array | None:
-        """Return whose watermark the rows move, if they say so."""
-        return rows.column(1 + self.timed + self.phased) if self.has_origins else None
+        """Return the rows' origins, if they have any."""
+        return rows.column(1 + self.timed + self.has_fired) if self.has_origins else None
 
     def columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """Return the operator's columns."""
@@ -72,15 +73,15 @@ class RowLayout(msgspec.Struct, frozen=True):
     def lay_out(
         self, groups: pa.Array, hidden: Sequence[pa.Array | None], columns: Sequence[pa.Array], names: Sequence[str]
     ) -> pa.RecordBatch:
-        """Return rows as a keeper gets them; `hidden` is in the order of HIDDEN, and None is what they lack."""
-        there = [(name, column) for name, column in zip(HIDDEN, hidden, strict=True) if column is not None]
-        assert RowLayout.of([name for name, _ in there]) == self
-        arrays = [groups, *(column for _, column in there), *columns]
-        return pa.RecordBatch.from_arrays(arrays, names=[KEY_GROUP, *(name for name, _ in there), *names])
+        """Return rows as a keeper gets them; `hidden` is in the order of HIDDEN, with None for absent columns."""
+        present = [(name, column) for name, column in zip(HIDDEN, hidden, strict=True) if column is not None]
+        assert RowLayout.of([name for name, _ in present]) == self
+        arrays = [groups, *(column for _, column in present), *columns]
+        return pa.RecordBatch.from_arrays(arrays, names=[KEY_GROUP, *(name for name, _ in present), *names])
 
 
 def split_end(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
-    """Return a worker's rows without the partition, and whether the END was among them, behind which there are none."""
+    """Return a worker's rows without the partition and the END, and whether it was there: it is always the last row."""
     ends = batch.column(1).null_count
     return batch.slice(0, batch.num_rows - ends).select(range(1, batch.num_columns)), ends > 0
 

@@ -1,4 +1,4 @@
-"""Coercion of users' values to the one Python form of a type, for state and output rows."""
+"""Coercion of users' values to the one Python form of their type, for state and output rows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ Coercion = Callable[[Any], Any]
 
 EXACT_DECIMALS = Context(prec=100, Emax=999_999, Emin=-999_999, traps=[Inexact, InvalidOperation])
 """A context that moves the point of a decimal and never rounds."""
+_FLOAT32 = struct.Struct("<f")
 
 
 class MisfitError(Exception):
@@ -123,9 +124,6 @@ def _float(value: Any) -> float:
     return rounded
 
 
-_FLOAT32 = struct.Struct("<f")
-
-
 def _to_float(value: Any, ddl: str) -> float:
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         raise MisfitError(ddl, value, "convert it with float()" if isinstance(value, Decimal) else "")
@@ -173,7 +171,7 @@ def _timestamp(value: Any) -> dt.datetime:
         offset = value.utcoffset()
     except Exception as error:
         # pandas' NaT has no offset, and a user's tzinfo may raise anything.
-        raise MisfitError("timestamp", value, "it is no moment") from error
+        raise MisfitError("timestamp", value, "it is not a valid time") from error
     if offset is None:
         raise MisfitError(
             "timestamp", value, "it has no time zone; give an aware datetime, like datetime.now(timezone.utc), "
@@ -195,13 +193,13 @@ def _timestamp_ntz(value: Any) -> dt.datetime:
 
 
 def _plain_datetime(value: Any, ddl: str) -> dt.datetime:
-    # Subclasses such as pandas' may hold what a datetime cannot.
+    # A subclass such as pandas' may hold what a datetime cannot.
     try:
         plain = dt.datetime(
             value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
         )
     except (TypeError, ValueError) as error:
-        raise MisfitError(ddl, value, "it is no moment") from error
+        raise MisfitError(ddl, value, "it is not a valid time") from error
     if getattr(value, "nanosecond", 0):
         raise MisfitError(ddl, value, "it has nanoseconds; round it to microseconds")
     return plain
@@ -250,7 +248,7 @@ def _array(kind: ArrayType, hashable: bool) -> Coercion:
 
 
 def _misfit_among(parts: Iterable[tuple[str, Coercion, Any]]) -> MisfitError:
-    """Return the first misfit among the parts of a value; each part comes with its place and its coercion."""
+    """Return the first misfit among the parts of a value: triples of the place, the coercion and the part."""
     for place, coerce, part in parts:
         try:
             if part is not None:
@@ -303,16 +301,16 @@ def _struct(kind: StructType, hashable: bool) -> Coercion:
 
 
 def struct_parts(value: Any, names: tuple[str, ...], ddl: str) -> Sequence[Any]:
-    """Return the parts of a dict, a tuple, a list, a Spark Row or a Record, in the order of `names`."""
+    """Return the values of a dict, a tuple, a list, a Spark Row or a Record, in the order of `names`."""
     if isinstance(value, Mapping):
         _check_names(value, value.keys(), names, ddl)
         return [value[name] for name in names]
     if isinstance(value, tuple):
         # A named Row has __fields__, a Record or namedtuple has _fields: names take precedence over positions.
-        own_names = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
-        if own_names is not None and tuple(own_names) != names:
-            _check_names(value, own_names, names, ddl)
-            by_name = dict(zip(own_names, tuple(value), strict=True))
+        value_names = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
+        if value_names is not None and tuple(value_names) != names:
+            _check_names(value, value_names, names, ddl)
+            by_name = dict(zip(value_names, tuple(value), strict=True))
             return [by_name[name] for name in names]
         return value
     if isinstance(value, list):
@@ -320,18 +318,18 @@ def struct_parts(value: Any, names: tuple[str, ...], ddl: str) -> Sequence[Any]:
     raise MisfitError(ddl, value, "give a dict, a tuple or a Record")
 
 
-def _check_names(value: Any, own_names: Any, names: tuple[str, ...], ddl: str) -> None:
-    missing = [name for name in names if name not in own_names]
-    unknown = [str(name) for name in own_names if name not in names]
+def _check_names(value: Any, value_names: Any, names: tuple[str, ...], ddl: str) -> None:
+    missing = [name for name in names if name not in value_names]
+    unknown = [str(name) for name in value_names if name not in names]
     if missing or unknown:
         parts = [f"{verb} {', '.join(n)}" for verb, n in (("it misses", missing), ("it has unknown", unknown)) if n]
         raise MisfitError(ddl, value, " and ".join(parts))
 
 
 def _with_fast_path(kind: StructType, record: type[Record], slow: Coercion) -> Coercion:
-    """Return `slow` behind a check of the common case: a tuple whose values are all exact.
+    """Return `slow` with a fast path for the common case: a tuple whose values are all exact, and need no coercion.
 
-    The check is generated code: a loop over the fields is several times as slow, and every assignment runs it.
+    The fast path is generated code: a loop over the fields is several times as slow, and every assignment runs it.
     """
     tests = [_exact_test(field.type, f"v{i}") for i, field in enumerate(kind.fields)]
     if not all(tests):
@@ -360,7 +358,7 @@ def _with_fast_path(kind: StructType, record: type[Record], slow: Coercion) -> C
 
 
 def _all_exact(kind: DataType) -> Callable[[Collection[Any]], bool]:
-    """Return the test whether all values of a collection are exact, without a Python step for each value."""
+    """Return the function that tests whether all values of a collection are exact, without a Python step for each."""
     if isinstance(kind, IntegralType):
         limit = 1 << (8 * kind.width - 1)
         return lambda values: (
@@ -373,6 +371,7 @@ def _all_exact(kind: DataType) -> Callable[[Collection[Any]], bool]:
 
 
 def _exact_test(kind: DataType, name: str) -> str:
+    """Return the source of the test whether the variable `name` is exact; empty if only coercion can tell."""
     if isinstance(kind, TimestampType):
         return f"type({name}) is datetime and {name}.tzinfo is UTC"
     if isinstance(kind, TimestampNTZType):

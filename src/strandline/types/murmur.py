@@ -27,7 +27,7 @@ from strandline.types.datatypes import (
     TimestampNTZType,
     TimestampType,
 )
-from strandline.types.plain import unscaled
+from strandline.types.plain import to_unscaled
 from strandline.types.scalars import FIXED_SCALARS
 
 SEED = 42
@@ -83,7 +83,7 @@ def _chain(values: Sequence[Any], hashers: Iterable[Hash], seed: int) -> int:
 
 
 def _decimal_hasher(kind: DecimalType) -> Hash:
-    digits = unscaled(kind.scale)
+    digits = to_unscaled(kind.scale)
     if kind.precision <= LONG_DECIMAL_PRECISION:
         return lambda value, seed: _hash_long(digits(value), seed)
 

@@ -1,6 +1,6 @@
 """Plain forms of values, which msgpack packs: structs are arrays, and maps keep their order.
 
-Each function returns None if there is nothing to convert, so that callers skip the pass over the values.
+Functions that return a conversion return None if there is nothing to convert, so that callers skip the pass.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from strandline.types.scalars import FIXED_SCALARS
 Convert = Callable[[Any], Any]
 
 
-def unscaled(scale: int) -> Callable[[Decimal], int]:
-    """Return the function from a decimal to its unscaled integer; more digits than `scale` raise Inexact."""
+def to_unscaled(scale: int) -> Callable[[Decimal], int]:
+    """Return the function that converts a decimal to its unscaled integer; more digits than `scale` raise Inexact."""
     exact = EXACT_DECIMALS
     return lambda value: int(value.scaleb(scale, exact).to_integral_exact(context=exact))
 
 
-def scaled(scale: int) -> Callable[[int | str], Decimal]:
-    """Return the function from an unscaled integer to its decimal."""
+def from_unscaled(scale: int) -> Callable[[int | str], Decimal]:
+    """Return the function that converts an unscaled integer to its decimal."""
     return lambda value: Decimal(value).scaleb(-scale, EXACT_DECIMALS)
 
 
 def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
     """Return the conversion of one value (never null) to its plain form; a key of a map is `hashable`."""
     if isinstance(kind, DecimalType):
-        digits = unscaled(kind.scale)
+        digits = to_unscaled(kind.scale)
         return lambda value: str(digits(value))
     if isinstance(kind, ArrayType):
-        each = each_element(to_plain(kind.element, hashable=hashable))
-        return each if each is None or not hashable else lambda elements: tuple(each(elements))
+        convert = each_element(to_plain(kind.element, hashable=hashable))
+        return convert if convert is None or not hashable else lambda elements: tuple(convert(elements))
     if isinstance(kind, MapType):
         return entry_by_entry(to_plain(kind.key, hashable=True), to_plain(kind.value))
     if isinstance(kind, StructType):
@@ -49,12 +49,12 @@ def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
 def from_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
     """Return the conversion of a plain form to the value; raises CorruptionError if it is not of this type."""
     if isinstance(kind, DecimalType):
-        return scaled(kind.scale)
+        return from_unscaled(kind.scale)
     if isinstance(kind, ArrayType):
-        each = each_element(from_plain(kind.element, hashable=hashable))
+        convert = each_element(from_plain(kind.element, hashable=hashable))
         if not hashable:
-            return each
-        return tuple if each is None else lambda elements: tuple(each(elements))
+            return convert
+        return tuple if convert is None else lambda elements: tuple(convert(elements))
     if isinstance(kind, MapType):
         return entry_by_entry(from_plain(kind.key, hashable=True), from_plain(kind.value))
     if isinstance(kind, StructType):
@@ -78,7 +78,7 @@ def _struct_from_plain(kind: StructType, hashable: bool) -> Convert:
 
 
 def plain_class(kind: DataType) -> type[Any]:
-    """Return the class of the plain forms of a packed type."""
+    """Return the class of a type's plain forms, for types that msgpack packs."""
     if isinstance(kind, ArrayType | StructType):
         return list
     if isinstance(kind, MapType):
@@ -112,7 +112,8 @@ def part_by_part(converts: Sequence[Convert | None], make: Convert) -> Convert:
 def rebuild_function(count: int, parts: Sequence[tuple[int | None, Any]], make: Convert) -> Convert:
     """Return the function that calls `make` with new parts of a tuple with `count` parts.
 
-    A part is a position in the tuple and the conversion of the value there, or None and a function without arguments.
+    Each of `parts` makes a new part: a position in the tuple with the conversion of the value there (None for none), or
+    None with a function without arguments (None for null).
     The function is generated code: a loop over the parts is twice as slow.
     """
     names: dict[str, Any] = {"make": make, **{f"c{i}": convert for i, (_, convert) in enumerate(parts)}}
@@ -129,17 +130,17 @@ def rebuild_function(count: int, parts: Sequence[tuple[int | None, Any]], make: 
     return convert_all
 
 
-def each_element(one: Convert | None) -> Convert | None:
-    """Return the function that converts each element of an array, except nulls; None for None."""
-    return None if one is None else lambda elements: [None if v is None else one(v) for v in elements]
+def each_element(convert: Convert | None) -> Convert | None:
+    """Return the function that converts each element of an array but nulls; None if `convert` is None."""
+    return None if convert is None else lambda elements: [None if v is None else convert(v) for v in elements]
 
 
 def entry_by_entry(key: Convert | None, value: Convert | None) -> Convert | None:
     """Return the function that converts the keys and the values of a map; None if both are None."""
     if key is None and value is None:
         return None
-    one_key, one_value = key or identity, value or identity
-    return lambda entries: {one_key(k): None if v is None else one_value(v) for k, v in entries.items()}
+    convert_key, convert_value = key or identity, value or identity
+    return lambda entries: {convert_key(k): None if v is None else convert_value(v) for k, v in entries.items()}
 
 
 def identity(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Conversion between plain forms and Arrow columns, a column at a time."""
+"""Conversion between plain forms (`plain.py`) and Arrow columns, a column at a time."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def _build_scalars(values: Sequence[Any], kind: DataType) -> pa.Array:
 def arrow_to_plain(array: pa.Array, kind: DataType) -> list[Any]:
     """Return the plain forms of a column that conforms to the type, structs and the keys of maps as tuples.
 
-    Raises UserCodeError if it holds a value that Python cannot, StateTypeError if a map has a key twice.
+    Raises UserCodeError if it holds a value that Python cannot represent, StateTypeError if a map has a key twice.
     """
     check_readable(array, kind)
-    return _plain(array, kind, False)
+    return _to_plain(array, kind, False)
 
 
-def rescaled(unscaled: pa.Array, kind: DecimalType) -> pa.Array:
-    """Return a column of unscaled decimals as decimals with their scale: the same bits under another type."""
+def rescaled(integers: pa.Array, kind: DecimalType) -> pa.Array:
+    """Return a column of decimals with scale 0 under the type with their scale: the bits are the same."""
     return pa.Array.from_buffers(
-        to_arrow_type(kind), len(unscaled), unscaled.buffers(), unscaled.null_count, unscaled.offset
+        to_arrow_type(kind), len(integers), integers.buffers(), integers.null_count, integers.offset
     )
 
 
@@ -53,12 +53,12 @@ def _number_type(kind: DataType) -> pa.DataType:
     return pa.int32() if isinstance(kind, DateType) else pa.int64()
 
 
-def _plain(array: pa.Array, kind: DataType, hashable: bool) -> list[Any]:
+def _to_plain(array: pa.Array, kind: DataType, hashable: bool) -> list[Any]:
     if isinstance(kind, StructType):
-        children = [_plain(c, f.type, hashable) for c, f in zip(array.flatten(), kind.fields, strict=True)]
+        children = [_to_plain(c, f.type, hashable) for c, f in zip(array.flatten(), kind.fields, strict=True)]
         return set_nulls(list(zip(*children, strict=True)), array)
     if isinstance(kind, ArrayType | MapType):
-        rows = parts_to_python(array, kind, hashable, _plain)
+        rows = parts_to_python(array, kind, hashable, _to_plain)
         if isinstance(kind, MapType):
             for row, (entries, size) in enumerate(zip(rows, np.diff(array.offsets), strict=False)):
                 if entries is not None and len(entries) != size:

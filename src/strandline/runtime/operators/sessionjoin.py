@@ -1,4 +1,4 @@
-"""The join by session windows: sessions of both streams together, and every pair of rows in one session."""
+"""The join by session windows: both streams share sessions, and all rows in one session are paired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.runtime.operators.windows.sessions import SessionWindows
 
 
 class _Halves(Keeping):
-    """Stores the rows of both streams: each entry has one half, and the other is null."""
+    """Stores the rows of both streams: an entry has a row in one half, and null in the other."""
 
     def __init__(self, layout: JoinColumns, join: SessionJoin) -> None:
         super().__init__(f"struct<left: {layout.left.ddl}, right: {layout.right.ddl}>", (), join._pairs)
@@ -29,7 +29,7 @@ class _Halves(Keeping):
 
 
 class SessionJoin(SessionWindows, TimedJoin):
-    """Pairs all rows of a key that are in one session; results come when the watermark has passed its end."""
+    """Pairs all rows of a key that are in one session, and emits them when the watermark has passed its end."""
 
     own_step = "window_join"
 
@@ -38,7 +38,7 @@ class SessionJoin(SessionWindows, TimedJoin):
         SessionWindows.__init__(self, kind, _Halves(layout, self), Rules())
         self.own_function = ""
         self._gap_after_us = kind.gap_after_us
-        self._length_after = self._of_half
+        self._length_after = self._row_length_us
 
     def on_event(self, event: Any, ctx: Any) -> None:
         """Add a row of either stream to its session."""
@@ -46,12 +46,12 @@ class SessionJoin(SessionWindows, TimedJoin):
         time_of(right if left is None else left, ctx)
         super().on_event(event, ctx)
 
-    def _of_half(self, event: Any) -> int:
+    def _row_length_us(self, event: Any) -> int:
         """Return how long a row of either stream keeps its session open."""
         left, right, *_ = event
         return self._gap_after_us(right if left is None else left)
 
-    def _refuse(self, event: Any, ctx: Any) -> None:
+    def _reject(self, event: Any, ctx: Any) -> None:
         left, right, *_ = event
         self._refuse_late(right if left is None else left, left is not None, ctx)
 

@@ -1,4 +1,4 @@
-"""Binds the states that a function declares: makes a table for each, and the handle that replaces the declaration."""
+"""Binds the states that a function declares: a table for each, and the handle that replaces the declaration."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Binder:
     cache_bytes: int
     vectorised: bool
     schemas: Mapping[str, Schemas]
-    """By state whose type was changed."""
+    """The schemas of states whose type was changed, by name."""
     journal: Journal | None = None
     """Records writes, if single calls can be undone."""
 
@@ -86,9 +86,9 @@ class Binder:
         numbers = KeyCodec([LongType()])
         table = self._map_table(name, numbers, chunks, life)
         if life is None:
-            return table, ListHandle(self.scope, table, self._checking(ValueCodec(element)), name)
+            return table, ListHandle(self.scope, table, self._checked_when_written(ValueCodec(element)), name)
         kind = WholeListHandle if state.expires == "list" else ExpiringListHandle
-        return table, kind(self.scope, table, numbers, self._checking(ValueCodec(element)), name, life)
+        return table, kind(self.scope, table, numbers, self._checked_when_written(ValueCodec(element)), name, life)
 
     def _bind_value(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
         codec, default = self._codec(name, state), getattr(state, "default", None)
@@ -120,10 +120,10 @@ class Binder:
         return table
 
     def _codec(self, name: str, state: State) -> ValueCodec:
-        return self._checking(self._schemas(name).codec(parse_type(state.value_type)))
+        return self._checked_when_written(self._schemas(name).codec(parse_type(state.value_type)))
 
-    def _checking(self, codec: ValueCodec) -> ValueCodec:
-        """If calls can be undone, make the codec check values in full when they are written, not when encoded."""
+    def _checked_when_written(self, codec: ValueCodec) -> ValueCodec:
+        """If calls can be undone, have the codec check values in full when they are written, not when encoded."""
         if self.journal is not None:
             check_in_full(codec)
         return codec

@@ -24,7 +24,7 @@ from strandline.runtime.state.handles import MapHandle
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.maps import Cell, MapTable
 from strandline.runtime.state.scope import NoKey, Scope
-from strandline.runtime.state.table import Kept, SomeKeys
+from strandline.runtime.state.table import KeyEntries, KeysToRead
 from strandline.types.columns import to_python
 from strandline.types.datatypes import StructType, parse_type
 from strandline.types.ordering import comparable
@@ -39,9 +39,9 @@ class BroadcastTable(MapTable):
         """Return nothing: the table's key has no key group to remember."""
         return []
 
-    def kept(self, some: SomeKeys) -> list[Kept]:
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
         """Return what committed epochs wrote of some keys of the map, which are encoded."""
-        (entries,) = super().kept(SomeKeys([None], [_NO_GROUP], some.codec))
+        (entries,) = super().kept(KeysToRead([None], [_NO_GROUP], some.codec))
         by_key = {self._encode_sub(sub): value for sub, value in entries}
         return [[(None, by_key[key])] if key in by_key else [] for key in some.encoded]
 

@@ -22,7 +22,7 @@ from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec, expiry_of
 from strandline.runtime.program import Process, Program, state_infos
 from strandline.runtime.state.store import Store
-from strandline.runtime.state.table import Kept
+from strandline.runtime.state.table import KeyEntries
 from strandline.runtime.state.ttl.lists import HEAD
 from strandline.types.datatypes import DataType, StructType, parse_schema, parse_type
 
@@ -105,14 +105,14 @@ class _Form:
         encode_sub = KeyCodec([parse_type(info.key_type)]).encode_sub if info.kind == "map" else _nothing
         return cls(info.kind, ttl_time, codec.encode, encode_sub, schemas.codec(kind) if as_bytes else None)
 
-    def entries(self, kept: Kept, over_us: int | None) -> Entries:
+    def entries(self, kept: KeyEntries, over_us: int | None) -> Entries:
         """Return the entries of a key that have not expired."""
         if self.kind == "list":
             return [(b"", self.encode(element)) for chunk in self._chunks(kept, over_us) for element in chunk]
         living = [(sub, self._value(stored)) for sub, stored in kept if not self._is_over(stored, over_us)]
         return sorted((self.encode_sub(sub), self.encode(value)) for sub, value in living)
 
-    def _chunks(self, kept: Kept, over_us: int | None) -> list[list[Any]]:
+    def _chunks(self, kept: KeyEntries, over_us: int | None) -> list[list[Any]]:
         # Chunks without their own expiry expire with the head.
         head = next((stored for number, stored in kept if number == HEAD), None)
         if head is not None and self._is_over(head, over_us):

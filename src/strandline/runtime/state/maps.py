@@ -11,7 +11,7 @@ from typing import Any
 
 from strandline.backends.base import Backend, Entry
 from strandline.format.values import ExpiringCodec, ValueCodec
-from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys
+from strandline.runtime.state.table import KeyEntries, KeysToRead, ObjectTable
 from strandline.runtime.state.values import deep_size
 
 _MISSING: Any = object()
@@ -172,7 +172,7 @@ class MapTable(ObjectTable):
             key, end = self._decode_key(entry)
             self.live.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
 
-    def kept(self, some: SomeKeys) -> list[Kept]:
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
         cells = map(self._kept_live if self._holds_all else self._kept_of, some.keys, some.encoded)
         return [[entry for entry in cell.items() if entry[1] is not None] for cell in cells]
 

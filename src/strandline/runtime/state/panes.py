@@ -34,7 +34,7 @@ from strandline.runtime.state.panebytes import (
     prefix_of,
     read_mark,
 )
-from strandline.runtime.state.table import Kept, SomeKeys, StateTable
+from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable
 
 Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
 """Merges batches, older ones first, into one in which each key is once."""
@@ -219,9 +219,9 @@ class PaneTable(StateTable[PaneChanges]):
 
     # -- layers
 
-    def kept(self, some: SomeKeys) -> list[Kept]:
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
         """Return the accumulators of some keys by their panes' ends. Reads all rows of the keys' key groups."""
-        by_key: dict[bytes, Kept] = {key: [] for key in some.encoded}
+        by_key: dict[bytes, KeyEntries] = {key: [] for key in some.encoded}
         groups = sorted({group_of(key) for key in by_key})
         wanted = pa.array(groups, pa.int32())
         panes = dict(self.panes)
@@ -239,7 +239,7 @@ class PaneTable(StateTable[PaneChanges]):
                 self._pick(by_key, end, self._merge(rows), some.codec)
         return [by_key[key] for key in some.encoded]
 
-    def _pick(self, by_key: dict[bytes, Kept], end: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
+    def _pick(self, by_key: dict[bytes, KeyEntries], end: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
         values_at = 1 + len(codec.types)
         keys = codec.encode_arrow(rows.column(0), rows.columns[1:values_at])
         fields = list(rows.schema)[values_at:]

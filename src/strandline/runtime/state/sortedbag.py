@@ -1,4 +1,4 @@
-"""A sorted multiset of bytes with bulk inserts and a fast minimum: sorted runs, merged when they are of similar size.
+"""A multiset of bytes with bulk inserts and a fast minimum: sorted runs, which are merged when of similar size.
 
 Each run is descending, so its least items are at its end, where removal is cheap however long the run is. An item
 takes part in O(log n) merges.
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
 
-class Runs:
-    """Sorted runs of bytes; duplicates are kept."""
+class SortedBag:
+    """A multiset of bytes in sorted runs."""
 
     __slots__ = ("_runs",)
 
@@ -35,12 +35,12 @@ class Runs:
         runs = self._runs
         runs.append(run)
         while len(runs) > 1 and len(runs[-2]) <= 2 * len(runs[-1]):
-            # Sorting two sorted runs is merging them.
+            # Python's sort merges two sorted runs in linear time.
             last = runs.pop()
             runs[-1] = sorted(runs[-1] + last, reverse=True)
 
     def least(self) -> bytes | None:
-        """Return the least item, None if there is none."""
+        """Return the least item, or None if the bag is empty."""
         return min((run[-1] for run in self._runs), default=None)
 
     def drop_least(self) -> None:
@@ -55,7 +55,6 @@ class Runs:
         items: list[bytes] = []
         for run in self._runs:
             if run[-1] <= limit:
-                # Descending: items within the limit are at the end.
                 cut = bisect_left(run, True, key=lambda item: item <= limit)
                 items += run[cut:]
                 del run[cut:]

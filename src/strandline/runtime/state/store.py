@@ -27,7 +27,7 @@ from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope, Timers
 from strandline.runtime.state.sequence_lock import SequenceLock
-from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys, StateTable
+from strandline.runtime.state.table import KeyEntries, KeysToRead, ObjectTable, StateTable
 from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.runtime.state.ttl.cleaning import Expiry
 from strandline.runtime.state.values import ValueTable
@@ -227,12 +227,12 @@ class Store:
             states = {table.name: table.freeze() for table in self._tables}
         return Frozen(self._scope.uid, states, self._release)
 
-    def kept(self, name: str, encoded: Sequence[bytes]) -> list[Kept]:
+    def kept(self, name: str, encoded: Sequence[bytes]) -> list[KeyEntries]:
         """Return the committed entries of some encoded keys of a state: see `StateTable.kept`."""
         (table,) = [table for table in self._tables if table.name == name]
         codec = self.keys.codec
         as_objects = isinstance(table, ObjectTable) and not isinstance(table, BroadcastTable) and not self._vectorised
-        return table.kept(SomeKeys(codec.decode_many(encoded) if as_objects else encoded, encoded, codec))
+        return table.kept(KeysToRead(codec.decode_many(encoded) if as_objects else encoded, encoded, codec))
 
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:

@@ -1,11 +1,11 @@
 """The base classes of state tables, whose writes of an epoch are committed or discarded together.
 
-A write belongs to one of four layers, from new to old: the present epoch's writes, which `abort` undoes; dirty ones,
-which committed epochs made and the backend does not have yet; those in flight, frozen and passed to a background thread
-to write; and those in the backend. A freeze is a swap, so a checkpoint's synchronous part costs next to nothing.
+A write belongs to one of four layers, from new to old: writes of the present epoch, which `abort` undoes; dirty writes,
+which are committed and which the backend does not have yet; writes in flight, frozen for a background thread to write;
+and writes in the backend. A freeze is a swap, so a checkpoint's synchronous part costs next to nothing.
 
-If the backend `keeps_all`, it stores nothing between snapshots: the table loads everything with `adopt`, all of it is
-dirty for ever, and each freeze is a copy, which reads can skip.
+If the backend `keeps_all`, it stores nothing between snapshots: the table loads everything with `adopt`, all of it
+stays dirty, and each freeze is a copy, which reads can skip.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from strandline.runtime.state.journal import Journal
 Layer = TypeVar("Layer")
 """Changes that belong together, as a kind of state holds them."""
 
-Kept = list[tuple[Any, Any]]
+KeyEntries = list[tuple[Any, Any]]
 """The entries of one key in a table: pairs of the sub key and the value, as the table holds them."""
 
 
 @dataclass(frozen=True)
-class SomeKeys:
-    """Keys to look up."""
+class KeysToRead:
+    """Keys whose entries are read."""
 
     keys: Sequence[Any]
     """The keys as tables of objects hold them."""
@@ -39,7 +39,7 @@ class SomeKeys:
 class StateTable(Generic[Layer]):
     """One state of one operator partition.
 
-    One thread at a time, apart from what `freeze` returns, `release`, and `kept`.
+    Only one thread at a time may call it, except for `release`, `kept` and what `freeze` returns.
     """
 
     def __init__(self, name: str, backend: Backend) -> None:
@@ -50,7 +50,7 @@ class StateTable(Generic[Layer]):
         self._backend = backend
         self._holds_all = backend.keeps_all
         self._frozen: list[Layer] = []
-        """Frozen layers that are not known to be written, older first."""
+        """Frozen layers, the oldest first, until `_drop_written` drops those that are written."""
         self._inflight: list[Layer] = [] if self._holds_all else self._frozen
         """The frozen layers that reads have to search."""
         self._written = Semaphore(0)
@@ -63,7 +63,7 @@ class StateTable(Generic[Layer]):
 
     @property
     def cached_bytes(self) -> int:
-        """About how much memory the rest takes."""
+        """About how much memory all other entries take."""
         return 0
 
     def commit(self) -> None:
@@ -79,9 +79,9 @@ class StateTable(Generic[Layer]):
         raise NotImplementedError
 
     def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take the changes to write to the backend for a snapshot; later writes are not among them. Between epochs.
+        """Freeze the changes for a snapshot, between epochs; return the function that encodes them.
 
-        A background thread calls the result, and `release` when it has written them.
+        A background thread calls it, writes the result to the backend, and then calls `release`.
         """
         self._drop_written()
         frozen = self._copy() if self._holds_all else self._take()
@@ -89,7 +89,7 @@ class StateTable(Generic[Layer]):
         return lambda: self._encode(frozen)
 
     def release(self) -> None:
-        """Note that the oldest frozen changes are in the backend now."""
+        """Count the oldest frozen layer as written to the backend."""
         self._written.release()
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
@@ -103,8 +103,8 @@ class StateTable(Generic[Layer]):
         """Return the layers that the backend does not have yet, by key; none if entries contain their key groups."""
         return []
 
-    def kept(self, some: SomeKeys) -> list[Kept]:
-        """Return the committed entries of some keys, in their order. In any thread, also while an epoch runs.
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
+        """Return the committed entries of some keys, in their order. Any thread may call it, also while an epoch runs.
 
         It takes no lock: if a commit, an abort or a freeze happens meanwhile, the result may mix epochs, or it raises
         RuntimeError. The caller detects that with a sequence lock: see lookups.py.
@@ -126,12 +126,12 @@ class StateTable(Generic[Layer]):
         raise NotImplementedError
 
     def _drop_written(self) -> None:
-        """Drop the layers that are written; in the thread of the epochs, when nothing in progress reads them."""
+        """Drop the layers that are written. Only the thread of the epochs may call it, while nothing reads them."""
         while self._frozen and self._written.acquire(blocking=False):
             self._let_go(self._frozen.pop(0))
 
     def _let_go(self, layer: Layer) -> None:
-        """Prepare for reads of a layer's changes from the backend: the layer is dropped."""
+        """Prepare for reads of a layer's changes from the backend, as the layer is dropped."""
 
 
 class ObjectTable(StateTable[dict[Any, Any]]):

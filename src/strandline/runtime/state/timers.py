@@ -22,8 +22,8 @@ import numpy as np
 from strandline.backends.base import Backend, Entry
 from strandline.core.errors import UserCodeError
 from strandline.core.times import as_datetime
-from strandline.runtime.state.sortedbag import Runs
-from strandline.runtime.state.table import Kept, SomeKeys, StateTable
+from strandline.runtime.state.sortedbag import SortedBag
+from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable
 
 _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
@@ -46,7 +46,7 @@ class TimerChanges:
     """Changes that belong together, and the timers they set in the order of their times."""
 
     changes: dict[bytes, bool] = field(default_factory=dict)
-    order: Runs = field(default_factory=Runs)
+    order: SortedBag = field(default_factory=SortedBag)
     fresh: set[bytes] = field(default_factory=set)
     """Set timers that neither an older layer nor the backend has: a deletion of one leaves nothing to write."""
 
@@ -212,7 +212,7 @@ class TimerTable(StateTable[TimerChanges]):
             self._keep(now)
         if len(dirty.order) > _SPARE_ENTRIES + 2 * len(dirty.changes):
             # Timers that are deleted, or moved often, stay in `order` until their time comes: rebuild it.
-            dirty.order = Runs(timer for timer, is_set in dirty.changes.items() if is_set)
+            dirty.order = SortedBag(timer for timer, is_set in dirty.changes.items() if is_set)
         self._now, self._set_now, self._popped, self._first_before = {}, [], [], None
 
     def _keep(self, now: dict[bytes, bool]) -> None:
@@ -250,11 +250,11 @@ class TimerTable(StateTable[TimerChanges]):
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         for entry, _ in entries:
             self._dirty.changes[_timer(entry)] = True
-        self._dirty.order = Runs(self._dirty.changes)
+        self._dirty.order = SortedBag(self._dirty.changes)
 
-    def kept(self, some: SomeKeys) -> list[Kept]:
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
         """Return the times of some keys' timers. Reads all timers in memory, and those of the keys' key groups."""
-        by_key: dict[bytes, Kept] = {key: [] for key in some.encoded}
+        by_key: dict[bytes, KeyEntries] = {key: [] for key in some.encoded}
         # List the layers before reading the backend: a layer written meanwhile is in both.
         layers = [layer.changes for layer in self._layers()]
         changed: set[bytes] = set()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
-from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys
+from strandline.runtime.state.table import KeyEntries, KeysToRead, ObjectTable
 
 _DICT_SLOT_BYTES = 100
 _SAMPLE = 16
@@ -100,7 +100,7 @@ class ValueTable(ObjectTable):
             values.append(value)
         self.live.update(zip(keys, self._decode_values(values), strict=True))
 
-    def kept(self, some: SomeKeys) -> list[Kept]:
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
         # List the layers before reading the backend: a layer written meanwhile is in both.
         layers = [self._dirty, *self._inflight[::-1]]
         values = [_first(layers, key) for key in some.keys]

@@ -102,7 +102,7 @@ class AsyncRowFunction(RowFunction):
                 except BaseException as error:
                     if bad is None:
                         raise self._call_error(error, record) from error
-                    bad.bear(TimeoutError(str(error)) if isinstance(error, NoAnswer) else error, record, at)
+                    bad.record(TimeoutError(str(error)) if isinstance(error, NoAnswer) else error, record, at)
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(self.calls.concurrency, len(records)))]
         try:

@@ -1,4 +1,4 @@
-"""Dead letters as rows: decides which errors an event may cause, and describes them."""
+"""Dead letters as rows: which errors an event may have caused, and how a row describes them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.core.failure import escape_surrogates, shortened
 from strandline.core.times import as_datetime
-from strandline.runtime.task.usererrors import backends_error, text_of
+from strandline.runtime.task.usererrors import find_backend_error, text_of
 from strandline.types.jsonforms import to_json
 
 _PACKAGE = str(Path(__file__).parent.parent.parent)
-_REASON = 2_000
-_TRACEBACK = 20_000
+_MAX_REASON = 2_000
+_MAX_TRACEBACK = 20_000
 
 
-def is_the_events(error: BaseException) -> bool:
+def is_event_error(error: BaseException) -> bool:
     """Whether one event may be the cause of an error, rather than memory, storage or the program's configuration."""
     if isinstance(error, MemoryError | SystemExit | KeyboardInterrupt | GeneratorExit):
         return False
     if isinstance(error, StrandlineError):
         return isinstance(error, UserCodeError)
-    return backends_error(error) is None
+    return find_backend_error(error) is None
 
 
 def kind_and_place(error: BaseException) -> str:
@@ -37,20 +38,15 @@ def reason_of(error: BaseException) -> str:
     return error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text_of(error)}"
 
 
-def letter(
+def dead_letter_row(
     operator: str, step: str, reason: str, key: Any, event: Any, time_us: int | None, trace: str | None
 ) -> tuple[Any, ...]:
     """Return a dead letter's row."""
     time = None if time_us is None else as_datetime(time_us)
-    texts = _short(reason, _REASON), _json(key), _json(event)
-    return (operator or None, step, *texts, time, None if trace is None else _short(trace, _TRACEBACK))
-
-
-def _short(text: str, most: int) -> str:
-    """Shorten a text, and escape lone surrogates: an exception's text may be anything, at any length."""
-    text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
-    return text.encode(errors="backslashreplace").decode()
+    reason = escape_surrogates(shortened(reason, _MAX_REASON))
+    trace = None if trace is None else escape_surrogates(shortened(trace, _MAX_TRACEBACK))
+    return (operator or None, step, reason, _json(key), _json(event), time, trace)
 
 
 def _json(value: Any) -> str | None:
-    return None if value is None else _short(json.dumps(to_json(value), ensure_ascii=False, default=repr), 1 << 40)
+    return None if value is None else escape_surrogates(json.dumps(to_json(value), ensure_ascii=False, default=repr))

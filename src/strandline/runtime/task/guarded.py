@@ -24,7 +24,7 @@ from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls
-from strandline.runtime.task.deadletters import is_the_events, kind_and_place, letter, reason_of
+from strandline.runtime.task.deadletters import dead_letter_row, is_event_error, kind_and_place, reason_of
 from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.usererrors import user_error
 
@@ -68,10 +68,10 @@ class Failures:
         """Discard the failures of the epoch."""
         self.in_epoch, self._counted = 0, self._counted_before
 
-    def bear(self, error: BaseException, step: str, key: Any, event: Any, time_us: int | None) -> None:
+    def record(self, error: BaseException, step: str, key: Any, event: Any, time_us: int | None) -> None:
         """Count an event that failed and emit it as a dead letter; raise the user's error if too many failed."""
         scope, process = self._scope, self._process
-        if not is_the_events(error):
+        if not is_event_error(error):
             raise user_error(scope.uid, process, error, step, key, event) from error
         if self._is_too_much():
             raise self._too_much(user_error(scope.uid, process, error, step, key, event)) from error
@@ -84,7 +84,7 @@ class Failures:
             step, error = process.own_step, process.explained(error)
         self._give(step, reason_of(error), key, event, time_us, trace)
 
-    def bear_row(self, error: UserCodeError, step: str, key: Any, event: Any, time_us: int | None) -> None:
+    def record_bad_row(self, error: UserCodeError, step: str, key: Any, event: Any, time_us: int | None) -> None:
         """Count an event that cannot reach the function and emit it as a dead letter; raise the error if too many."""
         if self._is_too_much():
             raise self._too_much(error)
@@ -92,7 +92,7 @@ class Failures:
         if self._on_error.has_dead_letters:
             self._give(step, error.message, key, event, time_us, None)
 
-    def bear_rows(self, error: UserCodeError, count: int) -> None:
+    def record_bad_rows(self, error: UserCodeError, count: int) -> None:
         """Count rows whose dead letters come from another operator; raise the error if too many failed."""
         if self._is_too_much(count):
             raise self._too_much(error)
@@ -117,7 +117,7 @@ class Failures:
     def _give(self, step: str, reason: str, key: Any, event: Any, time_us: int | None, trace: str | None) -> None:
         uid = self._scope.uid
         # The operator has its own column in a dead letter.
-        row = letter(uid, step, reason.removeprefix(f"operator '{uid}': "), key, event, time_us, trace)
+        row = dead_letter_row(uid, step, reason.removeprefix(f"operator '{uid}': "), key, event, time_us, trace)
         self._outputs.add_side(DEAD_LETTERS, row, time_us)
         if self._journal is not None:
             self._journal.note((self._outputs.take_back, DEAD_LETTERS))
@@ -195,7 +195,7 @@ class GuardedCalls(EventCalls):
             except BaseException as error:
                 del rows[row_count:], stamps[row_count:]
                 journal.undo(mark)
-                self._failures.bear(error, "on_event", key, event, time_us)
+                self._failures.record(error, "on_event", key, event, time_us)
         scope.leave_key()
 
     def on_timers(
@@ -227,7 +227,7 @@ class GuardedCalls(EventCalls):
                 # The timer stays deleted: it would fail again, and hold up all later ones.
                 journal.undo()
                 fired = {"timer": timer.timestamp, "is_processing_time": processing}
-                self._failures.bear(error, "on_timer", key, fired, None if processing else at_us)
+                self._failures.record(error, "on_timer", key, fired, None if processing else at_us)
             if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
                 yield from self._take()
         scope.in_timer = False
@@ -241,17 +241,17 @@ class GuardedCalls(EventCalls):
             return [self._fitting(row) for row in rows]
         except BaseException as error:
             ended = None if window is None else {"window_start": window.start, "window_end": window.end}
-            self._failures.bear(error, "on_timer" if scope.in_timer else "on_event", scope.key, ended, scope.time_us)
+            self._failures.record(error, "on_timer" if scope.in_timer else "on_event", scope.key, ended, scope.time_us)
             return []
 
     def on_rule(self, error: BaseException, step: str, key: Any = None, event: Any = None) -> None:
         """Undo a call of on_broadcast, which fails alike in every partition: only the first one counts it."""
         self._journal.undo()
         if self._scope.partition:
-            if not is_the_events(error):
+            if not is_event_error(error):
                 raise user_error(self._scope.uid, self._process, error, step, key, event) from error
             return
-        self._failures.bear(error, step, None, event, self._scope.time_us)
+        self._failures.record(error, step, None, event, self._scope.time_us)
 
     def forget(self) -> None:
         """Discard the rows of an epoch that failed."""

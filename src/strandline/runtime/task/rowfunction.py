@@ -1,4 +1,4 @@
-"""Calls stateless Python functions on rows."""
+"""Calls of stateless Python functions on rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
 from strandline.core.errors import NullKeyError, UserCodeError
 from strandline.core.failure import shortened
 from strandline.runtime.output_rows import rows_of
-from strandline.runtime.task.badrows import bad_rows, values_at, without
-from strandline.runtime.task.deadletters import is_the_events, kind_and_place, letter, reason_of
+from strandline.runtime.task.badrows import bad_rows, values_at, without_bad
+from strandline.runtime.task.deadletters import dead_letter_row, is_event_error, kind_and_place, reason_of
 from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.usererrors import step_error
 from strandline.types.columns import to_python
@@ -21,28 +21,28 @@ from strandline.types.datatypes import StructType, parse_schema
 from strandline.types.records import record_type
 
 Report = Callable[[int, str], None]
-"""Is called at the end of a task, if rows failed, with their number and the last one's error."""
+"""Called at the end of a task in which rows failed, with their number and the last one's error."""
 
 
 @dataclass(frozen=True)
 class RowFunction:
     """Calls a function for each row and builds Arrow batches of the rows that it returns.
 
-    With dead letters, its output is like that of keepers: one stream of both outputs, with a column that says which.
+    With dead letters, it yields one stream of rows and dead letters, as keepers do, and a column tells them apart.
     """
 
     function: Callable[[Any], Iterable[Any] | None]
     input_schema: str
     output_schema: str
     hidden: int = 0
-    """The number of columns at the end that the function does not see: its output rows get those of the input row."""
+    """The number of columns at the end that the function does not see. They are copied to the rows that it returns."""
     step: str = "flat_map"
     """The name of the user's method."""
     on_error: OnError = FAIL
     name: str = ""
     """The operator's name in dead letters."""
     time_at: int | None = None
-    """The hidden column with the row's time, counted from the end, if there is one: -1 is the last."""
+    """The negative index of the hidden column with the row's time, if there is one."""
     report: Report | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,7 +57,7 @@ class RowFunction:
             if bad is not None:
                 batch = bad.begin(batch, schema)
             records = list(map(make, zip(*self._values(batch.columns[: len(fields)], schema), strict=True)))
-            rows, came_of = self._run(records, outputs, bad)
+            rows, input_rows = self._run(records, outputs, bad)
             try:
                 built = outputs.from_rows(rows, ()) if rows else None
             except UserCodeError:
@@ -65,12 +65,12 @@ class RowFunction:
             except Exception as error:
                 raise step_error(self.step, error, records[-1]) from error
             if built is not None:
-                yield self._with_hidden(built, batch, came_of)
+                yield self._with_hidden(built, batch, input_rows)
             if bad is not None and bad.letters:
                 for each in bad.letters:
                     outputs.add_side(DEAD_LETTERS, each, None)
                 (built,) = outputs.take_sides()
-                yield self._with_hidden(built, bad.batch, bad.came_of)
+                yield self._with_hidden(built, bad.batch, bad.input_rows)
         if bad is not None and bad.count and self.report is not None:
             self.report(bad.count, bad.last)
 
@@ -85,9 +85,9 @@ class RowFunction:
             raise UserCodeError(message, hint=bad.error.hint, discreet=discreet, event=row) from None
 
     def _run(self, records: Sequence[Any], outputs: RawOutput, bad: BadRows | None) -> tuple[list[Any], list[int]]:
-        """Call the function for each record; return its rows, and the index of each row's record."""
+        """Call the function for each record; return its rows, and for each of them the index of its record."""
         rows: list[Any] = []
-        came_of: list[int] = []
+        input_rows: list[int] = []
         row = None
         plain, copied = outputs.main.plain, outputs.main.copied
         if bad is not None:
@@ -96,25 +96,25 @@ class RowFunction:
                 try:
                     outs = [fitting(out) for out in rows_of(self.function(row))]
                 except BaseException as error:
-                    bad.bear(error, row, at)
+                    bad.record(error, row, at)
                     continue
                 rows += outs
-                came_of.extend([at] * len(outs))
-            return rows, came_of
+                input_rows.extend([at] * len(outs))
+            return rows, input_rows
         try:
             for at, row in enumerate(records):
                 for out in rows_of(self.function(row)):
                     rows.append(out if type(out) is plain else copied(out))
                 if self.hidden:
-                    came_of.extend([at] * (len(rows) - len(came_of)))
+                    input_rows.extend([at] * (len(rows) - len(input_rows)))
         except BaseException as error:
             raise step_error(self.step, error, row) from error
-        return rows, came_of
+        return rows, input_rows
 
-    def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, came_of: list[int]) -> pa.RecordBatch:
+    def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, input_rows: list[int]) -> pa.RecordBatch:
         if not self.hidden:
             return built
-        rows = pa.array(came_of, pa.int64())
+        rows = pa.array(input_rows, pa.int64())
         columns = [column.take(rows) for column in batch.columns[-self.hidden :]]
         names = [*built.schema.names, *batch.schema.names[-self.hidden :]]
         return pa.RecordBatch.from_arrays([*built.columns, *columns], names=names)
@@ -127,45 +127,46 @@ class BadRows:
         self._function = function
         self.count = 0
         self.last = ""
-        """The last one's error, without anything of the row itself."""
+        """The error of the last failed row, without its values."""
         self.batch: pa.RecordBatch
         """The present batch, including bad rows."""
         self.letters: list[Any] = []
-        """The dead letters of this batch; `came_of` has the index of each one's row."""
-        self.came_of: list[int] = []
-        self._places: list[int] = []
+        """The dead letters of this batch; `input_rows` has the index of each one's row."""
+        self.input_rows: list[int] = []
+        self._good_rows: list[int] = []
+        """The indices in `batch` of the rows that the function is called with."""
 
     def begin(self, batch: pa.RecordBatch, schema: StructType) -> pa.RecordBatch:
-        """Begin with a batch; return the rows that the function can be called with."""
-        self.batch, self.letters, self.came_of = batch, [], []
+        """Begin a batch; return the rows that the function can be called with."""
+        self.batch, self.letters, self.input_rows = batch, [], []
         columns = batch.columns[: len(schema.fields)]
         bad = bad_rows(columns, schema, (), "")
         for each in bad:
             row = record_type(schema.names)._make(values_at(columns, schema, each.at))
-            self._note(each.error.discreet, "read", each.error.message, row, each.at, None)
+            self._add(each.error.discreet, "read", each.error.message, row, each.at, None)
         is_bad = {each.at for each in bad}
-        self._places = [at for at in range(batch.num_rows) if at not in is_bad]
-        return without(batch, bad) if bad else batch
+        self._good_rows = [at for at in range(batch.num_rows) if at not in is_bad]
+        return without_bad(batch, bad) if bad else batch
 
-    def bear(self, error: BaseException, row: Any, at: int) -> None:
-        """Count a row that failed and keep it as a dead letter; raise an error that no row can be the cause of."""
+    def record(self, error: BaseException, row: Any, at: int) -> None:
+        """Count a row that failed and keep it as a dead letter; raise an error that a row cannot have caused."""
         function = self._function
         failure = step_error(function.step, error, row)
-        if not is_the_events(error):
+        if not is_event_error(error):
             raise failure from error
         trace = failure.fields["traceback"] or None
         key = error.fields.get("key") if isinstance(error, NullKeyError) else None
-        self._note(kind_and_place(error), function.step, reason_of(error), row, self._places[at], trace, key)
+        self._add(kind_and_place(error), function.step, reason_of(error), row, self._good_rows[at], trace, key)
 
-    def _note(self, last: str, step: str, reason: str, row: Any, at: int, trace: str | None, key: Any = None) -> None:
+    def _add(self, last: str, step: str, reason: str, row: Any, at: int, trace: str | None, key: Any = None) -> None:
         function = self._function
         self.count += 1
         self.last = last
         if function.on_error.has_dead_letters:
             time_us = None if function.time_at is None else self.batch.columns[function.time_at][at].as_py()
             reason = reason.removeprefix(f"{function.step}: ")
-            self.letters.append(letter(function.name, step, reason, key, row, time_us, trace))
-            self.came_of.append(at)
+            self.letters.append(dead_letter_row(function.name, step, reason, key, row, time_us, trace))
+            self.input_rows.append(at)
 
 
 @dataclass(frozen=True)

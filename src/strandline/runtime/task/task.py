@@ -1,4 +1,4 @@
-"""Runs one operator partition: processes batches of events with the user's function and its state."""
+"""The task of one operator partition: runs the user's function, or a built-in operator, on batches of events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strandline.runtime.state.lookups import Entries, LookupRequest, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.state.timers import passed_us
-from strandline.runtime.task.badrows import BadRow, bad_rows, values_at, without
+from strandline.runtime.task.badrows import BadRow, bad_rows, values_at, without_bad
 from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.guarded import Failures, GuardedCalls
 from strandline.runtime.task.outputs import RawOutput
@@ -38,18 +38,19 @@ from strandline.types.records import record_type
 
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
-_GIVEN_ROWS = 50_000
-_EMPTY_EPOCH = 0.05
-"""The share of an epoch with rows that an epoch without rows counts for."""
-_RULE = 1
+_RESULT_ROWS = 50_000
+"""The most rows in an output batch of a built-in operator on columns."""
+_EMPTY_EPOCH_WEIGHT = 0.05
+"""How much an epoch without rows counts, relative to one with rows, when the search for unsaved data ends."""
+_RULE_COLUMN = 1
 """The index of the column of broadcast rules: the right one of a pair."""
 LONGEST_CHAIN = 1000
-"""At the end of event time all timers fire at once, and those that they set: a longer chain stops, so that it ends."""
+"""The longest chain of timers that set timers at the end of event time: all fire at once, and it might never end."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
-    """The times of an epoch: timers are due that the watermark has passed, or the clock has reached."""
+    """The times of an epoch. Timers are due that the watermark has passed, or the clock has reached."""
 
     watermark_us: int | None = None
     now_us: int = 0
@@ -58,7 +59,7 @@ class EpochTimes:
 
 
 class Task:
-    """Runs the user's function on the state of one partition, epoch by epoch. One thread at a time."""
+    """Runs the user's function on the state of one partition, epoch by epoch, in one thread at a time."""
 
     def __init__(
         self, program: Program, process: Process, partition: Partition, backend: Backend, cache_bytes: int
@@ -78,18 +79,18 @@ class Task:
         self.failures: Failures | None = None
         """The failed events, if they do not end the job."""
         if isinstance(process, KeyedProcess):
-            self._calls = self._calls_of(process)
+            self._calls = self._make_calls(process)
         elif program.sides:
             self.scope._emit = self._outputs.add_side_batch
         if self._columnar is not None and not program.on_error.fails:
             self.failures = Failures(process, self.scope, self._outputs, program.on_error, None)
         self._keyless_rows = 0
-        """The number of this epoch's rows of the stream that built-in aggregates have left out because they are bad."""
+        """The number of the stream's rows in bad accumulators of this epoch, which the aggregates leave out."""
         self._lookups = Lookups(program, process, self.store)
-        # Whether events wait for the end of the epoch, because timers or the rules of a broadcast come before them.
-        self._at_end = program.layout.phased or self.store.broadcasts is not None
-        self._watermark_us: int | None = None
-        self._reached_us: int | None = None
+        # Events wait for the end of the epoch if timers or the rules of a broadcast come first.
+        self._at_end = program.layout.has_fired or self.store.broadcasts is not None
+        self._next_watermark_us: int | None = None
+        self._committed_watermark_us: int | None = None
         self.newest_us: dict[str, int] = {}
         """The newest event times of this epoch, by the origin whose watermark they move."""
         self.late_rows = 0
@@ -100,7 +101,7 @@ class Task:
         self._fired: list[pa.RecordBatch] = []
         """Rows of upstream timers, gathered for a vectorised function."""
         self.unsaved = None if isinstance(process, BuiltinOperator) else UnsavedState(process, program.uid)
-        """Looks for data that the function keeps outside of its states; None: no longer."""
+        """Looks for data that the function keeps outside of its states; None once the search has ended."""
         self.findings: list[Finding] = []
         """The findings of this epoch."""
         self._has_rows = False
@@ -109,7 +110,7 @@ class Task:
             self.unsaved.opened()
             self.scope.unsaved = self.unsaved
 
-    def _calls_of(self, process: KeyedProcess) -> EventCalls:
+    def _make_calls(self, process: KeyedProcess) -> EventCalls:
         journal = self.store.journal
         if journal is None:
             return EventCalls(process, self.scope, self._outputs)
@@ -125,8 +126,8 @@ class Task:
         """Start an epoch."""
         self.scope.epoch, self.scope.now_us = epoch, times.now_us
         if self.scope.watermark_us is None:
-            self.scope.watermark_us = self._reached_us = times.fired_us
-        self._watermark_us = times.watermark_us
+            self.scope.watermark_us = self._committed_watermark_us = times.fired_us
+        self._next_watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows, self._keyless_rows = {}, 0, 0, 0
         self.findings, self._has_rows = [], False
         if self.unsaved is not None:
@@ -137,12 +138,12 @@ class Task:
             self._columnar.late_rows = self._columnar.source_rows = 0
 
     def fire(self) -> Iterator[pa.RecordBatch]:
-        """Call on_timer before the epoch's events, unless some events must come first."""
-        if not self._layout.phased:
+        """Call on_timer before the epoch's events, unless rows of upstream timers must come first."""
+        if not self._layout.has_fired:
             yield from self._fire()
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Run the user's function on a batch: the key group, hidden columns, then the event's. Yield its output.
+        """Run the user's function on a batch in the program's layout, and yield its output.
 
         Iterate to the end before the next call.
         """
@@ -150,13 +151,13 @@ class Task:
             return
         self._has_rows = True
         if self._program.measured:
-            self._find_newest(batch)
+            self._measure_newest(batch)
         if self.store.broadcasts is not None:
-            batch = self.store.broadcasts.take(self._with_readable_rules(batch), self._layout)
+            batch = self.store.broadcasts.take(self._drop_bad_rules(batch), self._layout)
         if self.failures is None:
-            self._refuse_bad(self._layout.columns(batch))
+            self._raise_bad_row(self._layout.columns(batch))
         elif self._columnar is not None:
-            batch = self._without_bad(batch, self.failures)
+            batch = self._drop_bad_accumulators(batch, self.failures)
         fired = self._layout.fired(batch)
         if fired is not None:
             fired = pc.fill_null(fired, False)
@@ -175,13 +176,13 @@ class Task:
             yield from self._run_batch(self._take_gathered())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Process the batches that `process` has only gathered; the epoch has no more events."""
-        if self._layout.phased:
+        """Process the batches that `process` has only gathered, since the epoch has no more events."""
+        if self._layout.has_fired:
             if self._columnar is not None:
-                yield from self._give_fired(self._columnar.on_fired(self.scope))
+                yield from self._emit_fired(self._columnar.on_fired(self.scope))
             fired, self._fired = self._fired, []
             if fired:
-                with self._giving_fired():
+                with self._marked_as_fired():
                     yield from self._run_batch(fired)
             yield from self._fire()
         if self.store.broadcasts is not None:
@@ -197,7 +198,7 @@ class Task:
         elif gathered:
             yield from self._run_batch(gathered)
         if self._columnar is not None:
-            yield from self._give(self._columnar.on_end(self.scope))
+            yield from self._emit_results(self._columnar.on_end(self.scope))
             self.late_rows = self._columnar.late_rows
             self.source_rows = self._columnar.source_rows + self._keyless_rows
 
@@ -207,7 +208,7 @@ class Task:
             return
         self.findings = self.unsaved.find()
         # An epoch without rows counts little: there is little to find in it.
-        self.unsaved.epochs_left -= 1 if self._has_rows else _EMPTY_EPOCH
+        self.unsaved.epochs_left -= 1 if self._has_rows else _EMPTY_EPOCH_WEIGHT
         if self.unsaved.epochs_left <= 0:
             self.unsaved = self.scope.unsaved = None
 
@@ -218,7 +219,7 @@ class Task:
 
     def commit(self) -> None:
         """Commit the epoch's writes. If this raises, the state mixes epochs."""
-        self._reached_us = self.scope.watermark_us
+        self._committed_watermark_us = self.scope.watermark_us
         if self._columnar is not None:
             self._columnar.commit()
         self.store.commit()
@@ -234,12 +235,12 @@ class Task:
         self._outputs.forget()
         self._take_gathered()
         self._fired = []
-        self.scope.watermark_us = self._reached_us
+        self.scope.watermark_us = self._committed_watermark_us
         self.store.abort()
 
     def look_up(self, request: LookupRequest) -> list[Entries]:
-        """Return the committed entries of some keys. In any thread; they may mix epochs, see OperatorPartition."""
-        return self._lookups.find(request, self._reached_us)
+        """Return the committed entries of some keys. Any thread may call it: see OperatorPartition.look_up."""
+        return self._lookups.find(request, self._committed_watermark_us)
 
     def close(self) -> None:
         """Close the user's function."""
@@ -247,7 +248,7 @@ class Task:
 
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:
-        """Times before which no event-time and no processing-time timer is due."""
+        """The times before which no timer is due: in event time, and in processing time."""
         if self._columnar is not None:
             return self._columnar.next_due_us, self._columnar.next_due_clock_us
         return self.store.next_timers_us
@@ -256,27 +257,27 @@ class Task:
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
         """Move the watermark on: fire the due timers, and delete expired entries."""
-        scope, watermark_us = self.scope, self._watermark_us
+        scope, watermark_us = self.scope, self._next_watermark_us
         scope.before_us = scope.watermark_us
         moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
         if moved:
             if watermark_us == END_US:
-                # Before the watermark moves: state has not expired yet, and timers set here have no later epoch.
+                # Fire these before the watermark moves and state expires: there is no later epoch for them.
                 yield from self._fire_by_clock()
             scope.watermark_us = watermark_us
         if self._columnar is not None:
             if moved:
-                yield from self._give_fired(self._columnar.on_watermark(scope))
-            yield from self._give_fired(self._columnar.on_clock(scope))
+                yield from self._emit_fired(self._columnar.on_watermark(scope))
+            yield from self._emit_fired(self._columnar.on_clock(scope))
         if self._calls is not None and self.store.timers is not None and watermark_us is not None:
             event, _ = self.store.timers
             longest = LONGEST_CHAIN if scope.is_draining else None
-            with self._giving_fired():
+            with self._marked_as_fired():
                 yield from self._calls.on_timers(
                     event, passed_us(watermark_us), processing=False, prepare=self.store.prepare, longest=longest
                 )
         yield from self._fire_by_clock()
-        # After the timers, which may read entries that have expired since their times.
+        # Clean after the timers, which may read entries that have expired since their times.
         if self.store.expiry is not None:
             self.store.expiry.clean(self.store.evict)
 
@@ -284,11 +285,11 @@ class Task:
         if self._calls is not None and self.store.timers is not None:
             _, processing = self.store.timers
             now_us, prepare = self.scope.now_us, self.store.prepare
-            with self._giving_fired():
+            with self._marked_as_fired():
                 yield from self._calls.on_timers(processing, now_us, processing=True, prepare=prepare)
 
     def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Process rows of upstream timers, before the watermark moves on; their output counts as timers' rows, too."""
+        """Process rows of upstream timers, before the watermark moves on. Their output counts as timers' rows, too."""
         if not batch.num_rows:
             return
         if self._columnar is not None:
@@ -297,15 +298,15 @@ class Task:
             # Gather: few large batches cost less than many small ones.
             self._fired.append(batch)
         else:
-            with self._giving_fired():
+            with self._marked_as_fired():
                 yield from self._run_events(batch)
 
-    def _give_fired(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
-        with self._giving_fired():
-            yield from self._give(results)
+    def _emit_fired(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
+        with self._marked_as_fired():
+            yield from self._emit_results(results)
 
     @contextmanager
-    def _giving_fired(self) -> Iterator[None]:
+    def _marked_as_fired(self) -> Iterator[None]:
         """Mark the output rows of the `with` block as timers' rows."""
         self._outputs.fired = True
         try:
@@ -319,18 +320,18 @@ class Task:
         assert self._calls is not None
         self._count_late(batch)
         if self.failures is not None:
-            batch = self._callable(batch, self.failures)
+            batch = self._drop_bad_events(batch, self.failures)
         groups, values = self._layout.groups(batch), self._values_of(batch)
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
         keys = self.store.keys.codec.normalise(keys)
         self.store.keys.learn(keys, groups.to_pylist())
         self.store.load(set(keys))
-        stamps = self._layout.times(batch)
-        times = None if stamps is None else stamps.to_pylist()
-        # With a broadcast, the right halves were taken out before, and each event is a left half.
-        alone = self.store.broadcasts is not None
-        events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
+        time_column = self._layout.times(batch)
+        times = None if time_column is None else time_column.to_pylist()
+        # With a broadcast, rules, the right halves of pairs, were removed before, and each event is a left half.
+        has_rules = self.store.broadcasts is not None
+        events = iter(values[0]) if has_rules else map(self._make_event, zip(*values, strict=True))
         return self._calls.on_events(keys, events, times)
 
     def _values_of(self, batch: pa.RecordBatch) -> list[list[Any]]:
@@ -338,39 +339,39 @@ class Task:
         try:
             return [to_python(column, field.type) for column, field in zip(columns, self._schema.fields, strict=True)]
         except UserCodeError:
-            self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid))
+            self._raise_first(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid))
             raise
 
-    def _callable(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
-        """Return the rows that the function can be called with; count the others as failed."""
+    def _drop_bad_events(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
+        """Return a batch's rows that the function can be called with; record the others as failed."""
         columns = self._layout.columns(batch)
         bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
-        self._bear(batch, bad, failures)
-        return without(batch, bad) if bad else batch
+        self._record_bad_rows(batch, bad, failures)
+        return without_bad(batch, bad) if bad else batch
 
-    def _with_readable_rules(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch without unreadable rules. They come to every partition: only the first one counts them."""
+    def _drop_bad_rules(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch without unreadable rules. Every partition gets them: only the first one records them."""
         columns = self._layout.columns(batch)
-        if columns[_RULE].null_count == batch.num_rows:
+        if columns[_RULE_COLUMN].null_count == batch.num_rows:
             return batch
-        bad = bad_rows(columns, self._schema, (), self._program.uid, {_RULE})
+        bad = bad_rows(columns, self._schema, (), self._program.uid, {_RULE_COLUMN})
         if self.failures is None:
-            self._refuse(columns, bad)
+            self._raise_first(columns, bad)
         elif not self.scope.partition:
-            self._bear(batch, bad, self.failures)
-        return without(batch, bad) if bad else batch
+            self._record_bad_rows(batch, bad, self.failures)
+        return without_bad(batch, bad) if bad else batch
 
-    def _bear(self, batch: pa.RecordBatch, bad: Sequence[BadRow], failures: Failures) -> None:
-        columns, names, stamps = self._layout.columns(batch), self._schema.names, self._layout.times(batch)
+    def _record_bad_rows(self, batch: pa.RecordBatch, bad: Sequence[BadRow], failures: Failures) -> None:
+        columns, names, time_column = self._layout.columns(batch), self._schema.names, self._layout.times(batch)
         for each in bad:
             values = values_at(columns, self._schema, each.at)
             key = tuple(values[at] for at in self._key_at)
             event = user_event(record_type(names)._make(values), names)
-            time_us = None if stamps is None else stamps[each.at].as_py()
-            failures.bear_row(each.error, each.step, key[0] if len(key) == 1 else key, event, time_us)
+            time_us = None if time_column is None else time_column[each.at].as_py()
+            failures.record_bad_row(each.error, each.step, key[0] if len(key) == 1 else key, event, time_us)
 
-    def _without_bad(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
-        """Return the accumulators that have a key and can be read; count the rows of the others as failed."""
+    def _drop_bad_accumulators(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
+        """Return a batch's accumulators with a key and readable values; record the rows of the others as failed."""
         columns = self._layout.columns(batch)
         bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
         if not bad:
@@ -378,19 +379,19 @@ class Task:
         rows = columns[self._schema.names.index(ROWS)]
         count = pc.sum(rows.take(pa.array([each.at for each in bad]))).as_py()
         self._keyless_rows += count
-        failures.bear_rows(bad[-1].error, count)
-        return without(batch, bad)
+        failures.record_bad_rows(bad[-1].error, count)
+        return without_bad(batch, bad)
 
     # -- columns
 
     def _take_gathered(self) -> list[pa.RecordBatch]:
-        """Return the gathered batches, and begin anew."""
+        """Return the gathered batches, and forget them."""
         gathered = self._gathered
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
         return gathered
 
     def _run_batch(self, gathered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run a vectorised function on few large batches rather than many small ones: each costs per distinct key."""
+        """Run a vectorised function on gathered batches as one: each call has a cost per distinct key."""
         assert isinstance(self._process, KeyedBatchProcess)
         batch = pa.concat_batches(gathered) if len(gathered) > 1 else gathered[0]
         if self._columnar is not None:
@@ -420,21 +421,21 @@ class Task:
     def _keys_of(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> BatchKeys:
         return BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
 
-    def _give(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
+    def _emit_results(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
         while True:
             with self._naming_operator():
                 batch, times = next(results, (None, None))
             if batch is None:
                 return
-            for start in range(0, batch.num_rows, _GIVEN_ROWS):
-                piece = None if times is None else times.slice(start, _GIVEN_ROWS)
-                output = self._outputs.from_arrow(batch.slice(start, _GIVEN_ROWS), piece)
+            for start in range(0, batch.num_rows, _RESULT_ROWS):
+                piece = None if times is None else times.slice(start, _RESULT_ROWS)
+                output = self._outputs.from_arrow(batch.slice(start, _RESULT_ROWS), piece)
                 if output is not None:
                     yield output
 
     @contextmanager
     def _naming_operator(self) -> Iterator[None]:
-        """Add the operator's id to errors: a built-in operator does not know it."""
+        """Add the operator's uid to errors: a built-in operator does not know it."""
         try:
             yield
         except StateTypeError as error:
@@ -448,42 +449,42 @@ class Task:
         if self._layout.timed and self.scope.watermark_us is not None:
             self.late_rows += pc.sum(pc.less(self._layout.times(batch), self.scope.watermark_us)).as_py() or 0
 
-    def _find_newest(self, batch: pa.RecordBatch) -> None:
-        """Find the newest times among events that come straight from a watermark."""
+    def _measure_newest(self, batch: pa.RecordBatch) -> None:
+        """Update `newest_us` with the times of events that come straight from a watermark."""
         times, origins = self._layout.times(batch), self._layout.origins(batch)
         if origins is not None:
             newest = pa.table([origins, times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
-            named = newest["origin"].cast(pa.binary()).to_pylist()
-            # A device's name may be no UTF-8.
-            names = [None if name is None else name.decode(errors="backslashreplace") for name in named]
+            encoded_names = newest["origin"].cast(pa.binary()).to_pylist()
+            # An origin may be a string that is not UTF-8.
+            names = [None if name is None else name.decode(errors="backslashreplace") for name in encoded_names]
             newest_of = list(zip(names, newest["time_max"].to_pylist(), strict=True))
         else:
             newest_of = [("", pc.max(times).as_py())]
         for origin, time in newest_of:
             if time is not None:
-                # Rows whose origin is null are an origin of their own.
+                # Rows without an origin share the origin "".
                 name = origin or ""
                 self.newest_us[name] = max(time, self.newest_us.get(name, time))
 
-    def _refuse_bad(self, columns: Sequence[pa.Array]) -> None:
-        """Raise the error of the first bad row, if rows are not converted to Python's values later."""
+    def _raise_bad_row(self, columns: Sequence[pa.Array]) -> None:
+        """Raise the error of the first bad row of a batch, unless a later conversion to Python's values finds it."""
         if self._calls is None:
             # A user's vectorised function gets columns as they are: only keys are read. Built-in operators read all.
             read = None if self._columnar is not None else self._key_at
-            self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid, read))
+            self._raise_first(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid, read))
         elif any(columns[at].null_count for at in self._key_at):
-            self._refuse(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid))
+            self._raise_first(columns, bad_rows(columns, self._schema, self._key_at, self._program.uid))
 
-    def _refuse(self, columns: Sequence[pa.Array], bad: Sequence[BadRow]) -> None:
-        """Raise the error of the first of some bad rows, with the event."""
+    def _raise_first(self, columns: Sequence[pa.Array], bad: Sequence[BadRow]) -> None:
+        """Raise the error of the first of these bad rows, with its event."""
         if not bad:
             return
-        # Built-in operators get more columns than users know of.
+        # Built-in operators have columns that users do not know: show the key only.
         is_ours = isinstance(self._process, BuiltinOperator) and self._process.own_hides_events
-        known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
-        names = [self._schema.names[at] for at in known]
+        visible = self._key_at if is_ours or self._columnar is not None else range(len(columns))
+        names = [self._schema.names[at] for at in visible]
         values = values_at(columns, self._schema, bad[0].at)
-        event = user_event(record_type(names)._make([values[at] for at in known]), names)
+        event = user_event(record_type(names)._make([values[at] for at in visible]), names)
         error, uid = bad[0].error, self._program.uid
         message = error.message + ("," if bad[0].step == "read" else "")
         raise type(error)(

@@ -154,7 +154,7 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
         return matches[0]
     names = ", ".join(f"'{table.name}'" for table in matches or known.values())
     if matches:
-        raise NotFoundError(f"{snapshot.url}: '{name}' may be each of {names}", hint="write one of these")
+        raise NotFoundError(f"{snapshot.url}: '{name}' may be any of {names}", hint="write one of these")
     raise NotFoundError(
         f"{snapshot.url}: there is no table '{name}'",
         hint=f"its tables are {names}" if names else "it has no keyed operator",

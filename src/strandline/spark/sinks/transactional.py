@@ -30,7 +30,7 @@ from strandline.ends.arguments import check_location, check_options
 from strandline.ends.committables import decode_committables
 from strandline.ends.delivery import FIRST_DELAY_S, LONGEST_DELAY_S, Delivery, LaneResult, reason_of
 from strandline.ends.rejected import RejectedRows
-from strandline.ends.staged import COMMITTABLES, LaneMarks, StagedFile, StagedTask, StageRows, files_of, generation_of
+from strandline.ends.staged import COMMITTABLES, LaneMarks, RowStager, StagedFile, StagedTask, files_of, generation_of
 from strandline.ends.target import Target, Writer
 from strandline.plan.callables import check_shippable
 from strandline.spark.base.ddl import arrow_schema
@@ -157,7 +157,7 @@ class Transactional(Sink):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         generation, parallel = self._opened.generation, self.target.parallel
-        return write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
+        return write_tasks(df, RowStager(self._place, self._sink, generation, epoch, parallel))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         return self._report(*self._deliver(pending, self.patience_s))

@@ -23,9 +23,10 @@ from strandline.runtime.operators.aggregates.grouping import Groups, Numbers
 from strandline.types.columns import conform, to_arrow_type
 from strandline.types.datatypes import parse_type
 
-_LARGEST = np.nextafter(2.0**63, 0.0)
-_PLAIN = {"sum": grouping.summed, "joined": grouping.joined, "united": grouping.united}
-_WIDE = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
+_LARGEST_BIGINT = np.nextafter(2.0**63, 0.0)
+"""The largest double that a bigint can hold."""
+_ONE_COLUMN_MERGES = {"sum": grouping.summed, "joined": grouping.joined, "united": grouping.united}
+_DECIMAL = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class ResultSpec:
     ranks: tuple[float, ...] = ()
     """The ranks of percentiles."""
     function: str = ""
-    """The function in manifests, which decides whether state is compatible: more than the kind."""
+    """The function in manifests. State is compatible only if it is the same; several functions share a kind."""
     was: str = ""
     """Its declared earlier name, if any."""
     is_added: bool = False
@@ -93,14 +94,14 @@ class Accumulators:
         merged: list[pa.Array] = []
         while len(merged) < len(self.fields):
             # One column, or several that belong together.
-            merged += _merged(self.fields[len(merged)].merge, columns[len(merged) :], groups)
+            merged += _merge_fields(self.fields[len(merged)].merge, columns[len(merged) :], groups)
         return merged
 
-    def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+    def compute_results(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Compute the results, one column each."""
         by_name = {field.name: column for field, column in zip(self.fields, columns, strict=True)}
         return [
-            _result(spec, [by_name[name] for name in spec.fields], self.merges[spec.fields[0]], kind)
+            _compute(spec, [by_name[name] for name in spec.fields], self.merges[spec.fields[0]], kind)
             for spec, kind in zip(self.results, self._result_types, strict=True)
         ]
 
@@ -111,56 +112,56 @@ def results_of(
     end_us: Numbers,
     last_us: Numbers,
     accumulators: Accumulators,
-    of: Sequence[pa.Array],
+    columns: Sequence[pa.Array],
 ) -> tuple[pa.RecordBatch, pa.Array]:
-    """Return the results of windows as rows, and their times `last_us`: the last moments in the windows."""
+    """Return the results of windows as rows, and the times of these: `last_us`, the last moments in the windows."""
     start, end = (pa.array(within(at), pa.timestamp("us", "UTC")) for at in (start_us, end_us))
-    results = zip((result.name for result in accumulators.results), accumulators.give(of), strict=True)
-    columns = {**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)}
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(within(last_us))
+    results = zip((result.name for result in accumulators.results), accumulators.compute_results(columns), strict=True)
+    rows = pa.RecordBatch.from_pydict({**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)})
+    return rows, pa.array(within(last_us))
 
 
-def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
-    """Merge the first of some columns, and the columns after it that belong to it."""
-    if how == "moments":
+def _merge_fields(merge_kind: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
+    """Merge the first columns, as many as belong together."""
+    if merge_kind == "moments":
         return grouping.moments(columns[0], columns[1], columns[2], groups)
-    if how in ("first", "last"):
-        return grouping.edge_there(columns[0], columns[1], groups, how)
-    if how in COMPARING:
-        return grouping.best(columns[0], columns[1], groups, how[:3])
-    if how.startswith(sketches.KINDS):
-        return sketches.merged(how, columns[0], columns[1], groups)
-    if how in _PLAIN:
-        return [_PLAIN[how](columns[0], groups)]
-    if how in ("min", "max"):
-        return [grouping.extreme(columns[0], groups, how)]
-    return [grouping.edge(columns[0], groups, how.removesuffix("_valid"), ignore_nulls=True)]
+    if merge_kind in ("first", "last"):
+        return grouping.edge_there(columns[0], columns[1], groups, merge_kind)
+    if merge_kind in COMPARING:
+        return grouping.best(columns[0], columns[1], groups, merge_kind[:3])
+    if merge_kind.startswith(sketches.KINDS):
+        return sketches.merged(merge_kind, columns[0], columns[1], groups)
+    if merge_kind in _ONE_COLUMN_MERGES:
+        return [_ONE_COLUMN_MERGES[merge_kind](columns[0], groups)]
+    if merge_kind in ("min", "max"):
+        return [grouping.extreme(columns[0], groups, merge_kind)]
+    return [grouping.edge(columns[0], groups, merge_kind.removesuffix("_valid"), ignore_nulls=True)]
 
 
-def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:
+def _compute(spec: ResultSpec, columns: list[pa.Array], merge_kind: str, kind: pa.DataType) -> pa.Array:
     if spec.kind == "approx_percentile":
-        return _percentiles(sketches.percentiles(how, columns[0], columns[1], spec.ranks), kind)
+        return _percentiles(sketches.percentiles(merge_kind, columns[0], columns[1], spec.ranks), kind)
     result = columns[0]
     if spec.kind == "avg":
         result = _mean(columns[0], columns[1], spec.ddl)
     elif spec.kind == "count_distinct":
         result = pc.list_value_length(columns[0])
     elif spec.kind == "approx_count_distinct":
-        result = sketches.distinct_counts(how, columns[0], columns[1])
+        result = sketches.distinct_counts(merge_kind, columns[0], columns[1])
     elif spec.kind in SPREADS:
         result = _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
     return result.cast(kind)
 
 
 def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:
-    counted = pc.if_else(pc.equal(n, 0), None, n)
+    counts = pc.if_else(pc.equal(n, 0), None, n)
     if not pa.types.is_decimal(total.type):
-        return pc.divide(total, counted.cast(pa.float64()))
+        return pc.divide(total, counts.cast(pa.float64()))
     kind = to_arrow_type(parse_type(ddl))
     unit = Decimal(1).scaleb(-kind.scale)
-    pairs = zip(total.to_pylist(), counted.to_pylist(), strict=True)
+    pairs = zip(total.to_pylist(), counts.to_pylist(), strict=True)
     means: list[Any] = [
-        None if t is None or not k else _WIDE.divide(t, k).quantize(unit, context=_WIDE) for t, k in pairs
+        None if t is None or not k else _DECIMAL.divide(t, k).quantize(unit, context=_DECIMAL) for t, k in pairs
     ]
     try:
         return pa.array(means, kind)
@@ -171,25 +172,25 @@ def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:
 
 
 def _spread(kind: str, n: Any, m2: Any) -> pa.Array:
-    least = 0 if kind in ("stddev_pop", "var_pop") else 1
-    absent = n <= least
-    variance = m2 / np.where(absent, 1, n - least)
-    return pa.array(np.sqrt(variance) if kind.startswith("stddev") else variance, mask=absent)
+    ddof = 0 if kind in ("stddev_pop", "var_pop") else 1
+    is_null = n <= ddof
+    variance = m2 / np.where(is_null, 1, n - ddof)
+    return pa.array(np.sqrt(variance) if kind.startswith("stddev") else variance, mask=is_null)
 
 
 def _percentiles(lists: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return percentiles, as doubles in lists, in a result's type: one number or a list of them."""
+    """Convert percentiles from lists of doubles to a result's type: one number or a list of them."""
     if not pa.types.is_list(kind):
-        return _restored(pc.list_element(lists, 0), kind)
-    elements = _restored(lists.flatten(), kind.value_type)
+        return _from_doubles(pc.list_element(lists, 0), kind)
+    elements = _from_doubles(lists.flatten(), kind.value_type)
     return pa.ListArray.from_arrays(lists.offsets, elements, type=kind, mask=lists.is_null())
 
 
-def _restored(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+def _from_doubles(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert doubles back to the type of the column that they were computed from."""
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return numbers.cast(kind, safe=False)
-    # As doubles, the greatest bigints are rounded up to one more than the greatest.
-    whole = np.minimum(numbers.fill_null(0.0).to_numpy(), _LARGEST).astype(np.int64)
+    # As doubles, the largest bigints are rounded up to 2**63, which does not fit.
+    whole = np.minimum(numbers.fill_null(0.0).to_numpy(), _LARGEST_BIGINT).astype(np.int64)
     longs = pa.array(whole, mask=numbers.is_null().to_numpy(zero_copy_only=False))
     return longs.cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)

@@ -63,7 +63,7 @@ class Accumulating(Contents):
         """Return one row: the results."""
         columns = [build([part], kind) for part, kind in zip(self._filled(value), self._kinds, strict=True)]
         specs = self._accumulators.results
-        results = zip(self._accumulators.give(columns), specs, strict=True)
+        results = zip(self._accumulators.compute_results(columns), specs, strict=True)
         return [tuple(to_python(column, parse_type(spec.ddl))[0] for column, spec in results)]
 
     def _filled(self, value: Any) -> Sequence[Any]:

@@ -1,11 +1,11 @@
 """Built-in aggregates of sessions: an epoch's events are spans of time, merged with the sessions that they touch.
 
-A row of the input is the key's columns, how many events it stands for, the first and the last of their times, and the
-columns of the accumulator. Spark may have aggregated events that are less than the gap apart: they are in one session
-whatever else comes. So an epoch's events count as one set; which of them are late does not depend on their order.
+A row of the input has the key's columns, the number of events that it stands for, the first and the last of their
+times, and the accumulator's columns. Spark may have aggregated events that are less than the gap apart: they are in
+one session whatever events follow. So an epoch's events are one set: which are late does not depend on their order.
 
-As in windows of Python functions, the state has a session's end a microsecond after its window's end: an event at the
-window's very end belongs to it.
+As in windows of Python functions, a session's end in the state is a microsecond after its window's end: an event at the
+very end of the window belongs to it.
 
 State is the newest session of each key, and a list of older ones if there are any. A session that is not complete has a
 timer at some time up to its end; one that waits for late events has it at the end of its lateness. When a timer fires,
@@ -43,15 +43,15 @@ from strandline.types.datatypes import StructType, parse_schema
 NEWEST, OLDER = "newest", "older"
 ENDS, EARLY = "timers.ends", "timers.early"
 _SPAN = "start bigint, end bigint, given boolean, fresh boolean"
-_NUMBERS = 4
-"""The number of columns that describe a session; the others are the accumulator."""
-_AT_ONCE = 50_000
-_NOWHERE = -(1 << 63)
+_SPAN_COLUMNS = 4
+"""The number of columns in _SPAN; a session's other columns are the accumulator."""
+_KEYS_AT_ONCE = 50_000
+_BEFORE_ALL_US = -(1 << 63)
 
 
 @dataclass
 class Sessions:
-    """Some sessions, or spans of events that will become sessions."""
+    """Sessions, or spans of events that will become sessions."""
 
     columns: Sequence[pa.Array]
     """The accumulators."""
@@ -77,14 +77,14 @@ class Sessions:
         mask: Numbers = ~self.emitted & (self.end <= reached_us)
         return mask
 
-    def only(self, chosen: Numbers) -> Sessions:
-        """Return those at some indices, or of a mask."""
+    def select(self, chosen: Numbers) -> Sessions:
+        """Return the sessions at these indices, or of this mask."""
         at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         columns = [column.take(pa.array(at)) for column in self.columns]
         return Sessions(columns, *(numbers[at] for numbers in self.numbers))
 
-    def and_also(self, more: Sessions) -> Sessions:
-        """Return these, then others."""
+    def concat(self, more: Sessions) -> Sessions:
+        """Return these sessions, followed by others."""
         columns = [pa.concat_arrays(pair) for pair in zip(self.columns, more.columns, strict=True)]
         return Sessions(columns, *map(np.append, self.numbers, more.numbers))
 
@@ -131,10 +131,10 @@ class SessionAggregation(ColumnarProcess):
         columns = [rows.keys.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
         columns += self._accumulators.conform(more)
         self._spans.append(pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns))))))
-        settle(self._spans, self._merged)
+        settle(self._spans, self._merge_batches)
 
     def on_fired(self, scope: Scope) -> Iterator[TimedRows]:
-        yield from self._take_in(scope)
+        yield from self._merge_spans(scope)
 
     def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
         """Yield the sessions that are complete, and delete those whose lateness is over."""
@@ -151,12 +151,12 @@ class SessionAggregation(ColumnarProcess):
                 continue
             sessions = self._load(keys)
             is_due = sessions.fresh & ~sessions.emitted
-            yield from self._results(keys, sessions.only(is_due))
+            yield from self._results(keys, sessions.select(is_due))
             self._store(keys, sessions, replace(sessions, fresh=sessions.fresh & ~is_due))
 
     def on_end(self, scope: Scope) -> Iterator[TimedRows]:
         """Merge the epoch's events; yield the sessions again that late ones have changed."""
-        yield from self._take_in(scope)
+        yield from self._merge_spans(scope)
 
     def forget(self) -> None:
         self._spans = []
@@ -174,10 +174,10 @@ class SessionAggregation(ColumnarProcess):
 
     # -- events of an epoch
 
-    def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _merge_batches(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """Merge batches into one in which spans of a key do not touch."""
         batch = pa.concat_batches(batches)
-        spans, _, counts = self._apart(batch)
+        spans, _, counts = self._sessions_in(batch)
         order, begins = overlapping(spans.of_key, spans.start, spans.end)
         groups = _groups(order, begins)
         width = 1 + len(self._keys.fields)
@@ -188,34 +188,34 @@ class SessionAggregation(ColumnarProcess):
         columns += self._accumulators.merge(spans.columns, groups)
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def _apart(self, batch: pa.RecordBatch) -> tuple[Sessions, BatchKeys, Numbers]:
-        """Return a batch's spans in the form of sessions, their distinct keys, and the number of events of each."""
+    def _sessions_in(self, batch: pa.RecordBatch) -> tuple[Sessions, BatchKeys, Numbers]:
+        """Return a batch's spans as sessions, the distinct keys of all, and the number of events of each span."""
         width = 1 + len(self._keys.fields)
         groups, *key_columns = batch.columns[:width]
         counts, start, end = (column.to_numpy() for column in batch.columns[width : width + 3])
         keys, of_key = BatchKeys(key_columns, groups, self._codec).unique()
-        no, yes = np.zeros(len(start), bool), np.ones(len(start), bool)
-        return Sessions(batch.columns[width + 3 :], of_key, start, end, no, yes), keys, counts
+        all_false, all_true = np.zeros(len(start), bool), np.ones(len(start), bool)
+        return Sessions(batch.columns[width + 3 :], of_key, start, end, all_false, all_true), keys, counts
 
-    def _take_in(self, scope: Scope) -> Iterator[TimedRows]:
-        """Merge the epoch's spans with each other and with the sessions that they touch."""
+    def _merge_spans(self, scope: Scope) -> Iterator[TimedRows]:
+        """Merge the epoch's spans and the sessions that they touch; yield those that are complete, perhaps again."""
         if not self._spans:
             return
-        spans, keys, counts = self._apart(pa.concat_batches(self._spans))
+        spans, keys, counts = self._sessions_in(pa.concat_batches(self._spans))
         self._spans = []
         stored = self._load(keys)
-        both = stored.and_also(spans)
+        both = stored.concat(spans)
         order, begins = overlapping(both.of_key, both.start, both.end)
         is_new = (np.arange(len(both)) >= len(stored))[order]
         changed = np.logical_or.reduceat(is_new, begins)
         # A cluster has a timer if one of its stored sessions is not complete.
-        waits = np.logical_or.reduceat(~is_new & ~both.emitted[order], begins)
+        has_timer = np.logical_or.reduceat(~is_new & ~both.emitted[order], begins)
         merged = Sessions(
             self._accumulators.merge(both.columns, _groups(order, begins)),
             both.of_key[order][begins],
             both.start[order][begins],
             np.maximum.reduceat(both.end[order], begins),
-            ~changed & ~waits,
+            ~changed & ~has_timer,
             np.logical_or.reduceat(both.fresh[order], begins),
         )
         reached = self._reached(scope)
@@ -223,40 +223,40 @@ class SessionAggregation(ColumnarProcess):
         if late.any():
             events = np.append(np.zeros(len(stored), np.int64), counts)[order]
             self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
-            merged, changed, waits = merged.only(~late), changed[~late], waits[~late]
-        again = merged.complete(reached)
-        yield from self._results(keys, merged.only(again))
-        now = replace(merged, emitted=merged.emitted | again, fresh=merged.fresh & ~again)
-        self._set_timers(keys, now, changed & ~waits)
+            merged, changed, has_timer = merged.select(~late), changed[~late], has_timer[~late]
+        is_complete = merged.complete(reached)
+        yield from self._results(keys, merged.select(is_complete))
+        after = replace(merged, emitted=merged.emitted | is_complete, fresh=merged.fresh & ~is_complete)
+        self._set_timers(keys, after, changed & ~has_timer)
         if self._rules.early_us:
             encoded, at_us = keys.encoded, next_multiple(scope.now_us, self._rules.early_us)
-            for key in now.of_key[changed & ~now.emitted].tolist():
+            for key in after.of_key[changed & ~after.emitted].tolist():
                 self._early.set(encoded[key], at_us)
-        self._store(keys, stored, now)
+        self._store(keys, stored, after)
 
     # -- time
 
     def _reached(self, scope: Scope) -> int:
-        """Return how far time has come; before any watermark, a time before all sessions."""
+        """Return the watermark or the clock; before any watermark, a time before all sessions."""
         reached = scope.now_us if self._rules.processing else scope.watermark_us
-        return _NOWHERE if reached is None else reached
+        return _BEFORE_ALL_US if reached is None else reached
 
     def _complete(self, scope: Scope) -> Iterator[TimedRows]:
         reached = self._reached(scope)
         for keys in self._fired(self._ends, reached):
             stored = self._load(keys)
             complete = stored.complete(reached)
-            yield from self._results(keys, stored.only(complete))
-            now = replace(stored, emitted=stored.emitted | complete, fresh=stored.fresh & ~complete)
-            now = now.only(~now.emitted | (now.end + self._rules.lateness_us > reached))
-            self._set_timers(keys, now, np.ones(len(now), bool))
-            self._store(keys, stored, now)
+            yield from self._results(keys, stored.select(complete))
+            after = replace(stored, emitted=stored.emitted | complete, fresh=stored.fresh & ~complete)
+            after = after.select(~after.emitted | (after.end + self._rules.lateness_us > reached))
+            self._set_timers(keys, after, np.ones(len(after), bool))
+            self._store(keys, stored, after)
 
     def _fired(self, timers: TimerTable, until_us: int) -> Iterator[BatchKeys]:
         """Yield the keys of timers that are due, many at a time, and delete the timers."""
         fired = timers.fire(until_us, lambda encoded: None)
-        while some := list(islice(fired, _AT_ONCE)):
-            yield BatchKeys.decoded(list(dict.fromkeys(key for _, key in some)), self._codec)
+        while due := list(islice(fired, _KEYS_AT_ONCE)):
+            yield BatchKeys.decoded(list(dict.fromkeys(key for _, key in due)), self._codec)
 
     def _set_timers(self, keys: BatchKeys, sessions: Sessions, wanted: Numbers) -> None:
         encoded = keys.encoded
@@ -268,12 +268,12 @@ class SessionAggregation(ColumnarProcess):
         """Yield results, those with the earliest ends first."""
         if not len(sessions):
             return
-        some = sessions.only(np.argsort(sessions.end, kind="stable"))
-        of_key = pa.array(some.of_key)
+        ordered = sessions.select(np.argsort(sessions.end, kind="stable"))
+        of_key = pa.array(ordered.of_key)
         owners = {name: column.take(of_key) for name, column in zip(self._keys.names, keys.columns, strict=True)}
         # An event at the window's very end belongs to it, and the watermark may have been there before.
-        end = some.end - 1
-        yield results_of(owners, some.start, end, end, self._accumulators, some.columns)
+        end = ordered.end - 1
+        yield results_of(owners, ordered.start, end, end, self._accumulators, ordered.columns)
 
     # -- state
 
@@ -285,37 +285,37 @@ class SessionAggregation(ColumnarProcess):
         newest = self.newest.get_many(keys)
         of_key = valid_rows(newest)
         has_more, *columns = newest.take(pa.array(of_key)).flatten()
-        several = of_key[has_more.to_numpy(zero_copy_only=False)]
-        if len(several):
-            older = self.older.get_many(keys.take(several))
-            both = np.append(np.repeat(several, lengths(older)), of_key)
-            order = np.argsort(both, kind="stable")
+        with_older = of_key[has_more.to_numpy(zero_copy_only=False)]
+        if len(with_older):
+            older = self.older.get_many(keys.take(with_older))
+            key_of_each = np.append(np.repeat(with_older, lengths(older)), of_key)
+            order = np.argsort(key_of_each, kind="stable")
             pairs = zip(older.flatten().flatten(), columns, strict=True)
             columns = [pa.concat_arrays(pair).take(pa.array(order)) for pair in pairs]
-            of_key = both[order]
-        numbers = (column.to_numpy(zero_copy_only=False) for column in columns[:_NUMBERS])
-        return Sessions(columns[_NUMBERS:], of_key, *numbers)
+            of_key = key_of_each[order]
+        numbers = (column.to_numpy(zero_copy_only=False) for column in columns[:_SPAN_COLUMNS])
+        return Sessions(columns[_SPAN_COLUMNS:], of_key, *numbers)
 
     def _store(self, keys: BatchKeys, before: Sessions, after: Sessions) -> None:
         """Replace the sessions of some keys; both are in the order of keys and starts."""
-        had, has = (np.bincount(sessions.of_key, minlength=len(keys)) for sessions in (before, after))
-        last = np.cumsum(has) - 1
+        count_before, count_after = (np.bincount(sessions.of_key, minlength=len(keys)) for sessions in (before, after))
+        last = np.cumsum(count_after) - 1
         columns = [*map(pa.array, after.numbers[1:]), *after.columns]
-        touched = np.flatnonzero(had + has)
-        none = has[touched] == 0
+        touched = np.flatnonzero(count_before + count_after)
+        none = count_after[touched] == 0
         at = pa.array(last[touched], mask=none)
-        newest = [pa.array(has[touched] > 1), *(column.take(at) for column in columns)]
+        newest = [pa.array(count_after[touched] > 1), *(column.take(at) for column in columns)]
         fields = [pa.field("more", pa.bool_()), *self._fields]
         self.newest.put_many(keys.take(touched), pa.StructArray.from_arrays(newest, fields=fields, mask=pa.array(none)))
-        several = np.flatnonzero((had > 1) | (has > 1))
-        if len(several):
+        with_older = np.flatnonzero((count_before > 1) | (count_after > 1))
+        if len(with_older):
             is_last = np.zeros(len(after), bool)
-            is_last[last[has > 0]] = True
+            is_last[last[count_after > 0]] = True
             rest = pa.array(np.flatnonzero(~is_last))
             values = pa.StructArray.from_arrays([column.take(rest) for column in columns], fields=self._fields)
-            counts = np.maximum(has[several] - 1, 0)
+            counts = np.maximum(count_after[with_older] - 1, 0)
             lists = pa.ListArray.from_arrays(offsets(counts), values, mask=pa.array(counts == 0))
-            self.older.put_many(keys.take(several), lists)
+            self.older.put_many(keys.take(with_older), lists)
 
 
 def _groups(order: Numbers, begins: Numbers) -> Groups:

@@ -1,7 +1,7 @@
 """Built-in aggregation of windows that tumble or slide: appends partial accumulators to panes, without a read.
 
-A row of the input is the key's columns, the end of its pane (not where windows follow the clock), how many rows of the
-stream it stands for, and the columns of the accumulator.
+A row of the input has the key's columns, the end of its pane unless windows follow the clock, the number of the
+stream's rows that it stands for, and the accumulator's columns.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from strandline.types.datatypes import StructType, parse_schema
 PANES = "panes"
 
 Changes = Mapping[int, list[pa.RecordBatch] | None]
-"""By pane: the batches that were added; None: they are not known."""
+"""For each changed pane, the batches that were added; None if they are not known, as after a restore."""
 
 
-class News:
-    """Changes of panes since the last results so far, and the time of the next ones: at a full interval of the clock.
+class EarlyChanges:
+    """Changes of panes since the last early results, and when the next ones are due: at a full interval of the clock.
 
-    They are kept in memory only. After a restore they are not known: then everything counts as changed, and results
-    come once more than otherwise.
+    They are only in memory. After a restore, all panes count as changed, so that early results may come once more.
     """
 
     def __init__(self, every_us: int, merge: Merge) -> None:
@@ -48,56 +47,56 @@ class News:
         self._merge = merge
         self._at_us: int | None = None
         self._is_unknown = True
-        """Whether existing panes may have changed before."""
-        self._kept: dict[int, list[pa.RecordBatch]] = {}
-        self._now: dict[int, list[pa.RecordBatch]] = {}
-        self._before: tuple[int | None, bool] = (None, True)
-        self._is_taken = False
+        """Whether existing panes may have changes that are not recorded."""
+        self._committed: dict[int, list[pa.RecordBatch]] = {}
+        self._uncommitted: dict[int, list[pa.RecordBatch]] = {}
+        self._committed_timing: tuple[int | None, bool] = (None, True)
+        self._took_committed = False
 
     def add(self, pane: int, batch: pa.RecordBatch, now_us: int) -> None:
         """Record a batch that was added to a pane."""
-        self._now.setdefault(pane, []).append(batch)
+        self._uncommitted.setdefault(pane, []).append(batch)
         if self._at_us is None:
             self._at_us = next_multiple(now_us, self._every_us)
 
     def due_us(self, panes: Collection[int]) -> int | None:
         """Return when results of the changes are due; None if there are none."""
         if not panes:
-            # Without panes, there are no unknown changes.
+            # There are no panes that could have unknown changes.
             self._is_unknown = False
         return 0 if self._is_unknown else self._at_us
 
     def take(self, panes: Collection[int]) -> Changes:
-        """Return the changes of existing panes, and begin anew."""
+        """Return the changes of existing panes, and forget them."""
         changes: dict[int, list[pa.RecordBatch] | None] = {}
         for pane in panes:
-            batches = [*self._kept.get(pane, ()), *self._now.get(pane, ())]
+            batches = [*self._committed.get(pane, ()), *self._uncommitted.get(pane, ())]
             if batches or self._is_unknown:
                 changes[pane] = None if self._is_unknown else batches
-        self._is_taken, self._is_unknown, self._at_us, self._now = True, False, None, {}
+        self._took_committed, self._is_unknown, self._at_us, self._uncommitted = True, False, None, {}
         return changes
 
     def commit(self) -> None:
         """Commit the epoch."""
-        if self._is_taken:
-            self._kept = {}
-        for pane, batches in self._now.items():
-            kept = self._kept.setdefault(pane, [])
+        if self._took_committed:
+            self._committed = {}
+        for pane, batches in self._uncommitted.items():
+            kept = self._committed.setdefault(pane, [])
             kept += batches
             settle(kept, self._merge)
-        self._before = (self._at_us, self._is_unknown)
-        self._now, self._is_taken = {}, False
+        self._committed_timing = (self._at_us, self._is_unknown)
+        self._uncommitted, self._took_committed = {}, False
 
     def forget(self) -> None:
         """Discard the epoch."""
-        self._at_us, self._is_unknown = self._before
-        self._now, self._is_taken = {}, False
+        self._at_us, self._is_unknown = self._committed_timing
+        self._uncommitted, self._took_committed = {}, False
 
 
 class WindowedAggregation(ColumnarProcess):
-    """Aggregates of each key's events in each window. A result comes once the watermark has reached the window's end.
+    """Aggregates of each key's events in each window, emitted once the watermark has reached the window's end.
 
-    Events that come later, but before the watermark is `lateness` behind the end, change the result, which comes again.
+    Late events, until the watermark is `lateness` after the end, change the result, which is emitted again.
     """
 
     _table: PaneTable
@@ -114,17 +113,17 @@ class WindowedAggregation(ColumnarProcess):
         self.own_tables = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]
         self._late: dict[int, list[pa.RecordBatch]] = {}
         self._early_us = rules.early_us
-        self._news: News | None = None
+        self._early: EarlyChanges | None = None
 
     def bind(
         self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
     ) -> Sequence[StateTable[Any]]:
         codec = PaneCodec(PANES, self._stored, schemas.get(PANES, Schemas()))
         self._table = PaneTable(PANES, backend, groups, codec, self._merge, cache_bytes)
-        # If panes are dropped once their window is emitted, the panes that exist tell which windows are left.
+        # Where panes outlive their windows' results, the mark tells which windows were emitted.
         self._table.marked = self._lateness > 0 or self.pane_us < self._size
         if self._early_us:
-            self._news = News(self._early_us, self._merge)
+            self._early = EarlyChanges(self._early_us, self._merge)
         return [self._table]
 
     def on_rows(self, rows: InputRows, scope: Scope) -> None:
@@ -159,34 +158,34 @@ class WindowedAggregation(ColumnarProcess):
         """Yield the windows that the clock has completed, and results so far."""
         if self._processing:
             yield from self._complete(scope)
-        if self._news is not None:
-            yield from self._so_far(self._news, scope.now_us)
+        if self._early is not None:
+            yield from self._early_results(self._early, scope.now_us)
 
     def on_end(self, scope: Scope) -> Iterator[TimedRows]:
         """Yield the windows again that late events have changed."""
         self._table.next_epoch = scope.epoch
-        yield from self._again()
+        yield from self._late_results()
 
     def commit(self) -> None:
-        if self._news is not None:
-            self._news.commit()
+        if self._early is not None:
+            self._early.commit()
 
     def forget(self) -> None:
         self._late = {}
-        if self._news is not None:
-            self._news.forget()
+        if self._early is not None:
+            self._early.forget()
 
     @property
     def next_due_us(self) -> int | None:
-        """The last moment of the first window that was not emitted yet, which the watermark has to pass."""
+        """The last moment of the next window to emit: the watermark has to pass it."""
         end_us = None if self._processing else self._next_end()
         return None if end_us is None else end_us - 1
 
     @property
     def next_due_clock_us(self) -> int | None:
-        """The end of that window if windows follow the clock, or the time of results so far, if earlier."""
+        """The end of the next window if windows follow the clock, or the time of early results if that is earlier."""
         end_us = self._next_end() if self._processing else None
-        early_us = self._news.due_us(self._table.panes) if self._news else None
+        early_us = self._early.due_us(self._table.panes) if self._early else None
         return earliest((end_us, early_us))
 
     def _next_end(self) -> int | None:
@@ -194,7 +193,7 @@ class WindowedAggregation(ColumnarProcess):
         return earliest(next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
 
     def _reached(self, scope: Scope) -> int:
-        """Return how far time has come. Never before the mark: the clock may go back, but emitted windows stay so."""
+        """Return the watermark; or the clock, which may go back: then the mark, as emitted windows stay so."""
         if not self._processing:
             assert scope.watermark_us is not None
             return scope.watermark_us
@@ -203,7 +202,7 @@ class WindowedAggregation(ColumnarProcess):
 
     def _complete(self, scope: Scope) -> Iterator[TimedRows]:
         reached = self._reached(scope)
-        yield from self._again()
+        yield from self._late_results()
         due = {end for pane in self._table.panes for end in self._ends_of(pane, self._table.mark_us, reached)}
         for end in sorted(due):
             yield from self._window(end)
@@ -213,29 +212,29 @@ class WindowedAggregation(ColumnarProcess):
 
     def _add(self, pane: int, batch: pa.RecordBatch, scope: Scope) -> None:
         self._table.add(pane, batch)
-        if self._news is not None:
-            self._news.add(pane, batch, scope.now_us)
+        if self._early is not None:
+            self._early.add(pane, batch, scope.now_us)
         mark = self._table.mark_us
         if mark is not None and self._lateness and self._first_end(pane) <= mark:
             self._late.setdefault(pane, []).append(batch)
 
-    def _so_far(self, news: News, now_us: int) -> Iterator[TimedRows]:
-        """Yield the results so far of open windows, for keys that have changed."""
+    def _early_results(self, early: EarlyChanges, now_us: int) -> Iterator[TimedRows]:
+        """Yield early results of open windows, for keys that have changed."""
         panes = self._table.panes
-        due_us = news.due_us(panes)
+        due_us = early.due_us(panes)
         if due_us is None or due_us > now_us:
             return
-        yield from self._changed(news.take(panes), self._table.mark_us, None)
+        yield from self._changed_windows(early.take(panes), self._table.mark_us, None)
 
-    def _again(self) -> Iterator[TimedRows]:
-        """Yield windows that were emitted before again, for keys that had late events since."""
+    def _late_results(self) -> Iterator[TimedRows]:
+        """Yield emitted windows again, for keys that have had late events since."""
         late, self._late = self._late, {}
         mark = self._table.mark_us
         if mark is not None:
-            yield from self._changed(late, mark - self._lateness, mark)
+            yield from self._changed_windows(late, mark - self._lateness, mark)
 
-    def _changed(self, changes: Changes, after: int | None, until: int | None) -> Iterator[TimedRows]:
-        """Yield the windows that end after one time and up to another, for keys that have changed in their panes."""
+    def _changed_windows(self, changes: Changes, after: int | None, until: int | None) -> Iterator[TimedRows]:
+        """Yield the windows of changed panes that end after one time and up to another, for changed keys."""
         by_end: dict[int, list[pa.RecordBatch] | None] = {}
         for pane, batches in changes.items():
             for end in self._ends_of(pane, after, until):
@@ -280,7 +279,7 @@ class WindowedAggregation(ColumnarProcess):
         both = [pa.concat_arrays([a, b]) for a, b in zip(only.columns[1:width], batch.columns[1:width], strict=True)]
         return batch.filter(pa.array(group_by(both).of_row[only.num_rows :] < only.num_rows))
 
-    # -- alignment: a pane is named by its end
+    # -- alignment: a pane is identified by its end
 
     def pane_of(self, time_us: Any) -> Any:
         """Return the end of the pane that contains a time."""

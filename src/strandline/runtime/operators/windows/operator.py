@@ -1,8 +1,8 @@
-"""Operators of windows: collect each key's events by window, emit results of complete ones, and delete expired ones.
+"""Operators of windows: they collect each key's events by window, emit complete windows, and delete expired ones.
 
 A window's state is an entry of the map `windows`, and the states of its contents. A timer at the window's end emits the
-result; with lateness it sets another one, at the end plus the lateness, which deletes the window. A late event in
-between sets the first timer again: the result comes once more, with the next epoch's timers. So an epoch emits one
+result. With lateness, it sets a second timer at the end plus the lateness, which deletes the window. A late event
+between the two sets the first timer again, and the next epoch's timers emit the result once more. So an epoch emits one
 result a window, however many late events it has.
 """
 
@@ -32,19 +32,19 @@ class Rules:
     late: str | None = None
     """The side output of events that are too late for every window."""
     processing: bool = False
-    """Whether windows follow the clock, not the events' times."""
+    """Whether windows follow the clock in place of the events' times."""
     several_keys: bool = False
     """Whether the key is a tuple of columns."""
     early_by_event_time: bool = False
-    """Whether the interval is of event time, not of the clock."""
+    """Whether `early_us` is in event time, not of the clock."""
     early_events: int = 0
-    """The number of events since the last result that makes one due; 0 for never."""
+    """The number of events after which an early result is due; 0 for never."""
     accumulate: bool = True
     """Whether a result is of all of a window's events, or of those since its last result."""
 
 
 def next_multiple(now_us: int, every_us: int) -> int:
-    """Return when the next full interval begins: all changes before it share one result so far."""
+    """Return the next multiple of an interval: all changes before it share one early result."""
     return now_us - now_us % every_us + every_us
 
 
@@ -63,32 +63,32 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
         self._early_events = rules.early_events
         self._purges = not rules.accumulate
         self._processing = rules.processing
-        windows = self._declared(contents.value_type)
-        # When results come may change at any start.
+        windows = self._windows_state(contents.value_type)
+        # A program may change the times of its results at any start, and with them this field.
         windows.hints = Hints(droppable=("events",))
         self.own_states = {"windows": windows, **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
         """Events that were dropped because they were too late."""
 
     def current_results(self, key: Any) -> Iterator[Row]:
-        """Yield results from the present windows of a key, for tests to look at."""
+        """Yield results of a key's present windows, for tests."""
         raise NotImplementedError
 
-    def _declared(self, value_type: str) -> State:
+    def _windows_state(self, value_type: str) -> State:
         """Return the state that holds each window's entry."""
-        return Map("bigint", f"struct<fresh: boolean, value: {value_type}{self._counted}>")
+        return Map("bigint", f"struct<fresh: boolean, value: {value_type}{self._count_ddl}>")
 
     @property
-    def _counted(self) -> str:
+    def _count_ddl(self) -> str:
         """DDL of the number of events since the last result, the last field of an entry if it is needed."""
         return ", events: bigint" if self._rules.early_events else ""
 
     def _entry(self, *parts: Any, events: int = 0) -> tuple[Any, ...]:
         return (*parts, events) if self._early_events else parts
 
-    def _counts(self, counted: list[int | None]) -> int:
-        """Return the number of events of an entry, with the present one."""
-        return 1 + ((counted[0] or 0) if counted else 0)
+    def _count_events(self, stored_events: list[int | None]) -> int:
+        """Return the number of events since the last result, including the present one."""
+        return 1 + ((stored_events[0] or 0) if stored_events else 0)
 
     def open(self) -> None:
         """Prepare the contents."""
@@ -98,25 +98,25 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
         """Return the error for the function, if its value does not fit."""
         return explained_value(error, self._contents.value_type)
 
-    def _emptied(self, at: int) -> Any:
-        """Delete the events of a window after its result; return its new value."""
+    def _purge(self, at: int) -> Any:
+        """Delete the events of a window after its result; return its initial value."""
         self._contents.clear(at)
         return self._contents.start()
 
     def _times(self, ctx: Any) -> tuple[int | None, int | None]:
-        """Return the event's time, and how far time has come: no earlier events are expected."""
+        """Return the event's time, and the present time: that of the watermark or the clock."""
         return (ctx.now_us, ctx.now_us) if self._processing else (ctx.time_us, ctx.watermark_us)
 
     def _set_timer(self, at_us: int, ctx: Any) -> None:
-        """Set a timer that calls `_complete` once time has come this far."""
+        """Set a timer that calls `_complete` once the watermark or the clock is at this time."""
         if self._processing:
             ctx.timers.set_processing_us(at_us)
         else:
-            # A timer fires once the watermark has passed it, so this one fires once the watermark is at `at_us`.
+            # A timer fires once the watermark has passed it, not when the watermark is at it.
             ctx.timers.set_us(at_us - 1)
 
     def _set_early_timer(self, ctx: Any) -> None:
-        """Set a timer for the result so far, at the next multiple of the interval: many events share one timer."""
+        """Set a timer for the early result, at the next multiple of the interval: many events share one timer."""
         if not self._rules.early_by_event_time:
             ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
             return
@@ -126,12 +126,12 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
             self._set_timer(next_multiple(now_us, self._early_us), ctx)
 
     def _is_early(self, timer: Any) -> bool:
-        """Whether a timer may be for the result so far."""
-        is_kind = timer.is_processing_time is not self._rules.early_by_event_time
+        """Whether a timer may be for the early result; another timer may have the same time."""
+        has_early_kind = timer.is_processing_time is not self._rules.early_by_event_time
         at_us = timer.time_us if timer.is_processing_time else timer.time_us + 1
-        return is_kind and self._early_us > 0 and at_us % self._early_us == 0
+        return has_early_kind and self._early_us > 0 and at_us % self._early_us == 0
 
-    def _refuse(self, event: Any, ctx: Any) -> None:
+    def _reject(self, event: Any, ctx: Any) -> None:
         """Emit an event that is too late for every window, or has no time, to the side output, or drop and count it."""
         if self._rules.late is None:
             self.own_metrics["late_dropped"] += 1
@@ -139,7 +139,7 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
             ctx.emit(self._rules.late, event)
 
     def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterable[Row]:
-        """Yield a window's rows. Their time is the last moment in the window."""
+        """Yield a window's rows, whose time is the last moment in the window."""
         ctx.time_us = within(self._last_us(window))
         return self._guarded(self._rows(ctx.key, window, at, value), window, ctx)
 
@@ -148,21 +148,21 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
         return window.end_us - 1
 
     def _guarded(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
-        """Return a window's rows; none if its function fails and errors do not end the job: the window still ends."""
+        """Return a window's rows; none if its function fails and errors do not end the job: the window ends."""
         return rows if ctx.guard is None else ctx.guard.rows_of(rows, window)
 
     def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
         """Yield a window's rows: the key, the window, the result."""
-        first = (*key, window.start, window.end) if self._rules.several_keys else (key, window.start, window.end)
+        prefix = (*key, window.start, window.end) if self._rules.several_keys else (key, window.start, window.end)
         for row in self._contents.rows(key, window, at, value):
-            yield first + row
+            yield prefix + row
 
 
 class EndingWindows(WindowOperator):
     """Base of windows that end at some time."""
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        """Emit the window that ends now, delete the one whose lateness is over, and emit results so far if due."""
+        """Emit the window that ends now, delete the one whose lateness is over, and emit early results that are due."""
         if timer.is_processing_time is self._processing:
             yield from self._complete(timer.time_us if self._processing else timer.time_us + 1, ctx)
         # A timer at this time may also be for a window's end.
@@ -174,7 +174,7 @@ class EndingWindows(WindowOperator):
         raise NotImplementedError
 
     def _so_far(self, ctx: Any) -> Iterator[Row]:
-        """Yield results of open windows that have changed since their last one."""
+        """Yield early results of the open windows that have changed since their last result."""
         raise NotImplementedError
 
     def _remove(self, at: int) -> None:
@@ -183,27 +183,27 @@ class EndingWindows(WindowOperator):
 
 
 class TimeWindows(EndingWindows):
-    """Tumbling and sliding windows: a window is named by its end."""
+    """Tumbling and sliding windows: a window is identified by its end."""
 
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
         super().__init__(kind, contents, rules)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
-        # The delay from a window's end to its removal. No window ends at that time, so such a timer is recognised also
-        # if a later run has no lateness; and no window that an earlier run kept with another lateness is removed then.
+        # The delay from a window's end to its removal is more than the lateness, and depends on it: no window ends at
+        # such a time, and a later run with another lateness, or none, recognises a timer that is not its own.
         self._removed_after = rules.lateness_us + 1 + rules.lateness_us // self._every % 1000
 
     def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
         """Add the event to each of its windows that is not too old."""
         time, reached = self._times(ctx)
         if time is None:
-            self._refuse(event, ctx)
+            self._reject(event, ctx)
             return None
         size, lateness = self._size, self._rules.lateness_us
         last = time - (time - self._offset) % self._every
         if reached is not None and last + size + lateness <= reached:
-            # Its newest window is deleted. (With gaps between windows it may be in none: it is not late.)
+            # The event's newest window is deleted. In a gap between windows, the event is in no window, and not late.
             if last + size > time:
-                self._refuse(event, ctx)
+                self._reject(event, ctx)
             return None
         due: list[int] = []
         for start in range(last, time - size, -self._every):
@@ -222,20 +222,20 @@ class TimeWindows(EndingWindows):
         """Add an event to a window; return whether the number of events makes a result due."""
         entry = self.windows.get(end)
         is_late = reached is not None and end <= reached
-        counted: list[int | None] = []
+        stored_events: list[int | None] = []
         if entry is None:
             fresh, value = False, self._contents.start()
         else:
-            fresh, value, *counted = entry
+            fresh, value, *stored_events = entry
             if self._purges and not fresh:
-                value = self._emptied(end)
+                value = self._purge(end)
         if entry is None or is_late:
             self._set_timer(end, ctx)
         if self._early_us and not is_late:
             self._set_early_timer(ctx)
         added = self._contents.add(end, value, event)
         if self._early_events:
-            events = self._counts(counted)
+            events = self._count_events(stored_events)
             self.windows[end] = (True, added, events)
             return events >= self._early_events and not is_late
         if not fresh or self._contents.is_value:
@@ -259,7 +259,7 @@ class TimeWindows(EndingWindows):
             self._sweep(now_us, ctx)
 
     def _sweep(self, now_us: int, ctx: Any) -> None:
-        """Delete windows that an earlier run kept with another lateness, or set a timer if they are not due yet."""
+        """Delete windows that an earlier run kept with another lateness; set timers for those that are not due yet."""
         lateness = self._rules.lateness_us
         for end in list(self.windows):
             if end + lateness <= now_us:
@@ -272,7 +272,7 @@ class TimeWindows(EndingWindows):
         value = self.windows[end].value
         yield from self._results(Window(end - self._size, end), end, value, ctx)
         if self._purges:
-            # The next event begins it anew; the timer at its end stays.
+            # The next event starts the window again. The timer at its end remains.
             self._remove(end)
         else:
             self.windows[end] = self._entry(False, value)
@@ -285,25 +285,25 @@ class TimeWindows(EndingWindows):
 
 
 class GlobalWindows(WindowOperator):
-    """One window a key, which ends by a count or a function; the next event begins a new one."""
+    """One window a key, which a number of events or a function ends; the next event begins a new one."""
 
     def __init__(self, kind: Global, contents: Contents, rules: Rules) -> None:
         super().__init__(kind, contents, rules)
         self._count, self._when = kind.count, kind.when
 
-    def _declared(self, value_type: str) -> State:
-        # A Value: those of all keys in a batch are read together.
-        return Value(f"struct<n: bigint, fresh: boolean, value: {value_type}{self._counted}>")
+    def _windows_state(self, value_type: str) -> State:
+        # A Value, since the values of all keys in a batch are read together.
+        return Value(f"struct<n: bigint, fresh: boolean, value: {value_type}{self._count_ddl}>")
 
     def on_event(self, event: Any, ctx: Any) -> list[Row] | None:
         """Add the event; return the result if it ends the window, or the number of events makes one due."""
         entry = self.windows.value
-        counted: list[int | None] = []
-        n, fresh, value, *counted = (0, False, self._contents.start()) if entry is None else entry
+        stored_events: list[int | None] = []
+        n, fresh, value, *stored_events = (0, False, self._contents.start()) if entry is None else entry
         n += 1
         if self._purges and not fresh:
-            value = self._emptied(0)
-        events = self._counts(counted) if self._early_events else 0
+            value = self._purge(0)
+        events = self._count_events(stored_events) if self._early_events else 0
         self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
         if (self._count is not None and n >= self._count) or (self._when is not None and self._when(event, n)):
             rows = list(self._guarded(self.current_results(ctx.key), None, ctx))
@@ -326,13 +326,13 @@ class GlobalWindows(WindowOperator):
         rows = list(self._guarded(self.current_results(ctx.key), None, ctx))
         n, _, value, *_ = self.windows.value
         if self._purges:
-            value = self._emptied(0)
+            value = self._purge(0)
         self.windows.value = self._entry(n, False, value)
         return rows
 
     def current_results(self, key: Any) -> Iterator[Row]:
         entry = self.windows.value
-        first = tuple(key) if self._rules.several_keys else (key,)
+        prefix = tuple(key) if self._rules.several_keys else (key,)
         is_empty = entry is None or (self._purges and not entry.fresh)
         for row in () if is_empty else self._contents.rows(key, None, 0, entry.value):
-            yield first + row
+            yield prefix + row

@@ -33,20 +33,21 @@ class SessionWindows(EndingWindows):
         self._length = 0 if callable(kind.gap) else kind.gap_us + 1
         """The length of a session of one event; 0: it depends on the event."""
 
-    def _declared(self, value_type: str) -> State:
-        return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}{self._counted}>")
+    def _windows_state(self, value_type: str) -> State:
+        fields = f"start: bigint, end: bigint, fresh: boolean, value: {value_type}{self._count_ddl}"
+        return Map("bigint", f"struct<{fields}>")
 
     def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
         """Merge the sessions that the event touches and add it, or begin a new session."""
         time, reached = self._times(ctx)
         if time is None:
-            self._refuse(event, ctx)
+            self._reject(event, ctx)
             return None
         start, end = time, time + (self._length or self._length_after(event) + 1)
         touched = sorted(named for named in self.windows.items() if named[1].start < end and start < named[1].end)
         if not touched:
             if reached is not None and end + self._rules.lateness_us <= reached:
-                self._refuse(event, ctx)
+                self._reject(event, ctx)
                 return None
             at, fresh, value = time, False, self._contents.start()
         else:
@@ -80,7 +81,7 @@ class SessionWindows(EndingWindows):
         at, first = touched[0]
         value, is_empty = first.value, self._purges and not first.fresh
         if is_empty:
-            value = self._emptied(at)
+            value = self._purge(at)
         for other, session in touched[1:]:
             if not self._purges or session.fresh:
                 take = self._contents.take if is_empty else self._contents.merge
@@ -125,7 +126,7 @@ class SessionWindows(EndingWindows):
 
     def _keep(self, at: int, session: Any) -> None:
         """Store a session after its result: its bounds, and its events if they count for the next result."""
-        value = self._emptied(at) if self._purges else session.value
+        value = self._purge(at) if self._purges else session.value
         self.windows[at] = self._entry(session.start, session.end, False, value)
 
 
