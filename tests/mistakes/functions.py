@@ -310,11 +310,11 @@ MISTAKES = [
     ),
     gives(
         "a function of pyspark",
-        lambda e, c: [(e.user, F.lit(lambda: 5))],
+        lambda e, c: [(e.user, F.when(5, 1))],
         "are for the driver: write plain Python here",
         "broadcast()",
         error=UserCodeError,
-        lines=40,
+        lines=20,
     ),
     mistake(
         "a null key",

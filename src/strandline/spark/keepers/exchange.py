@@ -71,7 +71,8 @@ class Exchange:
             # SQL and not a Python list: for a list, Spark would start a second Python daemon, which takes a second.
             values = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({PARTITION})")
             # Each call into the JVM takes a part of a millisecond: columns are created once, not in every epoch.
-            route = F.array(*map(F.lit, find_routes(self._tasks)))[F.col(PARTITION)]
+            # Not with []: it depends on the session's ANSI mode, and rows may be of a session with another one.
+            route = F.get(F.array(*map(F.lit, find_routes(self._tasks))), F.col(PARTITION))
             self._route = to_java_columns(values, route)
             self._unplaced = self._shuffled(values)
             self._place()
