@@ -116,7 +116,7 @@ def session(process: Any = None, *, stopped: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "hint"), [(MemoryError(), "no more memory"), (ValueError(SECRET), "fix the function")]
+    ("error", "hint"), [(MemoryError(), "ran out of memory"), (ValueError(SECRET), "fix the function")]
 )
 def test_what_a_function_raised_says_what_to_do(error: Exception, hint: str) -> None:
     try:
