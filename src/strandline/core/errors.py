@@ -60,7 +60,10 @@ def discreet(error: BaseException) -> str:
 
 
 class ConfigurationError(StrandlineError):
-    """The program, its settings or its environment are wrong: fix them and start again."""
+    """The program, its settings or its environment are wrong: fix them and start again.
+
+    With `may_pass`, the cause may disappear by itself, as a disk that is not mounted: a job that has run is restarted.
+    """
 
 
 class IncompatibleStateError(ConfigurationError):

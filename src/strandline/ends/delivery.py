@@ -77,7 +77,7 @@ class Delivery:
         if isinstance(error, StrandlineError):
             if isinstance(error, ConfigurationError):
                 # The start has checked the target: a migration may have changed it since, and may still be running.
-                error.fields["is_targets"] = True
+                error.fields["may_pass"] = True
             return error
         return SinkError(
             f"{self.writer.label}: the target refused: {shortened(f'{type(error).__name__}: {error}')}",

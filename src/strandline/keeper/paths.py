@@ -110,13 +110,13 @@ class Places:
                     f"local_dir {self.local_dir} cannot be used: {error.strerror}: {directory}",
                     hint="give a directory on a local disk that this user may write, Settings(local_dir=…): working "
                     "state, sockets and logs lie there",
-                    is_local=True,
+                    may_pass=True,
                 ) from None
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise ConfigurationError(
                     f"local_dir {self.local_dir} cannot be used: user {os.getuid()} may not write {directory}",
                     hint="give a directory of your own in Settings(local_dir=…)",
-                    is_local=True,
+                    may_pass=True,
                 )
             _refuse_others(directory, shared=directory == self.local_dir)
 

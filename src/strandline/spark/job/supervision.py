@@ -357,7 +357,7 @@ class Supervisor:
         if isinstance(error, ConfigurationError) and "is_sparks" in error.fields:
             # Another program may be replacing a directory or table that a step or a sink's function reads.
             return self._has_done_epochs or (self.attempt is not None and self.attempt.driver.progress.epochs > 0)
-        if isinstance(error, ConfigurationError) and error.fields.keys() & {"is_targets", "is_local", "is_sources"}:
+        if isinstance(error, ConfigurationError) and "may_pass" in error.fields:
             return True
         return isinstance(error, AccessError) or not isinstance(error, _FINAL)
 

@@ -282,7 +282,7 @@ def _report_missing(source: FileSource, paths: Sequence[str]) -> None:
         message,
         hint=f"move them back{archive}, or restore a newer checkpoint or savepoint; to lose their rows and continue, "
         "start the job once with the source's option ignoreMissingFiles=true",
-        is_sources=True,
+        may_pass=True,
     )
 
 
