@@ -22,7 +22,7 @@ def test_nothing_is_said_of_our_own_sessions(master: str) -> None:
 def test_what_a_session_of_somebodys_own_lacks_is_said() -> None:
     there, here = (session_warnings(session(master, {})) for master in ("spark://host:7077", "local[2]"))
     assert [warning.split()[0] for warning in there] == [
-        "spark.shuffle.reduceLocality.enabled", "spark.locality.wait.node", "spark.python.unix.domain.socket.enabled",
+        "spark.shuffle.reduceLocality.enabled", "spark.locality.wait.process", "spark.python.unix.domain.socket.enabled",
     ]  # fmt: skip
     assert [warning.split()[0] for warning in here] == ["spark.python.unix.domain.socket.enabled"]
     assert all("with the settings that strandline.spark_settings() returns" in warning for warning in there)

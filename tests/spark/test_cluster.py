@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from strandline.types.datatypes import StringType
+from strandline.types.murmur import spark_hash
 from tests.soak import seeds
 from tests.spark import pipeline, small, strikes
 from tests.spark.harness import App, Case, Reader, eventually, processes
@@ -67,6 +69,20 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         app.finish()
         eventually(lambda: not app.relatives(), "nothing left of the driver", 15)
     case.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_an_executor_that_has_more_to_do_keeps_its_partitions(case: Case) -> None:
+    """One partition takes long, and another one of the same executor waits: the other executor has nothing to do."""
+    users = [f"u{number}" for number in range(40)]
+    slow = next(user for user in users if spark_hash([user], [StringType()]) % 128 < 32)
+    app = App(case, master="local-cluster[2,1,1024]", job="uneven")
+    small.write_rows(case.root / "in", 0, [(user, "x", 1) for user in users])
+    eventually(lambda: app.status().get("epoch") == 1, "the first epoch")
+    small.write_rows(case.root / "in", 1, [(user, "slow" if user == slow else "x", 1) for user in users])
+    eventually(lambda: app.status()["epoch"] == 2, "the second epoch")
+    app.finish()
 
 
 @pytest.mark.timeout(300)

@@ -8,19 +8,16 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from strandline.types.datatypes import StringType
-from strandline.types.murmur import spark_hash
 from tests.kafkaserver import Kafka
 from tests.seaweed import Seaweed
 from tests.spark import machines, small
-from tests.spark.harness import App, Case, eventually
+from tests.spark.harness import eventually
 
 pytestmark = [
     pytest.mark.spark, pytest.mark.soak,
@@ -104,18 +101,3 @@ def test_a_machine_the_driver_the_broker_and_the_storage_go_away(
     delivered("with the storage again")
     cluster.finish()
     assert work.is_delivered()
-
-
-@pytest.mark.timeout(300)
-def test_a_machine_that_has_more_to_do_keeps_its_partitions(case: Case) -> None:
-    """One partition takes long, and another one of the same machine waits: the other machine has nothing to do."""
-    users = [f"u{number}" for number in range(40)]
-    slow = next(user for user in users if spark_hash([user], [StringType()]) % 128 < 32)
-    (root := case.root / "machines").mkdir()
-    with closing(machines.Machines(root)) as cluster:
-        app = App(case, master=cluster.master, job="uneven")
-        small.write_rows(case.root / "in", 0, [(user, "x", 1) for user in users])
-        eventually(lambda: app.status().get("epoch") == 1, "the first epoch")
-        small.write_rows(case.root / "in", 1, [(user, "slow" if user == slow else "x", 1) for user in users])
-        eventually(lambda: app.status()["epoch"] == 2, "the second epoch")
-        app.finish()

@@ -42,7 +42,7 @@ def test_partitions_are_placed_anew_and_work_where_they_are(spark: Any, monkeypa
     monkeypatch.setattr(exchange, "lie_evenly", uneven_at_first)
     made = Exchange(spark, 2)
     assert sorted(row[0] for row in made.partitions.collect()) == [0, 1]
-    assert asked == [(2, 2)] * 3
+    assert asked == [(2, 4)] * 3
     session = spark.newSession()
     prepare_session(session)
     routed = made.route(session.createDataFrame([("a",), ("b",)], "k string"), ["k"], 128)

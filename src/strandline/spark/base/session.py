@@ -35,7 +35,7 @@ _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _MIN_BATCHES = 3
 _TIMESTAMP = "spark.sql.timestampType"
 _WORKER_MEMORY = "spark.executor.pyspark.memory"
-_WAIT = "spark.locality.wait.node"
+_WAIT = "spark.locality.wait.process"
 _LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
 _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
 """The pause of a query that has found no rows. Spark's 10 ms would cost a sixth of a core."""
@@ -54,9 +54,9 @@ def spark_settings() -> dict[str, str]:
     `session()` sets them; use this only for a session that you create yourself.
     """
     return {
-        # Tasks must follow the machine of their keeper, not the shuffle files.
+        # Tasks must follow the executor that caches their anchor, not the shuffle files.
         "spark.shuffle.reduceLocality.enabled": "false",
-        # They must wait while it is busy: after 3 s, Spark would run them on another machine, without the keeper.
+        # They must wait while it is busy: after 3 s, Spark would run them on another executor, without the keeper.
         _WAIT: "1h",
         "spark.sql.streaming.stopTimeout": "30s",
         # Over TCP, a Python worker gets its first rows 40 ms late, in each stage of each epoch: one kernel delays small
@@ -226,7 +226,7 @@ def session_warnings(spark: SparkSession) -> list[str]:
         )
     if is_cluster and not core_setting(spark, _WAIT):
         warnings.append(
-            f"{_WAIT} is not set: tasks that wait 3 s for a busy machine run on another one without their state, and "
+            f"{_WAIT} is not set: tasks that wait 3 s for a busy executor run on another one without their state, and "
             "the job is restored"
         )
     if core_setting(spark, "spark.python.unix.domain.socket.enabled").lower() != "true":

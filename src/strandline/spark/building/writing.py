@@ -182,7 +182,7 @@ def _route(df: DataFrame, operator: OperatorInfo, ranges: int) -> Any:
     if KEY_GROUP in df.columns:
         # Marks of panes have a key group and no key. For other rows, the task checks the key group.
         group = f"pmod(coalesce({KEY_GROUP}, {group}), {max_parallelism})"
-    routes = ", ".join(map(str, find_routes(ranges)))
+    routes = ", ".join(str(route) for route, _ in find_routes(ranges, ranges))
     return F.expr(f"array({routes})[cast({group} * {ranges} div {max_parallelism} as int)]")
 
 

@@ -1,8 +1,10 @@
-"""Shuffle that sends each key group to its partition, and each partition to the machine of its keeper.
+"""Shuffle that sends each key group to its partition, and each partition to the executor of its keeper.
 
-The anchor, a pinned DataFrame with a row for every partition, makes tasks run where its rows are, and makes every
-keeper take part in every epoch. Spark unites the shuffled rows with it partition by partition: a task reads its rows,
-then the anchor's row, the end row, which has no key group. A task that has read it has read all rows of the partition.
+A row's route is a number that Spark hashes to the row's partition. The anchor, a pinned DataFrame with rows for every
+partition, makes tasks run where its rows are, and makes every keeper take part in every epoch.
+
+Each partition has a second anchor row, the end row, with a route that no other row has. The outer join returns anchor
+rows without a match last: a task that has read this row, which has no key group, has read all rows of the partition.
 The end of the stream does not prove that: if the JVM fails in the middle of a task's rows, it closes the stream, too.
 """
 
@@ -29,26 +31,28 @@ from strandline.spark.base.session import has_one_process
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 
+_ROUTE = "__strandline_route"
+_ANCHOR_ROUTE = "__strandline_anchor_route"
+
 SESSION_CONF = {
     # Adaptive execution would split or merge partitions; each needs one task.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    "spark.sql.unionOutputPartitioning": "true",
 }
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _MOVES = 3
 """How often the partitions are placed again if they are not spread evenly over the executors."""
 _FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
-"""If the key is a constant, this rule replaces the partition by it in the shuffle, whose expression then differs from
-the anchor's: Spark would not unite the two partition by partition."""
+"""If the key is a constant, this rule replaces the route in the join condition, so that the join has no key any more:
+Spark then broadcasts the anchor and runs no tasks for partitions without rows."""
 
 
 @dataclass(frozen=True)
 class _Columns:
     """The columns of an operator's rows, cached as Java objects: Spark would parse text again in each epoch."""
 
-    located: Any
+    before_shuffle: Any
     output: Any
     order: list[Column]
 
@@ -64,18 +68,19 @@ class Exchange:
         """The Spark job group by which the run's own Spark jobs are cancelled."""
         # For one partition, Spark would use its default number of partitions, for the anchor, too.
         self._tasks = max(2, parallelism)
-        rows = ", ".join(f"({partition})" for partition in range(parallelism))
+        routes = find_routes(parallelism, self._tasks)
+        self._routes = [route for route, _ in routes]
+        rows = ", ".join(f"({route}, {partition})" for partition, both in enumerate(routes) for route in both)
         with keep_active_session(spark):
             session = spark.newSession()
             prepare_session(session)
             # SQL and not a Python list: for a list, Spark would start a second Python daemon, which takes a second.
-            values = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({PARTITION})")
-            # Each call into the JVM takes a part of a millisecond: columns are created once, not in every epoch.
-            # Not with []: it depends on the session's ANSI mode, and rows may be of a session with another one.
-            route = F.get(F.array(*map(F.lit, find_routes(self._tasks))), F.col(PARTITION))
-            self._route = to_java_columns(values, route)
-            self._unplaced = self._shuffled(values)
+            values = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION})")
+            self._unplaced = values.repartition(self._tasks, _ANCHOR_ROUTE)
             self._place()
+        # Each call into the JVM takes a part of a millisecond: constant columns are created once, not in every epoch.
+        self._join_condition = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
+        self._route = to_java_columns(self._unplaced, F.col(_ROUTE))
         self._columns: dict[tuple[Any, ...], _Columns] = {}
         """By the arguments of `route`, which are the same in every epoch."""
         self._after = after
@@ -87,7 +92,7 @@ class Exchange:
     def partitions(self) -> DataFrame:
         """One row for each partition, on the executor of its keeper."""
         self._settle()
-        return self._anchor.rows
+        return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
     @property
     def places(self) -> list[str]:
@@ -119,13 +124,10 @@ class Exchange:
             columns = self._columns[arguments] = self._create_columns(df, *arguments)
         if to is not None:
             df = df.where(f"{to} is null or {to} < {self._parallelism}")
-        rows = self._shuffled(select(select(df, columns.located), columns.output))
-        united = rows.unionByName(self._anchor.rows, allowMissingColumns=True)
-        return united.sortWithinPartitions(*columns.order) if columns.order else united
-
-    def _shuffled(self, df: DataFrame) -> DataFrame:
-        jdf: Any = df._jdf
-        return DataFrame(jdf.repartition(self._tasks, self._route), df.sparkSession)
+        before: Any = select(df, columns.before_shuffle)
+        shuffled = DataFrame(before._jdf.repartition(self._tasks, self._route), df.sparkSession)
+        joined = select(shuffled.join(self._hinted, self._join_condition, "full_outer"), columns.output)
+        return joined.sortWithinPartitions(*columns.order) if columns.order else joined
 
     def _create_columns(
         self,
@@ -144,18 +146,18 @@ class Exchange:
             # Not with []: Spark assumes that its result is never null, although the index may be.
             group = F.coalesce(F.get(F.array(*map(F.lit, firsts)), F.col(to)), group)
         at = F.call_function("div", group * F.lit(self._parallelism), F.lit(max_parallelism))
-        partition = at.cast("int")
+        route = F.array(*map(F.lit, self._routes))[at.cast("int")]
         if all(refusal):
-            # In the partition and not a filter: Spark would evaluate a filter first, and the columns' sources twice.
+            # Part of the route and not a filter: Spark would evaluate a filter first, and the columns' sources twice.
             too_large, fails = (parse_expression(df.sparkSession, sql) for sql in refusal)
-            partition = F.when(too_large, fails.cast("int")).otherwise(partition)
-        located = [F.col("*"), group.alias(KEY_GROUP), partition.alias(PARTITION)]
+            route = F.when(too_large, fails.cast("int")).otherwise(route)
+        before = [F.col("*"), group.alias(KEY_GROUP), route.alias(_ROUTE)]
         first = [PARTITION, KEY_GROUP, *hidden]
         # By exclusion: operators with the same arguments of `route` may have different columns.
-        others = f"* except ({', '.join([*first, *([to] if to else [])])})"
+        others = f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})"
         output = [*map(F.col, first), parse_expression(df.sparkSession, others)]
         order = [F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by)] if order_by else []
-        return _Columns(to_java_columns(df, *located), to_java_columns(df, *output), order)
+        return _Columns(to_java_columns(df, *before), to_java_columns(df, *output), order)
 
     def _settle(self) -> None:
         """Wait until the anchor is computed: Spark jobs that compute it at the same time may place it differently."""
@@ -164,6 +166,7 @@ class Exchange:
     def _place(self) -> None:
         """Pin the anchor: the first task that computes a partition of it places the partition."""
         self._anchor = Pinned(self._unplaced)
+        self._hinted = self._anchor.rows.hint("shuffle_hash")
 
     def _warm(self) -> None:
         # The first epoch meets the same error and reports it.
@@ -259,14 +262,14 @@ def prepare_session(session: SparkSession) -> None:
         session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))
 
 
-def find_routes(tasks: int) -> list[int]:
-    """Find a number for each task that Spark's hash partitioning sends there."""
-    routes: dict[int, int] = {}
+def find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
+    """Find two numbers for each partition that Spark's hash partitioning sends there: for its rows and its end row."""
+    routes: dict[int, list[int]] = {partition: [] for partition in range(parallelism)}
     number = 0
-    while len(routes) < tasks:
-        routes.setdefault(spark_hash([number], [IntegerType()]) % tasks, number)
+    while any(len(numbers) < 2 for numbers in routes.values()):
+        routes.get(spark_hash([number], [IntegerType()]) % tasks, []).append(number)
         number += 1
-    return [routes[task] for task in range(tasks)]
+    return [(numbers[0], numbers[1]) for numbers in routes.values()]
 
 
 def lie_evenly(pinned: DataFrame, partitions: int) -> bool:

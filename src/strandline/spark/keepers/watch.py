@@ -99,7 +99,7 @@ class ExecutorWatch:
 class JobWatch:
     """Detects Spark jobs that stall because their tasks wait for a lost executor. It asks only Spark's driver.
 
-    Spark treats the lost executor like a busy one: it runs the tasks elsewhere after `spark.locality.wait.node`,
+    Spark treats the lost executor like a busy one: it runs the tasks elsewhere after `spark.locality.wait.process`,
     or at once if no other executor was to run tasks of the stage.
     """
 
