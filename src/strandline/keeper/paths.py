@@ -66,8 +66,11 @@ class Places:
         return path
 
     def failures(self, generation: Generation) -> Path:
-        """Return the prefix of files in which tasks of a run record failures; the epoch and `.tmp` follow."""
-        return self.root / f"failed-{generation}"
+        """Return a new prefix of files in which tasks of a run record failures; the epoch and `.tmp` follow.
+
+        Files on other machines stay there, and generations begin again if the checkpoint directory is set back.
+        """
+        return self.root / f"failed-{generation}-{unique_name()}"
 
     def forget_failures(self, generation: Generation) -> None:
         """Remove the failures that tasks of a run recorded on this machine."""
