@@ -245,6 +245,24 @@ def _short(name: str) -> str:
     return base64.b32encode(hashlib.sha256(name.encode()).digest()[:5]).decode().lower()
 
 
+def sweep_machine(state_dir: Path) -> None:
+    """Remove what this machine still has of partitions that were moved or removed, and what `sweep` removes.
+
+    Call it in a partition's keeper when all partitions have been restored, which may use copies of others.
+    """
+    for path in state_dir.parent.glob("*/keeper.lock"):
+        # A keeper that lives holds its lock. Another sweep may remove this directory at the same time.
+        with contextlib.suppress(OSError), path.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in path.parent.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+            # The lock last: the next keeper may start as soon as it is gone.
+            path.unlink()
+            path.parent.rmdir()
+    sweep(state_dir.parent.parent)
+
+
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
     """Remove the directories of killed jobs that did not restart on this machine.
 
