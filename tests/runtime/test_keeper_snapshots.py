@@ -40,6 +40,19 @@ def copies(keeper: Keeper) -> set[int]:
     return {checkpoint for checkpoint, _ in local_copies(keeper.directory)}
 
 
+def test_a_disk_on_which_nothing_can_be_restored_is_named(nursery: Nursery) -> None:
+    """The driver heard of a connection that was closed, and of nothing else."""
+    keeper = nursery.start(backend="memory")
+    report = keeper.checkpoint(1)
+    keeper.stop()
+    (keeper.directory / "db-2").touch()
+    next_one = nursery.start(backend="memory", generation=2, restore=restore_of(report, 0, "memory"))
+    with pytest.raises(UnavailableError, match=r"'op', partition 0: its state cannot be restored .*db-2"):
+        next_one.poll()
+    (keeper.directory / "db-2").unlink()
+    assert next_one.poll().epoch == 0
+
+
 @pytest.mark.parametrize("backend", KINDS)
 def test_a_checkpoint_is_restored_as_of_its_epoch(nursery: Nursery, backend: str) -> None:
     keeper = nursery.start(backend=backend)
