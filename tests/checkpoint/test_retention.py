@@ -12,6 +12,7 @@ from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST
 from tests.checkpoint.helpers import manifest, shared_ref
 from tests.clock import ManualClock
+from tests.storage.faulty import BEFORE, FaultyStore
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,22 @@ def test_a_file_goes_with_its_last_checkpoint(
         retention.confirm(made)
         assert retention.delete_due()
         assert {info.path[-1] for info in jobdir.list("shared")} == set(expected)
+
+
+def test_a_storage_that_deletes_nothing_is_named_once(
+    store: FaultyStore, jobdir: JobDirectory, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As S3 does for a user without the right to: all checkpoints stayed, and nothing said so."""
+    owned = claim(jobdir, clock)
+    choose(jobdir, owned)
+    owned.set_base(None)
+    retention = Retention(jobdir, owned, 1, None, Holds(), clock)
+    for number, refused in enumerate([False, True, True, False, True], 1):
+        store.script = [("delete", "", BEFORE)] * (9 if refused else 0)
+        made = manifest(number)
+        jobdir.create(manifest_path(CheckpointId(number)), MANIFEST.encode(made))
+        retention.confirm(made)
+        assert retention.delete_due() is not refused
+    said = [record.getMessage() for record in caplog.records if "not deleted" in record.getMessage()]
+    assert len(said) == 2
+    assert said[0].endswith("delete: refused")

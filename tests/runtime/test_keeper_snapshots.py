@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -36,6 +38,19 @@ def fill(keeper: Keeper, keys: int, **given: Any) -> None:
 
 def copies(keeper: Keeper) -> set[int]:
     return {checkpoint for checkpoint, _ in local_copies(keeper.directory)}
+
+
+def test_a_disk_on_which_nothing_can_be_restored_is_named(nursery: Nursery) -> None:
+    """The driver heard of a connection that was closed, and of nothing else."""
+    keeper = nursery.start(backend="memory")
+    report = keeper.checkpoint(1)
+    keeper.stop()
+    (keeper.directory / "db-2").touch()
+    next_one = nursery.start(backend="memory", generation=2, restore=restore_of(report, 0, "memory"))
+    with pytest.raises(UnavailableError, match=r"'op', partition 0: its state cannot be restored .*db-2"):
+        next_one.poll()
+    (keeper.directory / "db-2").unlink()
+    assert next_one.poll().epoch == 0
 
 
 @pytest.mark.parametrize("backend", KINDS)
@@ -112,6 +127,31 @@ def test_only_the_confirmed_local_copy_stays(nursery: Nursery) -> None:
     assert copies(keeper) == {2}
     keeper.stop()
     assert {path.name for path in keeper.directory.iterdir()} == {"chk-2", "keeper.lock"}
+
+
+def test_nothing_stays_of_partitions_that_went_to_other_machines(nursery: Nursery) -> None:
+    """Each held the disk space of its last checkpoint here; and nobody came back for another job."""
+    keeper = nursery.start()
+    left = keeper.places.state("op", Partition(7))
+    alive = keeper.places.state("op", Partition(8))
+    for path in (left / "db-1", left / "chk-1", alive / "chk-1"):
+        path.mkdir(parents=True)
+    for path in (left, alive):
+        (path / "keeper.lock").touch()
+    other = keeper.places.local_dir / "0123456789ab"
+    (other / "op-1").mkdir(parents=True)
+    (other / "op-1" / "keeper.lock").touch()
+    for path in (other / "op-1", other):
+        os.utime(path, (1, 1))
+    with (alive / "keeper.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        keeper.checkpoint(1)
+        keeper.poll(pending=1)
+        assert left.exists()
+        keeper.poll(confirmed=1)
+        eventually(lambda: not left.exists() and not other.exists(), "what nobody needs is removed")
+    assert (alive / "chk-1").exists()
+    assert copies(keeper) == {1}
 
 
 def test_what_a_killed_keeper_left_of_a_local_copy_is_removed(nursery: Nursery) -> None:

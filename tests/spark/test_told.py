@@ -258,3 +258,9 @@ def test_notes_of_a_run_are_removed_with_it(tmp_path: Path) -> None:
         note.touch()
     places.forget_failures(Generation(1))
     assert [note.exists() for note in notes] == [False, False, True]
+
+
+def test_no_run_reads_notes_of_another_with_its_generation(tmp_path: Path) -> None:
+    """They stay on the machines of executors, and a job that was removed begins again with generation 1."""
+    places = Places(tmp_path, "file:///x", "job")
+    assert places.failures(Generation(1)) != places.failures(Generation(1))

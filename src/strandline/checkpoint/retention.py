@@ -77,6 +77,8 @@ class Retention:
         """The files of published checkpoints; all of them since `_read_others`."""
         self._has_read_others = False
         self._newest_lacks_files = False
+        self._is_refused = False
+        """Whether storage has refused the last deletion: a warning names only the first in a row."""
         self._has_marked = self.confirmed is not None  # A checkpoint that is a base needs no such record.
         self._abandoned: dict[str, None] = {}  # ordered, to drop the oldest
         self._garbage: set[str] = set()
@@ -165,7 +167,8 @@ class Retention:
         """Delete manifests beyond `retain`, then garbage; False if storage refused and something remains.
 
         Raises FencedError, and CorruptionError if an invariant is broken that is verified. If the newest
-        checkpoint lacks a file, log a warning; nothing is deleted or published until it is whole again.
+        checkpoint lacks a file, log a warning; nothing is deleted or published until it is whole again. If storage
+        refuses, log a warning, too: without the right to delete, all checkpoints stay.
         """
         try:
             self._read_others()
@@ -193,8 +196,15 @@ class Retention:
             self._garbage.clear()
         except (FencedError, CorruptionError):
             raise
-        except StrandlineError:
+        except StrandlineError as error:
+            if not (self._is_refused or self._newest_lacks_files):
+                log.warning(
+                    "job '%s': what no checkpoint needs any more is not deleted, and its files become more: %s",
+                    self._jobdir.job, error,
+                )  # fmt: skip
+            self._is_refused = True
             return False
+        self._is_refused = False
         return True
 
     def _verify_deletion(self) -> None:

@@ -66,8 +66,11 @@ class Places:
         return path
 
     def failures(self, generation: Generation) -> Path:
-        """Return the prefix of files in which tasks of a run record failures; the epoch and `.tmp` follow."""
-        return self.root / f"failed-{generation}"
+        """Return a new prefix of files in which tasks of a run record failures; the epoch and `.tmp` follow.
+
+        Files on other machines stay there, and generations begin again if the checkpoint directory is set back.
+        """
+        return self.root / f"failed-{generation}-{unique_name()}"
 
     def forget_failures(self, generation: Generation) -> None:
         """Remove the failures that tasks of a run recorded on this machine."""
@@ -240,6 +243,24 @@ def _safe(name: str) -> str:
 def _short(name: str) -> str:
     # 40 bits in 8 characters: the path of a socket has a low limit.
     return base64.b32encode(hashlib.sha256(name.encode()).digest()[:5]).decode().lower()
+
+
+def sweep_machine(state_dir: Path) -> None:
+    """Remove what this machine still has of partitions that were moved or removed, and what `sweep` removes.
+
+    Call it in a partition's keeper when all partitions have been restored, which may use copies of others.
+    """
+    for path in state_dir.parent.glob("*/keeper.lock"):
+        # A keeper that lives holds its lock. Another sweep may remove this directory at the same time.
+        with contextlib.suppress(OSError), path.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in path.parent.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+            # The lock last: the next keeper may start as soon as it is gone.
+            path.unlink()
+            path.parent.rmdir()
+    sweep(state_dir.parent.parent)
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:

@@ -130,7 +130,15 @@ class PartitionService:
                     operator=program.uid,
                 )
             started = time.perf_counter()
-            self._opened = open_partition(program, self._partition, self._directory)
+            try:
+                self._opened = open_partition(program, self._partition, self._directory)
+            except OSError as error:
+                # As an OSError, it would be taken for the connection's, and the driver would not hear of it.
+                raise UnavailableError(
+                    f"operator '{program.uid}', partition {self._partition}: its state cannot be restored on "
+                    f"{socket.gethostname()}: {error}",
+                    hint="look for a full disk under local_dir",
+                ) from error
             self._restore_ms = (time.perf_counter() - started) * 1000
             log.info("opened at epoch %d in %.0f ms", self.version, self._restore_ms)
         if instructions.generation != self._opened.program.generation:

@@ -25,7 +25,7 @@ from strandline.core.failure import format_error
 from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
-from strandline.keeper.paths import drop_copies, local_copy
+from strandline.keeper.paths import drop_copies, local_copy, sweep_machine
 from strandline.keeper.protocol import Report
 from strandline.runtime.program import Program
 from strandline.runtime.state.store import Frozen, Store
@@ -54,6 +54,7 @@ class Snapshots:
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
+        self._has_swept = False
         self._pending: CheckpointId | None = None
         self._triggered: CheckpointId | None = None
         self._reports: dict[CheckpointId, Report] = {}
@@ -67,6 +68,9 @@ class Snapshots:
             if confirmed is not None and mine is not None and mine.info is not None:
                 self._base, self._base_of = {ref.name: ref for ref in mine.info.files if ref.shared}, confirmed
                 drop_copies(self._directory, keep=(confirmed, pending))
+                if not self._has_swept:
+                    self._has_swept = True
+                    self._uploader.submit(sweep_machine, self._directory)
             elif confirmed not in (None, self._base_of):
                 # An earlier process of this partition took part in it, and its files are unknown here.
                 self._base, self._base_of = {}, confirmed
