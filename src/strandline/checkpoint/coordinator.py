@@ -98,6 +98,12 @@ class Coordinator:
             return self._pending.checkpoint if self._pending else None
 
     @property
+    def unreported(self) -> tuple[Epoch, list[tuple[str, Partition]]]:
+        """The epoch of the pending checkpoint, and the partitions that have not reported on it."""
+        with self._lock:
+            return (self._pending.epoch, self._pending.unreported) if self._pending else (Epoch(0), [])
+
+    @property
     def shows_all(self) -> bool:
         """Whether all rows of the newest checkpoint are visible."""
         return self._unshown is None
