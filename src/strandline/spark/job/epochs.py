@@ -282,7 +282,7 @@ class EpochDriver:
             self._lock.release()
 
     def collect_reports(self) -> None:
-        """Ask busy keepers for their snapshots of an earlier epoch: acks bring them only when the epoch that runs ends.
+        """Ask keepers, busy or not, for their snapshots of an earlier epoch, which the next epoch's acks would bring.
 
         The output of the earlier epoch must have been used, and be of the same keeper.
         """
