@@ -198,6 +198,22 @@ def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: Manual
     assert c.trigger(Epoch(9), changed=False) is not None, "what an aborted checkpoint covered still counts as changed"
 
 
+def test_an_epoch_that_begins_just_before_a_checkpoint_is_due_takes_it(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Epochs of a source that has rows once a second must not miss each second checkpoint of an interval of a second."""
+    run = Run(store, tmp_path, clock, config=Checkpoints("unused", every="1s"))
+    clock.advance(1000)
+    assert run.checkpoint()
+    for _ in range(5):
+        clock.advance(995)
+        assert not run.coordinator.is_due
+        assert run.coordinator.trigger(Epoch(1), changed=False) is None, "without an epoch, it waits"
+        assert run.checkpoint()
+    clock.advance(800)
+    assert run.trigger() is None
+
+
 def test_on_demand_only(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, config=Checkpoints("unused"))
     clock.advance(10**9)

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from strandline.checkpoint import source_log
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.source_log import BLOCK_BYTES, capture, pack, read_source, unpack, upload_source, write_files
+from strandline.checkpoint.source_log import (
+    BLOCK_BYTES,
+    capture,
+    pack,
+    read_offsets,
+    read_source,
+    unpack,
+    upload_source,
+    write_files,
+)
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import SourceInfo
@@ -74,6 +84,14 @@ def test_capture_gives_up_when_files_go_on_vanishing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "read_bytes", vanish)
     with pytest.raises(UnavailableError, match="disappeared"):
         capture(tmp_path, 12)
+
+
+def test_offsets_that_spark_does_not_write_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_directory(tmp_path, 12)
+    assert read_offsets(tmp_path, 12) == {"offsets/12": b"offsets/12"}
+    monkeypatch.setattr(source_log, "_WRITE_TIMEOUT_S", 0.05)
+    with pytest.raises(UnavailableError, match="offsets/14: Spark has not written it"):
+        read_offsets(tmp_path, 14)
 
 
 SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 7 * BLOCK_BYTES, 13 * BLOCK_BYTES + 17]

@@ -27,9 +27,12 @@ class Count(sl.KeyedProcess):
 class Lingering(Count):
     """Count, and take long for some events."""
 
+    def __init__(self, seconds: float = 6) -> None:
+        self._seconds = seconds
+
     def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
         if event.kind == "slow":
-            time.sleep(6)
+            time.sleep(self._seconds)
         return super().on_event(event, ctx)
 
 

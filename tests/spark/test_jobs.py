@@ -29,7 +29,7 @@ from strandline.types.datatypes import parse_type
 from strandline.types.jsonforms import to_json
 from strandline.types.murmur import key_group
 from tests.spark import pipeline, small
-from tests.spark.functions import LARGE, Count, CountAside, CountBatch, CountWide
+from tests.spark.functions import LARGE, Count, CountAside, CountBatch, CountWide, Lingering
 from tests.spark.harness import Case, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
@@ -184,6 +184,25 @@ def test_available_now_processes_everything_and_ends(spark: Any, case: Case) -> 
     assert (run.status().state, run.status().restarts) == ("finished", 1)
     assert "query of the job was stopped" in run.status().last_failure
     assert small.rows_of(sink) == small.counted(users(case))
+
+
+def test_a_checkpoint_does_not_wait_for_the_epoch_after_it(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy keeper says that its snapshot is stored, so that rows are shown, and the next checkpoint begins, sooner."""
+    monkeypatch.setenv("STRANDLINE_FAILPOINTS", "keeper.upload.after=sleep:1")
+    sink, source = sl.sinks.memory(), small.source(spark, case.root / "in")
+    for number, kind in enumerate(("fast", "slow")):
+        small.write_rows(case.root / "in", number, [("ann", kind, 1), ("bob", "fast", 1)])
+    checkpoints = sl.Checkpoints(case.root / "ck", every="1ms")
+    job = small.job(
+        sl.stream(source), case.root, case.local_dir, sink=sink, process=Lingering(4), checkpoints=checkpoints
+    )
+    with job.start(spark) as run:
+        eventually(lambda: sink.rows, "the first epoch's rows", 60)
+        assert (run.glance().epoch, small.rows_of(sink)) == (1, small.counted(["ann", "bob"]))
+        settle(run)
+        assert small.rows_of(sink) == small.counted(["ann", "bob"] * 2)
 
 
 def stop_queries(spark: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +100,7 @@ def test_no_checkpoint_is_made_that_no_restart_could_go_on_from(sources: Sources
     """Something cleans up below local_dir: Spark does not notice before it starts the next time."""
     sources.progress.want(CheckpointId(4), BATCH)
     (sources.directory / gone).unlink()
+    (sources.directory / f"offsets/{BATCH + 8}").write_bytes(b"v1")
     look = (lambda: sources.progress.begin(BATCH + 8)) if in_spark else sources.deliver
     with pytest.raises(CorruptionError, match=f"{gone} is missing"):
         look()
@@ -106,6 +109,26 @@ def test_no_checkpoint_is_made_that_no_restart_could_go_on_from(sources: Sources
 
 def test_what_is_whole_is_given_to_the_checkpoint(sources: Sources) -> None:
     sources.progress.want(CheckpointId(4), BATCH)
+    sources.deliver()
+    assert (sources.added, sources.failed) == ([CheckpointId(4)], [])
+
+
+def test_spark_may_still_be_writing_its_logs_when_a_batch_begins(sources: Sources) -> None:
+    """Another thread of Spark writes them, one after the other: the commit of a batch, then the next batch's offsets."""
+    (sources.directory / f"commits/{BATCH}").unlink()
+    sources.progress.want(CheckpointId(4), BATCH)
+
+    def write() -> None:
+        for name in (f"commits/{BATCH}", f"offsets/{BATCH + 8}"):
+            time.sleep(0.05)
+            (sources.directory / name).write_bytes(b"v1")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    sources.progress.begin(BATCH + 8)
+    writer.join()
+    # Spark may delete them now.
+    (sources.directory / f"commits/{BATCH}").unlink()
     sources.deliver()
     assert (sources.added, sources.failed) == ([CheckpointId(4)], [])
 

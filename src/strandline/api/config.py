@@ -16,9 +16,10 @@ from strandline.core.urls import check_url
 class Checkpoints:
     """The directory, interval and mode of a job's checkpoints.
 
-    `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; without it, checkpoints
-    are taken only on demand. `tolerable_failures` is how many may fail in a row before the job is restarted; None
-    means any number. `storage_options` go to the storage client; they are never logged or written to files.
+    `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; epochs may take a checkpoint
+    a tenth of it early, or late by their own duration. Without it, checkpoints are taken only on demand.
+    `tolerable_failures` is how many may fail in a row before the job is restarted; None means any number.
+    `storage_options` go to the storage client; they are never logged or written to files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
     """

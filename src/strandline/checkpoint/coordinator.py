@@ -24,6 +24,8 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, size_of
 
+_EARLY = 0.1
+"""The part of the interval by which an epoch may take a checkpoint early."""
 _CLEAN_AGAIN_MS = 5_000
 _SHOW_AGAIN_MS = 5_000
 
@@ -96,6 +98,12 @@ class Coordinator:
         """The checkpoint that was triggered and has not ended."""
         with self._lock:
             return self._pending.checkpoint if self._pending else None
+
+    @property
+    def unreported(self) -> tuple[Epoch, list[tuple[str, Partition]]]:
+        """The epoch of the pending checkpoint, and the partitions that have not reported on it."""
+        with self._lock:
+            return (self._pending.epoch, self._pending.unreported) if self._pending else (Epoch(0), [])
 
     @property
     def shows_all(self) -> bool:
@@ -172,7 +180,9 @@ class Coordinator:
             self._changed |= changed
             if changed and self._changed_ms is None:
                 self._changed_ms = self._clock.monotonic_ms()
-            if self._pending is not None or not self._is_due():
+            # It is taken when the epoch ends; and epochs that begin once in an interval would miss each second one.
+            early_ms = (self._config.interval_ms or 0) * _EARLY if changed else 0
+            if self._pending is not None or not self._is_due(early_ms):
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
             self._last_trigger_ms = self._clock.monotonic_ms()
@@ -205,13 +215,14 @@ class Coordinator:
         with self._lock:
             return self._pending is None and self._is_due()
 
-    def _is_due(self) -> bool:
+    def _is_due(self, early_ms: float = 0) -> bool:
         if self._requests:
             return True
         interval_ms, now_ms = self._config.interval_ms, self._clock.monotonic_ms()
         if interval_ms is None or not self._changed:
             return False
-        return now_ms - self._last_trigger_ms >= interval_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
+        is_over = now_ms - self._last_trigger_ms >= interval_ms - early_ms
+        return is_over and now_ms - self._last_end_ms >= self._config.min_pause_ms
 
     def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
         """Add a partition's snapshot. Without a pending checkpoint it is ignored, and its uploads are deleted later."""

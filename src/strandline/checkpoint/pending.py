@@ -51,14 +51,15 @@ class Pending:
         if self.failure is None:
             self.failure = CheckpointError(f"checkpoint {self.checkpoint} {why}")
 
+    @property
+    def unreported(self) -> list[tuple[str, Partition]]:
+        """The partitions without a snapshot."""
+        slots = [(plan.uid, i) for plan in self.plans for i in map(Partition, range(plan.parallelism))]
+        return [slot for slot in slots if slot not in self.partitions]
+
     def waits_for(self) -> list[str]:
         """Name the missing parts; empty once the checkpoint can be published."""
-        missing = [
-            f"operator '{plan.uid}' partition {i}"
-            for plan in self.plans
-            for i in map(Partition, range(plan.parallelism))
-            if (plan.uid, i) not in self.partitions
-        ]
+        missing = [f"operator '{uid}' partition {i}" for uid, i in self.unreported]
         missing += [] if self.source_added else ["the source"]
         missing += [] if self.sinks is not None else ["the sinks"]
         return missing

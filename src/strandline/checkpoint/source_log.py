@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ INLINE_UP_TO_BYTES = 16 << 10
 _LARGEST_SEGMENT_BLOCKS = 1024
 """64 MiB. It limits the upload of a checkpoint when a file's length passes a power of two."""
 _TRIES = 10
+_WRITE_TIMEOUT_S = 30.0
+_WRITE_POLL_S = 0.001
 _NAME = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
@@ -48,6 +51,26 @@ def capture(directory: Path, batch: int) -> dict[str, bytes]:
         if not (directory / name).is_file():
             raise UnavailableError(f"{directory / name}: missing, so batch {batch} cannot be captured")
     return _read(directory, required)
+
+
+def read_offsets(directory: Path, batch: int) -> dict[str, bytes]:
+    """Read Spark's log of the offsets up to which a batch that has begun will read, by its name in the log.
+
+    Waits for it: another thread of Spark writes it while Spark prepares the batch. Raises UnavailableError after a
+    time-out.
+    """
+    name = f"offsets/{batch}"
+    deadline = time.monotonic() + _WRITE_TIMEOUT_S
+    while True:
+        try:
+            return {name: (directory / name).read_bytes()}
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{directory / name}: Spark has not written it within {_WRITE_TIMEOUT_S:.0f} s",
+                    hint="see whether the disk of local_dir is full or slow; Spark's log has its error",
+                ) from None
+        time.sleep(_WRITE_POLL_S)
 
 
 def capture_start(directory: Path) -> dict[str, bytes] | None:

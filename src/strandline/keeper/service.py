@@ -80,10 +80,11 @@ class PartitionService:
         return self._opened.program.uid if self._opened else ""
 
     def identify(self) -> Ack:
-        """Return the identity of the keeper. Any thread may call it: it reads no state of the partition."""
+        """Return who the keeper is, with its reports. Any thread may call it: it reads no state of the partition."""
         return Ack(
             uid=self._uid, partition=self._partition, epoch=self.version,
             pid=os.getpid(), host=socket.gethostname(), keeper=self._name,
+            reports=self._opened.snapshots.reports() if self._opened else [],
         )  # fmt: skip
 
     def close_function(self) -> None:
@@ -284,7 +285,7 @@ class PartitionService:
             self._measured_at = time.monotonic()
         next_event_us, next_processing_us = task.next_timers_us
         return msgspec.structs.replace(
-            self.identify(), restore_ms=round(self._restore_ms, 3), reports=opened.snapshots.reports(),
+            self.identify(), restore_ms=round(self._restore_ms, 3),
             next_event_us=next_event_us, next_processing_us=next_processing_us, metrics=self._metrics, **figures,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ They belong to no session: Spark parses their text with the settings of the Data
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -32,6 +32,15 @@ def parse_expression(session: Any, sql: str) -> Column:
     except Py4JError:
         # Another version of Spark may have another name for the class: `F.expr` is slower, but works.
         return F.expr(sql)
+
+
+def integers(session: Any, values: Sequence[int]) -> Column:
+    """Return an array of integers as one literal: Spark would analyse each literal of `F.array` in every epoch."""
+    context: Any = session.sparkContext
+    array = context._gateway.new_array(context._jvm.int, len(values))
+    for at, value in enumerate(values):
+        array[at] = value
+    return Column(getattr(context._jvm, "org.apache.spark.sql.functions").lit(array))
 
 
 def select_sql(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:

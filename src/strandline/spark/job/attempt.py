@@ -45,6 +45,7 @@ from strandline.spark.sources.progress import SourceProgress
 _POLL_S = 0.01
 _QUERY_CHECK_S = 0.2
 _IDLE_S = 0.15
+_COLLECT_S = 0.05
 _FENCE_CHECK_S = 5.0
 _DELIVERY_TIMEOUT_S = 60.0
 """How long a finished job waits for the targets of its sinks."""
@@ -133,13 +134,16 @@ class Attempt:
             return self._watch_until(is_over)
 
     def _watch_until(self, is_over: Callable[[], bool]) -> bool:
-        looked, checked = 0.0, time.monotonic()
+        looked, checked, collected = 0.0, time.monotonic(), 0.0
         while not is_over():
             if self.driver.failed.wait(_POLL_S):
                 assert self.driver.error is not None
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
+            if time.monotonic() - collected > _COLLECT_S:
+                self.driver.collect_reports()
+                collected = time.monotonic()
             if (completed := self.coordinator.advance()) is not None:
                 self._report_checkpoint(completed)
                 self._commits.completed(completed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.times import END_US
-from strandline.keeper.protocol import Ack, Instructions
+from strandline.keeper.protocol import Ack, Instructions, Report
 from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.reached import WatermarkStatus
@@ -281,6 +281,18 @@ class EpochDriver:
             self.last_contact = time.monotonic()
             self._lock.release()
 
+    def collect_reports(self) -> None:
+        """Ask keepers, busy or not, for their snapshots of an earlier epoch, which the next epoch's acks would bring.
+
+        The output of the earlier epoch must have been used, and be of the same keeper.
+        """
+        epoch, slots = self._coordinator.unreported
+        acks = {slot: ack for slot in slots if (ack := self.progress.acks.get(slot)) and ack.epoch >= epoch}
+        for answer in self._fleet.look(acks):
+            slot = (answer.uid, answer.partition)
+            if answer.keeper == acks[slot].keeper:
+                self._report(slot, answer.reports)
+
     def look_at_watermarks(self) -> list[WatermarkStatus]:
         """Return the watermark of each source."""
         return self.watermarks.look(self._looked_us)
@@ -409,11 +421,14 @@ class EpochDriver:
                     death.discreet if death else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
                     ack.pid,
                 )
-            for report in ack.reports:
-                if report.info is not None:
-                    self._coordinator.report(*slot, report.checkpoint, report.info)
-                else:
-                    self._coordinator.report_failure(*slot, report.checkpoint, report.failure)
+            self._report(slot, ack.reports)
+
+    def _report(self, slot: Slot, reports: Sequence[Report]) -> None:
+        for report in reports:
+            if report.info is not None:
+                self._coordinator.report(*slot, report.checkpoint, report.info)
+            else:
+                self._coordinator.report_failure(*slot, report.checkpoint, report.failure)
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], failed_rows: int, took_ms: float) -> None:
         pipeline = self._plan.pipeline

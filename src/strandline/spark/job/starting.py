@@ -39,6 +39,16 @@ from strandline.spark.sources.progress import SourceProgress, rewind
 
 log = logging.getLogger(__name__)
 
+_ASYNCHRONOUS_LOGS = {
+    "asyncProgressTrackingEnabled": "true",
+    # Each batch is logged: a checkpoint may be of any.
+    "asyncProgressTrackingCheckpointIntervalMs": "0",
+    "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
+}
+"""Options with which another thread of Spark writes its logs: two log files an epoch, for which Spark starts six
+processes, would take a sixth of an epoch without rows. Restarts do not need these logs, but checkpoints, which wait for
+them. Spark does not have it for `availableNow`."""
+
 
 class Starting:
     """A start in progress. It ends in a complete attempt, or in an error, after which only the claim remains."""
@@ -130,6 +140,8 @@ class Starting:
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
+        if "availableNow" not in b.trigger:
+            writer = writer.options(**_ASYNCHRONOUS_LOGS)
         trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         between_ms = max(trigger_ms, polling_delay_ms(b.spark))
         query = self._query = writer.start()

@@ -25,7 +25,7 @@ from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
-from strandline.spark.base.expressions import parse_expression, select, to_java_columns
+from strandline.spark.base.expressions import integers, parse_expression, select, to_java_columns
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.session import has_one_process
 from strandline.types.datatypes import IntegerType
@@ -144,9 +144,9 @@ class Exchange:
             partitions = map(Partition, range(self._parallelism))
             firsts = [range_of(partition, max_parallelism, self._parallelism)[0] for partition in partitions]
             # Not with []: Spark assumes that its result is never null, although the index may be.
-            group = F.coalesce(F.get(F.array(*map(F.lit, firsts)), F.col(to)), group)
+            group = F.coalesce(F.get(integers(df.sparkSession, firsts), F.col(to)), group)
         at = F.call_function("div", group * F.lit(self._parallelism), F.lit(max_parallelism))
-        route = F.array(*map(F.lit, self._routes))[at.cast("int")]
+        route = integers(df.sparkSession, self._routes)[at.cast("int")]
         if all(refusal):
             # Part of the route and not a filter: Spark would evaluate a filter first, and the columns' sources twice.
             too_large, fails = (parse_expression(df.sparkSession, sql) for sql in refusal)

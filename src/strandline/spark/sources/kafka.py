@@ -20,6 +20,7 @@ import msgspec
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
+from strandline.checkpoint.source_log import read_offsets
 from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.spark.base.spark_errors import reason_of
@@ -289,9 +290,9 @@ class KafkaTopics:
 
         Spark reads them from their first rows. An earlier topic of the same name no longer exists.
         """
-        name = f"offsets/{batch}"
+        offsets = read_offsets(self._directory, batch) if self._known else {}
         for source, known in self._known.items():
-            topics = {topic for topic, _ in source.reached({name: (self._directory / name).read_bytes()}, batch)}
+            topics = {topic for topic, _ in source.reached(offsets, batch)}
             if new := topics - self._read[source]:
                 # A new dict: a thread may be reading the old one.
                 former = {name: (batch, known[name]) for name in new & known.keys()}

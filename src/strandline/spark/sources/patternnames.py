@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
+from strandline.checkpoint.source_log import read_offsets
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId
 from strandline.spark.sources.filechecks import FileSource, check_planned, qualified
@@ -46,7 +47,7 @@ class PatternNames:
         """Raise ConfigurationError if the next epoch has such a name, UnavailableError if a file is missing."""
         if not self._steps:
             return
-        offsets = {f"offsets/{batch}": (self._directory / f"offsets/{batch}").read_bytes()}
+        offsets = read_offsets(self._directory, batch)
         for source, before in list(self._steps.items()):
             with suppress(UnreadableLogError):
                 reached = source.reached(offsets, batch)

@@ -19,7 +19,14 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in
-from strandline.checkpoint.source_log import capture, capture_start, read_source, upload_source, write_files
+from strandline.checkpoint.source_log import (
+    capture,
+    capture_start,
+    read_offsets,
+    read_source,
+    upload_source,
+    write_files,
+)
 from strandline.checkpoint.start import Start, save_start, start_files
 from strandline.core.clock import Clock
 from strandline.core.errors import (
@@ -118,6 +125,11 @@ class SourceProgress:
         """
         for check in self._checks:
             check(batch)
+        request = self._request
+        is_overdue = request is not None and 0 <= request.batch <= batch - self._overdue
+        if is_overdue or not self._start_is_kept:
+            # Spark writes its logs one after the other: this is the newest file of all.
+            read_offsets(self._directory, batch)
         if not self._start_is_kept:
             # Without it, a source that began at "latest" would skip rows after a failure.
             files = capture_start(self._directory)
@@ -125,8 +137,7 @@ class SourceProgress:
                 raise UnavailableError(f"{self._directory}: Spark has not stored the sources' first offsets")
             save_start(self._jobdir, self._claim, files, list(self._names), self._clock)
             self._start_is_kept = True
-        request = self._request
-        if request is not None and 0 <= request.batch <= batch - self._overdue:
+        if request is not None and is_overdue:
             try:
                 self._capture(request)
             except CorruptionError:
