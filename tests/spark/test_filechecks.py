@@ -86,6 +86,11 @@ def test_files_that_a_later_checkpoint_has_read_are_looked_for(
     assert "continues without them" in caplog.text
 
 
+def test_a_later_log_has_offsets_of_other_kinds_of_sources() -> None:
+    lines = b'v1\n{}\n{"orders":{"0":7,"12":0}}\n{"shards":{"shard-0":5}}\n{"logOffset":3}\n17'
+    assert LaterLog([], {"offsets/3": lines}, 3).partitions == {("orders", 0), ("orders", 12)}
+
+
 def test_a_log_of_files_that_were_moved(source: Source) -> None:
     source.read(*NAMES)
     files = progress(source, compacted=[0])

@@ -115,7 +115,9 @@ class LaterLog:
         """The partitions of Kafka with offsets in it, of all sources."""
         lines = self.files.get(f"offsets/{self.batch}", b"").split(b"\n")[2:]
         by_topic = [entry for line in lines if line.startswith(b"{") for entry in json.loads(line).items()]
-        return {(topic, int(at)) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets}
+        named = ((topic, at) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets)
+        # Other sources, as Kinesis, have names there.
+        return {(topic, int(at)) for topic, at in named if at.isdecimal()}
 
 
 def file_sources(
