@@ -168,6 +168,7 @@ class Reading:
         driver: Any = object.__new__(EpochDriver)
         self.driver: EpochDriver = driver
         driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
+        driver._asked_us = driver._looked_us
         driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
         driver.failed, driver.progress = threading.Event(), JobProgress(Epoch(0))
@@ -207,6 +208,17 @@ def test_a_source_is_not_idle_because_the_clock_was_set(set_by_s: int) -> None:
     reading.epoch(fast=1000)
     reading.epoch(fast=1100, slow=100)
     assert reading.driver.watermarks.reached_us == 100
+
+
+def test_a_source_is_not_silent_while_spark_waits_for_another_ones_answer() -> None:
+    """Spark asks one after the other: what comes of the first one meanwhile is in the next epoch."""
+    reading = Reading()
+    reading.epoch(fast=900, slow=100)
+    reading.clock.passed_s += 60
+    reading.epoch(fast=1000)
+    assert reading.driver.watermarks.reached_us == 100
+    reading.epoch(fast=1000)
+    assert reading.driver.watermarks.reached_us == 1000, "silent since before Spark asked for the rows of this one"
 
 
 def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() -> None:
