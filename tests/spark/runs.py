@@ -44,6 +44,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
         tick=lambda by_us: not ticks.append(0),
         watermarks=SimpleNamespace(may_be_idle=False),
         drained=False,
+        batch=0,
     )
     status = SimpleNamespace(isTriggerActive=lambda: active)
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))

@@ -12,7 +12,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId
 from strandline.spark.sources import filechecks
 from strandline.spark.sources.checks import Relation
-from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, check_files, moved_files
+from strandline.spark.sources.filechecks import ChangedFiles, FileSource, LaterLog, Move, check_files, moved_files
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.sources.log import last_step, logged_paths, with_moved_files
 from tests.spark.runs import run_of
@@ -86,15 +86,20 @@ def test_files_that_a_later_checkpoint_has_read_are_looked_for(
     assert "continues without them" in caplog.text
 
 
+def test_a_later_log_has_offsets_of_other_kinds_of_sources() -> None:
+    lines = b'v1\n{}\n{"orders":{"0":7,"12":0}}\n{"shards":{"shard-0":5}}\n{"logOffset":3}\n17'
+    assert LaterLog([], {"offsets/3": lines}, 3).partitions == {("orders", 0), ("orders", 12)}
+
+
 def test_a_log_of_files_that_were_moved(source: Source) -> None:
     source.read(*NAMES)
     files = progress(source, compacted=[0])
     now = "file:///else%20where"
-    moved = with_moved_files(files, 0, source.root.as_uri(), now)
+    moved = with_moved_files(files, 0, Move(source.root.as_uri(), now).path)
     before = logged_paths(files, 0)
     assert logged_paths(moved, 0) == {now + path.removeprefix(source.root.as_uri()) for path in before}
     assert moved.keys() == {"sources/0/0.compact"}
-    assert logged_paths(with_moved_files(moved, 0, now, source.root.as_uri()), 0) == before
+    assert logged_paths(with_moved_files(moved, 0, Move(now, source.root.as_uri()).path), 0) == before
 
 
 @pytest.fixture
@@ -112,8 +117,9 @@ def test_of_files_that_were_moved_those_that_the_snapshot_covers_may_be_gone(
     source.read("b.json")
     later = LaterLog([], progress(source))
     options = {"path": str(moved), filechecks.MOVED_FROM: str(before)}
-    files |= with_moved_files(files, 0, before.as_uri(), moved.as_uri())
-    now = LaterLog([], with_moved_files(later.files, 0, before.as_uri(), moved.as_uri()))
+    move = Move(before.as_uri(), moved.as_uri())
+    files |= with_moved_files(files, 0, move.path)
+    now = LaterLog([], with_moved_files(later.files, 0, move.path))
     before.rename(moved)
     (moved / "a.json").unlink()
     check(files, later, now, **options)
@@ -134,8 +140,26 @@ def test_the_log_of_files_that_were_moved_is_changed_once(
     spark: Any = None
     sources = [FileSource("", 0, Relation("json", "x", True, options))]
     moved = moved_files(spark, sources, progress(source))
-    expected = with_moved_files(progress(source), 0, (tmp_path / before).as_uri(), (tmp_path / now).as_uri())
+    move = Move((tmp_path / before).as_uri(), (tmp_path / now).as_uri())
+    expected = with_moved_files(progress(source), 0, move.path)
     assert moved == progress(source) | expected
+    assert moved_files(spark, sources, moved) == moved
+
+
+@pytest.mark.parametrize(("now", "is_moved"), [("new", True), ("", False)])
+def test_of_files_of_two_directories_those_of_one_were_moved(
+    tmp_path: Path, without_spark: None, now: str, is_moved: bool
+) -> None:
+    """A job read {old,new}/, and reads new/. One that reads the directory above may read new files of old/."""
+    source = Source(tmp_path / "in")
+    source.read("old/a.json")
+    source.read("new/b.json")
+    options = {"path": str(source.root / now), filechecks.MOVED_FROM: str(source.root / "old")}
+    spark: Any = None
+    sources = [FileSource("", 0, Relation("json", "x", True, options))]
+    moved = moved_files(spark, sources, progress(source))
+    names = {path.removeprefix(source.root.as_uri()) for path in logged_paths(moved, 0)}
+    assert names == {"/new/a.json" if is_moved else "/old/a.json", "/new/b.json"}
     assert moved_files(spark, sources, moved) == moved
 
 

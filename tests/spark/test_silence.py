@@ -21,7 +21,8 @@ from tests.spark.runs import attempt, context_that, run_of
 
 
 def query_of(*, active: bool = True, found_nothing: bool = False, process: Callable[[], None] = lambda: None) -> Any:
-    streaming = SimpleNamespace(noNewData=lambda: found_nothing)
+    executor = SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "MultiBatchExecutor"))
+    streaming = SimpleNamespace(noNewData=lambda: found_nothing, triggerExecutor=lambda: executor)
     return SimpleNamespace(
         isActive=active, exception=lambda: None, processAllAvailable=process, awaitTermination=lambda: None,
         _jsq=SimpleNamespace(streamingQuery=lambda: streaming),
@@ -50,6 +51,23 @@ def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bo
         run.process_all_available(10)
     # It would have Spark forget that the last look found nothing.
     assert bool(asked) == (not ends)
+
+
+@pytest.mark.parametrize("executor", ["SingleBatchExecutor", "MultiBatchExecutor"])
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_query_whose_sources_spark_can_only_read_at_once_ends_after_its_batch(executor: str, has_read: bool) -> None:
+    """It looks for no more rows, as sources in Python cannot say what is there now."""
+    query, kind = (
+        query_of(active=False),
+        SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: executor)),
+    )
+    query._jsq.streamingQuery().triggerExecutor = lambda: kind
+    watch = SourceWatch(query, 0, ends=True, has_read=lambda: has_read)
+    if has_read and executor == "SingleBatchExecutor":
+        assert watch.has_ended()
+    else:
+        with pytest.raises(SparkError, match="was stopped, and not by the job"):
+            watch.has_ended()
 
 
 def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
@@ -168,6 +186,7 @@ class Reading:
         driver: Any = object.__new__(EpochDriver)
         self.driver: EpochDriver = driver
         driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
+        driver._asked_us = driver._looked_us
         driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
         driver.failed, driver.progress = threading.Event(), JobProgress(Epoch(0))
@@ -207,6 +226,17 @@ def test_a_source_is_not_idle_because_the_clock_was_set(set_by_s: int) -> None:
     reading.epoch(fast=1000)
     reading.epoch(fast=1100, slow=100)
     assert reading.driver.watermarks.reached_us == 100
+
+
+def test_a_source_is_not_silent_while_spark_waits_for_another_ones_answer() -> None:
+    """Spark asks one after the other: what comes of the first one meanwhile is in the next epoch."""
+    reading = Reading()
+    reading.epoch(fast=900, slow=100)
+    reading.clock.passed_s += 60
+    reading.epoch(fast=1000)
+    assert reading.driver.watermarks.reached_us == 100
+    reading.epoch(fast=1000)
+    assert reading.driver.watermarks.reached_us == 1000, "silent since before Spark asked for the rows of this one"
 
 
 def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() -> None:

@@ -43,6 +43,17 @@ def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], t
     assert len(made.ticks) == ticks
 
 
+@pytest.mark.parametrize(("batch", "has_begun", "polls"), [(-1, False, False), (-1, True, True), (4, False, True)])
+def test_no_checkpoint_waits_for_the_first_look_at_the_sources(batch: int, has_begun: bool, polls: bool) -> None:
+    """A listing that takes longer than a checkpoint may would end each attempt of a new job."""
+    made, polled = attempt(active=True, idle_s=0.3, due=False), list[bool]()
+    made.coordinator.is_due, made.driver.batch = True, batch
+    made._sources = SimpleNamespace(has_begun=lambda has_looked: has_begun)
+    made.driver.poll = lambda may_trigger: polled.append(may_trigger)
+    made._poll_if_idle()
+    assert polled == [True] * polls
+
+
 class Panic(BaseException):
     """As a library in Rust raises it."""
 

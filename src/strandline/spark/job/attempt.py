@@ -275,7 +275,8 @@ class Attempt:
         by_us = self._finished_us
         if self.driver.has_due(by_us) and not self._watch.is_batch_coming(idle_s) and self.driver.tick(by_us):
             return
-        due = self.coordinator.is_due
+        # Before the sources have begun, a checkpoint would wait for them, and fail if their first listing takes long.
+        due = self.coordinator.is_due and (self.driver.batch >= 0 or self._sources.has_begun(self._watch.has_looked))
         if due or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
 

@@ -88,6 +88,8 @@ class EpochDriver:
         self._looked_us = self.steady_us
         """When Spark last looked at the sources in this run, which it does not during epochs; at first, the start."""
         self._has_looked = False
+        self._asked_us = self._looked_us
+        """The end of Spark's last epoch: afterwards, it asks each source for the rows of the next one."""
         # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
         self._session = clone_session(self._source.sparkSession)
         self._no_rows: DataFrame | None = None
@@ -128,7 +130,7 @@ class EpochDriver:
     def process(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; raise the cause of a failure."""
         # Rows that arrive during the wait for the turn belong to a later epoch.
-        looked_us = self.steady_us
+        begun_us = self.steady_us
         with self._wait_for_turn():
             if self.failed.is_set() or self.sealed.is_set():
                 raise KeeperError("the run has ended already")
@@ -136,7 +138,7 @@ class EpochDriver:
                 self._check_batch(batch)
                 self._sources.begin(batch)
                 self._batch = batch
-                self._run(df, Epoch(self.progress.epoch + 1), looked_us)
+                self._run(df, Epoch(self.progress.epoch + 1), begun_us)
                 self._done = batch
             except BaseException as error:
                 self.error = unwrap_error(error)
@@ -144,6 +146,7 @@ class EpochDriver:
                 raise self.error from error
             finally:
                 self.last_contact = time.monotonic()
+                self._asked_us = self.steady_us
 
     @contextmanager
     def _wait_for_turn(self) -> Iterator[None]:
@@ -246,10 +249,13 @@ class EpochDriver:
         acks = list(self.progress.acks.values())
         return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)
 
-    def look(self, at_us: int) -> None:
-        """Note that Spark looked at the sources: all rows until then are in epochs; other sources were silent."""
+    def look(self, at_us: int, begun_us: int | None = None) -> None:
+        """Note that Spark looked at the sources: all rows until then are in epochs; other sources were silent.
+
+        `begun_us` is the begin of the epoch that has the rows of this look.
+        """
         if not self._has_looked:
-            self.watermarks.begin(at_us)
+            self.watermarks.begin(at_us if begun_us is None else begun_us)
         self._looked_us, self._has_looked = max(at_us, self._looked_us), True
 
     @property
@@ -298,7 +304,7 @@ class EpochDriver:
         return self.watermarks.look(self._looked_us)
 
     @suppress_error_logs()
-    def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
+    def _run(self, df: DataFrame, epoch: Epoch, begun_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
         if self._plan.reductions:
@@ -318,12 +324,13 @@ class EpochDriver:
             raise KeeperError(f"epoch {epoch}: no ack from {_names(missing)}")
         failed_rows = self._failed_rows.take(epoch, instructions.now_us)
         self._note(epoch, acks, failed_rows, (time.perf_counter() - started) * 1000)
-        if looked_us is not None:
-            # The time of the epoch does not count as silence.
-            self.look(looked_us)
+        if begun_us is not None:
+            # The time of the epoch does not count as silence, nor does the time in which Spark, which asks one source
+            # after the other, waited for an answer: it may have asked the others before that.
+            self.look(self._asked_us, begun_us)
         for (uid, _), ack in acks.items():
             for index, newest_us in self._plan.pipeline.moved(uid, ack.newest_us).items():
-                self.watermarks.observe(index, newest_us, self.steady_us if looked_us is None else looked_us)
+                self.watermarks.observe(index, newest_us, self.steady_us if begun_us is None else begun_us)
         self.watermarks.fired_us = instructions.watermark_us
         self.watermarks.advance(self._looked_us)
         if trigger is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,14 +24,22 @@ class SourceWatch:
     """Observes a query. Not thread-safe."""
 
     def __init__(
-        self, query: StreamingQuery, between_ms: int, *, ends: bool = False, clock: Clock | None = None
+        self,
+        query: StreamingQuery,
+        between_ms: int,
+        *,
+        ends: bool = False,
+        has_read: Callable[[], bool] = lambda: False,
+        clock: Clock | None = None,
     ) -> None:
         """`between_ms` is Spark's pause between two looks for rows; `ends` says that the query ends after the last.
 
+        `has_read` returns whether a batch of the query was processed.
         `clock` is the clock of Spark's trigger; None if it has no trigger, so that the clock does not matter.
         """
         self.query = query
         self._ends = ends
+        self._has_read = has_read
         self._clock = clock
         self._ahead_us = 0 if clock is None else _ahead_us(clock)
         self._waits_until_us = 0
@@ -103,13 +112,18 @@ class SourceWatch:
         error = self.query.exception()
         if error is not None:
             raise unwrap_error(error)
-        if self._ends and has_read_all(self.query):
+        if self._ends and (has_read_all(self.query) or self._has_read_only_batch()):
             return True
         raise SparkError(
             "Spark's streaming query of the job was stopped, and not by the job",
             hint="stop the job instead: run.stop() or `strandline stop`; if a program stops the queries in "
             "spark.streams.active, let it leave out run.query",
         )
+
+    def _has_read_only_batch(self) -> bool:
+        """Whether the query has read all rows in one batch, as Spark does if a source has no support for more."""
+        executor = self.query._jsq.streamingQuery().triggerExecutor()
+        return self._has_read() and executor.getClass().getSimpleName() == "SingleBatchExecutor"
 
     def _status(self) -> Any:
         return self.query._jsq.status()

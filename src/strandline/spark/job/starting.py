@@ -147,7 +147,8 @@ class Starting:
         query = self._query = writer.start()
         b.draining.note_begin()
         watch = SourceWatch(
-            query, between_ms, ends="availableNow" in b.trigger, clock=b.clock if trigger_ms else None
+            query, between_ms, ends="availableNow" in b.trigger, has_read=lambda: driver.batch > batch,
+            clock=b.clock if trigger_ms else None,
         )  # fmt: skip
         lag = SourceLag(b.spark, source, place.names, place.file_sources, spark_dir, lambda: driver.batch)
         return Attempt(

@@ -115,7 +115,9 @@ class LaterLog:
         """The partitions of Kafka with offsets in it, of all sources."""
         lines = self.files.get(f"offsets/{self.batch}", b"").split(b"\n")[2:]
         by_topic = [entry for line in lines if line.startswith(b"{") for entry in json.loads(line).items()]
-        return {(topic, int(at)) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets}
+        named = ((topic, at) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets)
+        # Other sources, as Kinesis, have names there.
+        return {(topic, int(at)) for topic, at in named if at.isdecimal()}
 
 
 def file_sources(
@@ -145,8 +147,10 @@ def moved_files(spark: SparkSession, sources: Sequence[FileSource], files: Mappi
     for source in sources:
         roots, move = _qualified_roots(spark, source), _move_of(spark, source)
         with _log_of(source):
-            if move is not None and all(map(move.applies_to, iterate_paths(files, source.number))):
-                updated |= with_moved_files(files, source.number, move.before, move.now)
+            # In a directory that the source still reads, files may be later ones: either all were moved, or none.
+            applies = all if move is not None and _is_below(move.before, move.now) else any
+            if move is not None and applies(map(move.applies_to, iterate_paths(files, source.number))):
+                updated |= with_moved_files(files, source.number, move.path)
                 continue
             if not roots or any(
                 _is_below(path, root) for path in iterate_paths(files, source.number) for root in roots

@@ -8,7 +8,7 @@ one number and two lines. `numbers` are the sources' numbers by line; without th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import structs
@@ -101,12 +101,12 @@ def last_step(files: Mapping[str, bytes], source: int) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-def with_moved_files(files: Mapping[str, bytes], source: int, before: str, now: str) -> dict[str, bytes]:
-    """Return a source's log with the directory `before` of each file replaced by `now`; both are URIs."""
+def with_moved_files(files: Mapping[str, bytes], source: int, new_path: Callable[[str], str]) -> dict[str, bytes]:
+    """Return a source's log with the new path of each file; paths are URIs."""
     moved_log = {}
     for name, data in _log_of(files, source):
         logged = map(_decoded, _lines(data, name))
-        moved = [structs.replace(file, path=now + file.path.removeprefix(before)) for file in logged]
+        moved = [structs.replace(file, path=new_path(file.path)) for file in logged]
         moved_log[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, moved)])
     return moved_log
 

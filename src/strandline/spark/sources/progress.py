@@ -177,11 +177,14 @@ class SourceProgress:
                 captured(request.checkpoint, request.batch, files)
         self._coordinator.add_source(request.checkpoint, info)
 
+    def has_begun(self, has_looked: Callable[[], bool]) -> bool:
+        """Whether Spark has stored where the sources of a new job begin; `has_looked` as for `deliver`."""
+        return (self._directory / "offsets" / "0").exists() or has_looked()
+
     def _files_of(self, request: _Request, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:
         """Return the files of the request's batch, None if Spark has not written them yet."""
         if request.batch < 0:
-            has_begun = (self._directory / "offsets" / "0").exists() or has_looked()
-            return capture_start(self._directory) if has_begun else None
+            return capture_start(self._directory) if self.has_begun(has_looked) else None
         if request.files is None and (self._directory / "commits" / str(request.batch)).exists():
             self._capture(request)
         return request.files
