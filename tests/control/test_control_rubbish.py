@@ -174,7 +174,7 @@ def test_a_slow_reader_hears_the_newest_progress_and_no_heap_of_it(
 def test_more_requests_than_there_are_threads_for_are_refused(
     serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_MAX_AT_WORK", 2)
+    monkeypatch.setattr(server, "_MAX_AT_WORK", 4)
     run = FakeRun()
     control = serve(run)
     driver = find_driver(local_dir, "alerts")
@@ -182,10 +182,12 @@ def test_more_requests_than_there_are_threads_for_are_refused(
         asked = [pool.submit(call, driver, CHECKPOINT, TakeCheckpoint()) for _ in range(2)]
         wait_until(lambda: len(control._workers) == 2)
         with pytest.raises(UnavailableError, match="works on 2 requests already"):
-            call(driver, PING, NoArguments())
+            call(driver, CHECKPOINT, TakeCheckpoint())
+        # What waits for checkpoints leaves threads for other requests, as to stop the job.
+        assert call(driver, PING, NoArguments()).job == "alerts"
         run.finish.set()
         assert [done.result(10).checkpoint for done in asked] == [7, 7]
-    assert call(driver, PING, NoArguments()).job == "alerts"
+    assert call(driver, CHECKPOINT, TakeCheckpoint()).checkpoint == 7
 
 
 @pytest.mark.parametrize("shown", ["errors", "nowhere", "logs"])

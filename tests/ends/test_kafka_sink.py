@@ -133,6 +133,28 @@ def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarg
     expect(kafka, topic, "1", "2", "3")
 
 
+def test_a_kept_connection_is_not_used_after_another_process_has_written_the_lane(
+    kafka: Kafka, topic: str, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows are delivered by the driver, many by tasks of any worker: each keeps its connections."""
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    connection.close()
+    assert target.connect(by(1), 0) is connection
+    connection.close()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("strandline.ends.kafka.target.idle", type(idle)())
+        elsewhere.setattr("strandline.ends.kafka.target._records", {})
+        connection = target.connect(by(1), 0)
+        connection.write(batch(("a", "2")), "m1", "m2")
+        connection.end()
+    connection = target.connect(by(1), 0)
+    assert connection.reached() == "m2"
+    connection.write(batch(("a", "3")), "m2", "m3")
+    expect(kafka, topic, "1", "2", "3")
+
+
 STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.decided", "kafka.committed")
 
 

@@ -271,6 +271,28 @@ def test_a_target_that_is_away_is_caught_up_with_by_a_job_that_goes_on(
         eventually(lambda: said() == [(40, 0, "")], "the status says so", 20)
 
 
+class Closed(sl.sinks.Sink):
+    """Shows nothing yet, and has no status."""
+
+    def write(self, df: Any, epoch: int) -> str:
+        return f"{epoch}: {len(df.collect())} rows"
+
+    def commit(self, pending: Any) -> Any:
+        return pending
+
+
+@pytest.mark.spark
+def test_no_savepoint_is_taken_while_a_programs_own_sink_could_not_show_its_rows(spark: Any, case: Case) -> None:
+    """A job that restores it elsewhere would not show them."""
+    small.write_rows(case.root / "in", 0, [("ann", "x", 1)])
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with small.job(stream, case.root, case.local_dir, sink=Closed()).start(spark) as running:
+        running.process_all_available(60)
+        with pytest.raises(sl.errors.CheckpointError, match="while a sink could not show rows"):
+            running.savepoint(case.root / "sp")
+        assert not (case.root / "sp").exists()
+
+
 @pytest.mark.parametrize("given", [b"bytes", ("a", "b"), ["a", None], 1, [["a"]]])
 def test_committables_are_strings(given: Any) -> None:
     with pytest.raises(sl.errors.ConfigurationError, match="sink 'out'"):

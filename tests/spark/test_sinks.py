@@ -94,6 +94,38 @@ def test_a_failing_sink_is_tried_again_from_the_last_checkpoint(spark: Any, case
         case.check()
 
 
+def test_a_job_goes_back_while_a_function_hangs(spark: Any, case: Case) -> None:
+    """Spark cannot stop the query that called it, and the next one does not wait for that."""
+    hangs, begun, over = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(df: Any, epoch: int) -> None:
+        if hangs.is_set():
+            hangs.clear()
+            begun.set()
+            over.wait(120)
+
+    sink, before = sl.sinks.memory(), spark.conf.get("spark.sql.streaming.stopTimeout")
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
+    outputs = [counts.to(sl.sinks.foreach_batch(hang)), counts.to(sink)]
+    try:
+        with case.job_of("hangs", *outputs, restart=sl.Restart(attempts=1, delay="10ms")).start(spark) as run:
+            small.write_rows(case.root / "in", 0, [("ann", "x", 1)])
+            settle(run)
+            spark.conf.set("spark.sql.streaming.stopTimeout", "500ms")
+            hangs.set()
+            small.write_rows(case.root / "in", 1, [("ann", "x", 1)])
+            assert begun.wait(60)
+            run.rollback(run.checkpoints()[-1].checkpoint)
+            settle(run)
+            assert not over.is_set()
+            assert run.status().restarts == 0
+            over.set()
+    finally:
+        over.set()
+        spark.conf.set("spark.sql.streaming.stopTimeout", before)
+    assert small.rows_of(sink) == small.counted(["ann"] * 2)
+
+
 @pytest.mark.parametrize("where", ["step", "foreach_batch", "rescaled"])
 def test_what_a_program_reads_anew_each_epoch_may_be_away_for_a_moment(spark: Any, case: Case, where: str) -> None:
     """Another program replaces a directory: what Spark refuses then, it has taken before."""

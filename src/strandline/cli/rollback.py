@@ -10,10 +10,11 @@ import typer
 from strandline.cli.jobs import OfDirectory, call_with_progress
 from strandline.cli.output import print_json
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory, root_of
-from strandline.control.client import find_driver
+from strandline.control.client import as_url, find_driver
 from strandline.control.commands import ROLLBACK, Rollback
+from strandline.control.journal import records
 from strandline.core.clock import SystemClock
-from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import parse_duration_ms
 from strandline.snapshot.opening.origin import rollback as set_back
@@ -43,6 +44,14 @@ def rollback(
         if directory is None:
             hint = f"if it is stopped, say with --directory where its checkpoints are; {error.hint}"
             raise NotFoundError(error.message, hint=hint) from error
+        for record in records(root_of(local_dir), job):
+            if record.directory == as_url(directory) and not record.fate:
+                # It would be fenced, and the job would end.
+                raise UnavailableError(
+                    f"the driver of job '{job}' (process {record.pid}) runs on this machine and does not answer: the "
+                    "job was not set back",
+                    hint="its machine may be overloaded, or the process stopped; try again, or end the process first",
+                ) from error
         set_back(job_directory(directory, job, option), number, SystemClock())
         result = {"job": job, "checkpoint": number, "running": False}
     else:

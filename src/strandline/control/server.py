@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from strandline.control.commands import COMMANDS, Command, RunningJob
+from strandline.control.commands import CHECKPOINT, COMMANDS, SAVEPOINT, Command, RunningJob
 from strandline.control.wire import (
     MAX_REQUEST_BYTES,
     Hello,
@@ -232,7 +232,9 @@ class ControlServer:
             with contextlib.suppress(RuntimeError):  # The server's thread has ended.
                 self._loop.call_soon_threadsafe(_set_result, answer, message)
 
-        if len(self._workers) >= _MAX_AT_WORK:
+        # Checkpoints may wait for ever, for example for a sink's function, also when their clients are gone.
+        may_wait = command.name in (CHECKPOINT.name, SAVEPOINT.name)
+        if len(self._workers) >= (_MAX_AT_WORK // 2 if may_wait else _MAX_AT_WORK):
             raise UnavailableError(
                 f"the driver works on {len(self._workers)} requests already", hint="try again when they are done"
             )

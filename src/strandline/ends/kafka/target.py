@@ -82,7 +82,11 @@ class KafkaTarget(Target):
             raise fenced_error(writer, max(claims))
 
     def connect(self, writer: Writer, lane: int) -> KafkaConnection:
-        return idle.take(_key_of(self, writer, lane)) or KafkaConnection(self, writer, lane)
+        connection = idle.take(_key_of(self, writer, lane))
+        if connection is not None and not connection.is_current():
+            connection.end()
+            connection = None
+        return connection or KafkaConnection(self, writer, lane)
 
     def may_pass(self, error: Exception) -> bool:
         return isinstance(error, UnavailableError)
@@ -101,7 +105,8 @@ _IDLE_S = 120.0
 class _IdleConnections:
     """Intact connections of this process, kept for reuse: to take a lane again costs a dozen requests.
 
-    If another task has taken the lane since, the first transaction fails, and the caller connects again.
+    If another process has written the lane since, `is_current` is false. If one has only taken it, the first
+    transaction fails, and the caller connects again.
     """
 
     def __init__(self) -> None:
@@ -229,6 +234,12 @@ class KafkaConnection(Connection):
 
     def reached(self) -> str | None:
         return self._current.mark
+
+    def is_current(self) -> bool:
+        """Whether the lane's record is still the one that this connection has written."""
+        with suppress(Exception):
+            return self._record.read_lane(self._consumer) == self._current
+        return False
 
     def put_record(self) -> None:
         """Write this run's generation into the lane's record."""

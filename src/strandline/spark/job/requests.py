@@ -242,7 +242,11 @@ class Requests:
         report: Any = progress or (lambda _: None)
         form: Any = format
         target = target_of(self._b, url, format)
-        return save(self._b, take_checkpoint, target, form, report, self._supervisor.is_ending)
+        return save(self._b, take_checkpoint, target, form, report, self._supervisor.is_ending, self._shows_all)
+
+    def _shows_all(self) -> bool:
+        attempt = self._supervisor.attempt
+        return attempt is None or attempt.coordinator.shows_all
 
     def _save_drained(
         self, deadline: float, savepoint: str | Path, format: str, progress: SavepointReport | None

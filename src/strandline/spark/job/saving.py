@@ -36,12 +36,16 @@ def save(
     form: Form,
     report: Report,
     is_ending: Callable[[], bool],
+    shows_all: Callable[[], bool],
 ) -> Savepoint:
-    """Take a checkpoint and make a savepoint from it; until then, the checkpoint is kept. Fails if the job ends."""
+    """Take a checkpoint and make a savepoint from it; until then, the checkpoint is kept. Fails if the job ends.
+
+    `shows_all` tells whether sinks have shown all rows of the newest checkpoint.
+    """
     b, started = blueprint, time.monotonic()
     with b.holds:
         stats = take_checkpoint()
-        _check_delivered(b)
+        _check_delivered(b, shows_all)
         path = manifest_path(stats.checkpoint)
         manifest = b.jobdir.read(path, MANIFEST.decode)
         if manifest.checkpoint != stats.checkpoint:
@@ -66,7 +70,7 @@ def save(
     return savepoint_of(manifest, target, started)
 
 
-def _check_delivered(b: Blueprint) -> None:
+def _check_delivered(b: Blueprint, shows_all: Callable[[], bool]) -> None:
     """Raise CheckpointError if rows wait for delivery: a job that restores the savepoint would not deliver them."""
     for name, sink, _ in b.plan.sinks:
         waits = sink.status()
@@ -76,6 +80,12 @@ def _check_delivered(b: Blueprint) -> None:
                 f"its target: {waits.failure}",
                 hint="take it when the target is available again; a checkpoint may be taken at any time",
             )
+    # Sinks of a program's own need not have a status.
+    if not shows_all():
+        raise CheckpointError(
+            f"job '{b.name}': no savepoint is taken while a sink could not show rows of the newest checkpoint",
+            hint="take it when the sink has shown them; a checkpoint may be taken at any time",
+        )
 
 
 def savepoint_of(manifest: Manifest, target: Place, started: float) -> Savepoint:

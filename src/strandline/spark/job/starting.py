@@ -91,7 +91,10 @@ class Starting:
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
         fork = manifest is not None and manifest.life != owned.life
         place = self._preparation.find_place(origin, start)
-        rewind(spark_dir, place.files, fork=fork)
+        # The query of an earlier attempt stays active as long as a sink's function hangs: Spark would wait for its end.
+        metadata = place.files.get("metadata", b"")
+        hangs = any(query.id.encode() in metadata for query in b.spark.streams.active)
+        rewind(spark_dir, place.files, anew=fork or hangs)
         # 6. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
         #    remove later output. Rows for a target that is unavailable keep waiting.
         waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)

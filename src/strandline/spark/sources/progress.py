@@ -60,10 +60,11 @@ def read_progress(
     return {} if start is None else start_files(start)
 
 
-def rewind(directory: Path, files: Mapping[str, bytes], *, fork: bool = False) -> None:
+def rewind(directory: Path, files: Mapping[str, bytes], *, anew: bool = False) -> None:
     """Write the files of `read_progress` to the directory `spark-{generation}`, from which Spark continues.
 
-    Deletes those of older generations, but not of newer ones: a newer driver may run on this machine already.
+    With `anew`, the query gets a new id. Deletes those of older generations, but not of newer ones: a newer driver may
+    run on this machine already.
     """
     generation = int(directory.name.removeprefix("spark-"))
     for old in directory.parent.glob("spark-*"):
@@ -71,8 +72,8 @@ def rewind(directory: Path, files: Mapping[str, bytes], *, fork: bool = False) -
         if number.isdigit() and int(number) <= generation:
             shutil.rmtree(old, ignore_errors=True)
     write_files(files, directory)
-    if fork and files:
-        # With the id of the snapshot's job, Spark would take the two queries for one, and stop the older.
+    if anew and files:
+        # With the id of a query that is active, Spark would take the two for one, and stop the older.
         (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
 
 
