@@ -162,3 +162,24 @@ def test_a_table_that_is_opened_again_has_what_was_written(case: Case) -> None:
     put(again, 3)
     keep(again)
     assert len(list(again.freeze()())) == (3 if case.backend.keeps_all else 2)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_was_deleted_makes_later_reads_of_a_key_no_slower(tmp_path: Path, written: bool) -> None:
+    """A list that is set, or a map whose entries come and go, in each epoch of a job that runs for weeks."""
+    case = Case(maps, RocksDBBackend(tmp_path / "rocksdb", [NAME], memory=BUDGET))
+    table = case.table
+    assert isinstance(table, MapTable)
+    for n in range(9):
+        assert len(table.entries(KEY)) <= 2
+        assert table.get(KEY, b"none%d" % n) is None
+        for other in list(table.entries(KEY)):
+            table.put(KEY, other, None)
+        if n == 5:
+            table.abort()
+        keep(table, n)
+        if written:
+            case.write(table.freeze())
+    assert sorted(table.entries(KEY).items()) == [(b"\0\x08", b"x")]
+    assert [table.get(KEY, n.to_bytes(2, "big")) for n in (0, 4, 7, 8)] == [None, None, None, b"x"]
+    case.backend.close()

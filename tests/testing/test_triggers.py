@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from typing import Any
 
 import hypothesis
@@ -254,3 +255,26 @@ def test_when_results_come_may_change_at_any_start() -> None:
         usual, counted = info(kind), info(kind, early=sl.Early(events=5), accumulate=False)
         for before, now in ((usual, counted), (counted, usual)):
             assert not plan_upgrade([before.info("rocksdb")], [now]).refusals
+
+
+def test_a_key_with_many_open_sessions_costs_no_more_an_event() -> None:
+    """As when a job that was away for long reads in one epoch all that it has missed."""
+
+    def calls_of(n: int) -> int:
+        found = 0
+
+        def count(frame: object, event: str, arg: object) -> None:
+            nonlocal found
+            found += event == "call"
+
+        sessions = TIMED.window(sl.Session("5s"))
+        with Harness(sessions.fold("n array<int>", [], lambda n, e: [*n, 1], uid="n", merge=lambda a, b: a + b)) as h:
+            sys.setprofile(count)
+            h.push(*[("a", 1, at(10 * second)) for second in range(n)])
+            rows = h.advance_watermark(at(100_000))
+            sys.setprofile(None)
+            assert len(rows) == n
+        return found
+
+    calls_of(1)  # What is made once is made now.
+    assert calls_of(400) < 3 * calls_of(200)

@@ -1,7 +1,8 @@
 """The table of map and list states, with many entries a key. See table.py for the layers.
 
 Each key has a cell, a dict of the entries known so far; None is an entry known to be absent. A cell is `complete`
-when every stored entry is in it. Changes are kept by key, then by entry, so that a scan can be laid over them.
+when every stored entry is in it, so that it needs no absent ones. Changes are kept by key, then by entry, so that a
+scan can be laid over them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class MapTable(ObjectTable):
         if value is not _MISSING:
             self.hits += 1
             return value
-        value = cell[sub] = self._find(key, sub)
+        value = self._find(key, sub)
+        if value is not None or key not in self._complete:
+            cell[sub] = value
         return value
 
     def load(self, entries: Iterable[tuple[Any, Any]]) -> None:
@@ -139,7 +142,7 @@ class MapTable(ObjectTable):
         whole = self._scan(key)
         whole.update(cell)
         cell.clear()
-        cell.update(whole)
+        cell.update((sub, value) for sub, value in whole.items() if value is not None)
         self._complete.add(key)
         return cell
 
@@ -149,7 +152,10 @@ class MapTable(ObjectTable):
             self._absent.update((key, sub) for key, sub in self.undo if cells[key][sub] is None)
         else:
             for key, sub in self.undo:
-                dirty.setdefault(key, {})[sub] = cells[key][sub]
+                value = dirty.setdefault(key, {})[sub] = cells[key].get(sub)
+                if value is None and key in self._complete:
+                    # Otherwise a read of the cell would take the longer, the more entries the key has ever had.
+                    cells[key].pop(sub, None)
             self._writes += len(self.undo)
         self.undo.clear()
         self._held = 0

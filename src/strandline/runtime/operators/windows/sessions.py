@@ -20,6 +20,7 @@ from typing import Any
 
 from strandline.api.states import Map, State
 from strandline.api.windows import Session, Window
+from strandline.core.times import END_US
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.operators.windows.operator import EndingWindows, Rules
 
@@ -44,7 +45,7 @@ class SessionWindows(EndingWindows):
             self._reject(event, ctx)
             return None
         start, end = time, time + (self._length or self._length_after(event) + 1)
-        touched = sorted(named for named in self.windows.items() if named[1].start < end and start < named[1].end)
+        touched = self._overlapping(ctx.key, start, end)
         if not touched:
             if reached is not None and end + self._rules.lateness_us <= reached:
                 self._reject(event, ctx)
@@ -76,6 +77,12 @@ class SessionWindows(EndingWindows):
     def _last_us(self, window: Window) -> int:
         return window.end_us
 
+    def _overlapping(self, key: Any, start: int, end: int) -> list[tuple[int, Any]]:
+        """Return the sessions of a key that overlap a span, by name. It copies no others: there may be thousands."""
+        stored = self.windows.table.entries(key).items()
+        names = sorted([at for at, one in stored if one is not None and start < one.end and one.start < end])
+        return [(at, self.windows[at]) for at in names]
+
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
         """Merge sessions, named as the oldest; return its name, whether it can stay as it is, and its value."""
         at, first = touched[0]
@@ -91,7 +98,8 @@ class SessionWindows(EndingWindows):
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
         lateness = self._rules.lateness_us
-        for at, session in list(self.windows.items()):
+        # The timers of a session are after its start: those that begin later are not concerned.
+        for at, session in self._overlapping(ctx.key, -END_US, now_us):
             if session.end > now_us:
                 # Sessions that have emitted their result, and wait for late events, need no timer here.
                 if session.fresh:
