@@ -250,17 +250,25 @@ def sweep_machine(state_dir: Path) -> None:
 
     Call it in a partition's keeper when all partitions have been restored, which may use copies of others.
     """
-    for path in state_dir.parent.glob("*/keeper.lock"):
+    _remove_partitions(state_dir.parent)
+    sweep(state_dir.parent.parent)
+
+
+def _remove_partitions(root: Path) -> None:
+    """Remove the directories of a job's partitions, except those of living keepers."""
+    for path in root.glob("*/keeper.lock"):
         # A keeper that lives holds its lock. Another sweep may remove this directory at the same time.
         with contextlib.suppress(OSError), path.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                # Another sweep has removed it, and a new keeper has begun there.
+                continue
             for left in path.parent.iterdir():
                 if left.is_dir():
                     shutil.rmtree(left, ignore_errors=True)
             # The lock last: the next keeper may start as soon as it is gone.
             path.unlink()
             path.parent.rmdir()
-    sweep(state_dir.parent.parent)
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
@@ -274,7 +282,13 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
             if re.fullmatch("[0-9a-f]{12}", root.name) and _is_abandoned(root, older_than_s):
                 # Hold the lock, so that no driver that starts uses the directory.
                 with (root / _DRIVER_LOCK).open("a") as lock:
-                    _remove(root, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove_partitions(root)
+                    if any(root.glob("*/keeper.lock")):
+                        # A keeper has started, whose driver is on another machine and holds no lock here.
+                        fcntl.flock(lock, fcntl.LOCK_UN)
+                    else:
+                        _remove(root, lock)
 
 
 def _is_abandoned(root: Path, older_than_s: float) -> bool:
