@@ -15,7 +15,7 @@ import pytest
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, Partition
-from strandline.keeper.paths import Places, driver_records, local_copies, local_copy, sweep
+from strandline.keeper.paths import Places, driver_records, local_copies, local_copy, sweep, sweep_machine
 
 DAY_S = 86_400
 
@@ -314,6 +314,49 @@ def test_a_job_whose_keeper_lives_is_not_swept(tmp_path: Path) -> None:
         assert root.exists()
     sweep(tmp_path)
     assert not root.exists()
+
+
+def test_a_keeper_that_starts_while_its_job_is_swept_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver is on another machine: no lock of a driver is held here."""
+    root, removing, held = used(tmp_path), shutil.rmtree, []
+    states = [places(tmp_path).state("op", Partition(n)) for n in (0, 1)]
+    (states[1] / "db-2").mkdir(parents=True)
+    (states[1] / "keeper.lock").touch()
+    age(root, 2 * DAY_S)
+
+    def rmtree(path: Path, **given: Any) -> None:
+        if not held:
+            (other,) = (state for state in states if state not in (path, *path.parents))
+            held.append((other / "keeper.lock").open())
+            fcntl.flock(held[0], fcntl.LOCK_EX)
+        removing(path, **given)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    sweep(tmp_path)
+    assert [path.parent for path in root.glob("*/keeper.lock")] == [Path(held[0].name).parent]
+    assert len(list(root.glob("*/db-*"))) == 1
+    with places(tmp_path).lock_shared():
+        held[0].close()
+
+
+def test_of_two_sweeps_the_later_one_takes_no_directory_from_a_new_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(tmp_path)
+    state, flock, earlier = places(tmp_path).state("op", Partition(0)), fcntl.flock, [shutil.rmtree]
+
+    def after_another(lock: Any, how: int) -> None:
+        if earlier:
+            earlier.pop()(state)
+            (state / "db-2").mkdir(parents=True)
+            (state / "keeper.lock").touch()
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_another)
+    sweep_machine(places(tmp_path).state("op", Partition(1)), Generation(2))
+    assert {path.name for path in state.iterdir()} == {"db-2", "keeper.lock"}
 
 
 def test_a_job_whose_driver_lives_is_not_swept(tmp_path: Path) -> None:

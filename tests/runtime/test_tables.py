@@ -183,3 +183,16 @@ def test_what_was_deleted_makes_later_reads_of_a_key_no_slower(tmp_path: Path, w
     assert sorted(table.entries(KEY).items()) == [(b"\0\x08", b"x")]
     assert [table.get(KEY, n.to_bytes(2, "big")) for n in (0, 4, 7, 8)] == [None, None, None, b"x"]
     case.backend.close()
+
+
+def test_a_read_of_all_entries_hides_no_deletion_of_its_epoch(tmp_path: Path) -> None:
+    """The harness, which encodes each epoch's writes, failed with a KeyError."""
+    case = Case(maps, RocksDBBackend(tmp_path / "rocksdb", [NAME], memory=BUDGET))
+    table = case.table
+    assert isinstance(table, MapTable)
+    table.put(KEY, b"gone", None)
+    assert table.entries(KEY) == {}
+    assert list(table.changed()) == [(KEY + b"gone", None)]
+    table.commit()
+    assert list(table.freeze()()) == [(KEY + b"gone", None)]
+    case.backend.close()

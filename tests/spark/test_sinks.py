@@ -105,7 +105,9 @@ def test_a_job_goes_back_while_a_function_hangs(spark: Any, case: Case) -> None:
             over.wait(120)
 
     sink, before = sl.sinks.memory(), spark.conf.get("spark.sql.streaming.stopTimeout")
-    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
+    # Spark has a query in the session of its source.
+    stream = sl.stream(small.source(spark.newSession(), case.root / "in"))
+    counts = stream.key_by("user").process(Count(), small.OUTPUT, uid="count")
     outputs = [counts.to(sl.sinks.foreach_batch(hang)), counts.to(sink)]
     try:
         with case.job_of("hangs", *outputs, restart=sl.Restart(attempts=1, delay="10ms")).start(spark) as run:

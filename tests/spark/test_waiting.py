@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from strandline.spark.job.draining import Draining
 from strandline.spark.job.preparation import Preparation
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run as Keepers
-from tests.checkpoint.helpers import every_epoch, late_clock
+from tests.checkpoint.helpers import every_epoch, late_clock, manifest
 from tests.spark.runs import run_of
 
 
@@ -85,6 +86,17 @@ def test_asked_before_the_job_works(asked: Asked, state: State) -> None:
     keepers.checkpoint()
     asking.join(20)
     assert asked.answer.status == "completed"
+
+
+def test_whether_all_is_shown_is_asked_of_the_attempt_after_a_rescale(asked: Asked) -> None:
+    """It may share its checkpoint with a savepoint, which a job that restores it must not show less of."""
+    asked.become("rescaling")
+    with ThreadPoolExecutor(1) as pool:
+        shown = pool.submit(asked.run._requests._shows_all)
+        with pytest.raises(TimeoutError):
+            shown.result(0.1)
+        asked.begin().coordinator._unshown = manifest(1)
+        assert shown.result(20) is False
 
 
 @pytest.mark.parametrize("is_triggered", [False, True])

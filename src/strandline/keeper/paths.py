@@ -251,12 +251,24 @@ def sweep_machine(state_dir: Path, generation: Generation) -> None:
     Call it in a partition's keeper when all partitions have been restored, which may use copies of others. What a
     keeper of this generation has left stays: if it died, the next one restores from it.
     """
-    for path in state_dir.parent.glob("*/keeper.lock"):
+    _remove_partitions(state_dir.parent, generation)
+    sweep(state_dir.parent.parent)
+
+
+def _remove_partitions(root: Path, before: Generation | None = None) -> None:
+    """Remove the directories of a job's partitions, except those of living keepers.
+
+    With `before`, only what keepers of generations before it have left.
+    """
+    for path in root.glob("*/keeper.lock"):
         # A keeper that lives holds its lock. Another sweep may remove this directory at the same time.
         with contextlib.suppress(OSError, ValueError), path.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             holder = lock.read().split()
-            if len(holder) == 3 and int(holder[2]) >= generation:
+            if before is not None and len(holder) == 3 and int(holder[2]) >= before:
+                continue
+            if not path.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                # Another sweep has removed it, and a new keeper has begun there.
                 continue
             for left in path.parent.iterdir():
                 if left.is_dir():
@@ -264,7 +276,6 @@ def sweep_machine(state_dir: Path, generation: Generation) -> None:
             # The lock last: the next keeper may start as soon as it is gone.
             path.unlink()
             path.parent.rmdir()
-    sweep(state_dir.parent.parent)
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
@@ -278,7 +289,13 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
             if re.fullmatch("[0-9a-f]{12}", root.name) and _is_abandoned(root, older_than_s):
                 # Hold the lock, so that no driver that starts uses the directory.
                 with (root / _DRIVER_LOCK).open("a") as lock:
-                    _remove(root, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove_partitions(root)
+                    if any(root.glob("*/keeper.lock")):
+                        # A keeper has started, whose driver is on another machine and holds no lock here.
+                        fcntl.flock(lock, fcntl.LOCK_UN)
+                    else:
+                        _remove(root, lock)
 
 
 def _is_abandoned(root: Path, older_than_s: float) -> bool:

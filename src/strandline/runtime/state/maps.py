@@ -170,7 +170,7 @@ class MapTable(ObjectTable):
 
     def changed(self) -> Iterator[Entry]:
         for key, sub in self.undo:
-            value = self.live[key][sub]
+            value = self.live[key].get(sub)
             yield self._encode_key(key) + self._encode_sub(sub), None if value is None else self._values.encode(value)
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:

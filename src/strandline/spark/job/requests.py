@@ -245,7 +245,8 @@ class Requests:
         return save(self._b, take_checkpoint, target, form, report, self._supervisor.is_ending, self._shows_all)
 
     def _shows_all(self) -> bool:
-        attempt = self._supervisor.attempt
+        # During a restart or rescale, the next attempt tries to show the rest.
+        attempt = self._supervisor.attempt or self._await_attempt(math.inf)
         return attempt is None or attempt.coordinator.shows_all
 
     def _save_drained(

@@ -93,7 +93,7 @@ class Starting:
         place = self._preparation.find_place(origin, start)
         # The query of an earlier attempt stays active as long as a sink's function hangs: Spark would wait for its end.
         metadata = place.files.get("metadata", b"")
-        hangs = any(query.id.encode() in metadata for query in b.spark.streams.active)
+        hangs = any(query.id.encode() in metadata for query in place.source.sparkSession.streams.active)
         rewind(spark_dir, place.files, anew=fork or hangs)
         # 6. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
         #    remove later output. Rows for a target that is unavailable keep waiting.
