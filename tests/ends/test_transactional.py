@@ -15,6 +15,7 @@ import strandline as sl
 from strandline.core.errors import FencedError, SinkError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends import delivery, staged
+from strandline.spark.sinks import transactional
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
 from tests.ends.ledgers import Kept, KeptLane, away, muted, taken_away, trial_of, waiting_files
 
@@ -81,6 +82,29 @@ def test_rows_wait_for_a_target_that_is_away_and_come_in_order(ledger: Any, capl
     trial.expect(1, 2, 3)
     assert ledger.rows == sorted(ledger.rows)
     assert waiting_files(trial) == []
+
+
+def test_what_has_waited_long_is_delivered_in_parts(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactional, "_TASKS_AT_ONCE", 2)
+    sizes: list[int] = []
+    run = transactional.Transactional._run
+
+    def counted(sink: Any, delivery: Any, lanes: Any) -> Any:
+        sizes.append(sum(map(len, lanes.values())))
+        return run(sink, delivery, lanes)
+
+    monkeypatch.setattr(transactional.Transactional, "_run", counted)
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = [text for epoch in (1, 2, 3) for text in trial.stage(sink, epoch)]
+    # A lane in which nobody answers holds up no other one, though its rows alone are more than a part.
+    ledger.silent = {0}
+    left = list(sink.commit(pending[::-1]) or ())
+    assert len(left) == 3
+    ledger.silent = set()
+    assert not sink.commit(left)
+    trial.expect(1, 2, 3)
+    assert max(sizes) == 2
 
 
 def test_why_rows_wait_quotes_none_of_them(ledger: Any, caplog: Any) -> None:

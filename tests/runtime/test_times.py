@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +387,41 @@ def test_a_vectorised_function_in_event_time(stage: Any, is_phased: bool) -> Non
     assert [(row["k"], row["said"], row[TIME], row[FIRED]) for row in rows] == [first, ("b", "2 of 6", None, False)]
     assert s.bench.task.late_rows == (0 if is_phased else 1)
     assert s.bench.task.newest_us == ({} if is_phased else {"": 9})
+
+
+class Sizes(KeyedProcess):
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        yield ctx.key, f"{len(event.op)} {event.n}"
+
+
+class SizesOfBatches(KeyedBatchProcess):
+    def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> pa.Table:
+        rows = zip(batch.column("op").to_pylist(), batch.column("n").to_pylist(), strict=True)
+        return pa.table({"k": batch.column("k"), "said": [f"{len(op)} {n}" for op, n in rows]})
+
+
+@pytest.mark.parametrize(
+    ("process", "is_fired"), [(Sizes(), False), (SizesOfBatches(), False), (SizesOfBatches(), True)]
+)
+def test_an_epoch_whose_rows_wait_may_be_larger_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: Any, is_fired: bool
+) -> None:
+    for name in ("heldrows._IN_MEMORY_BYTES", "task._GATHER_BYTES"):
+        monkeypatch.setattr(f"strandline.runtime.task.{name}", 1 << 20)
+    given = {"input_schema": EVENTS, "output_schema": SAID, "timed": True, "phased": True}
+    bench, begun, most = Bench("memory", tmp_path, process, **given), pa.total_allocated_bytes(), 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal most
+        for n in range(20):
+            yield phased(("a", "x" * (1 << 20), n, 1, is_fired))
+            most = max(most, pa.total_allocated_bytes() - begun)
+
+    for abort in (True, False):
+        found = [row["said"] for each in bench.apply(batches(), abort=abort) for row in each.to_pylist()]
+        assert found == [f"{1 << 20} {n}" for n in range(20)]
+    assert most < 8 << 20
+    bench.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

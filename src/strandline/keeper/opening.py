@@ -102,7 +102,8 @@ def open_task(
         if restoring is not None:
             restoring.fill(backend, [info.name for info in state_infos(process)], database)
         move_states(backend, program, process)
-        return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
+        cache_bytes = int(program.partition_memory_bytes * _OBJECTS)
+        return backend, Task(program, process, partition, backend, cache_bytes, database.parent)
     except BaseException:
         # Release the database, so that a retry can open it and gets the same error.
         backend.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from strandline.runtime.state.timers import passed_us
 from strandline.runtime.task.badrows import BadRow, bad_rows, values_at, without_bad
 from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.guarded import Failures, GuardedCalls
+from strandline.runtime.task.heldrows import HeldRows
 from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.unsaved import Finding, UnsavedState
 from strandline.runtime.task.usererrors import user_error
@@ -62,8 +64,15 @@ class Task:
     """Runs the user's function on the state of one partition, epoch by epoch, in one thread at a time."""
 
     def __init__(
-        self, program: Program, process: Process, partition: Partition, backend: Backend, cache_bytes: int
+        self,
+        program: Program,
+        process: Process,
+        partition: Partition,
+        backend: Backend,
+        cache_bytes: int,
+        scratch: Path | None = None,
     ) -> None:
+        """`scratch` is a local directory for rows that wait, and that do not fit into memory."""
         self._program = program
         self._schema = parse_schema(program.input_schema)
         names = list(self._schema.names)
@@ -96,10 +105,11 @@ class Task:
         self.late_rows = 0
         self.source_rows = 0
         """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
+        self._held = HeldRows(scratch)
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
-        self._fired: list[pa.RecordBatch] = []
-        """Rows of upstream timers, gathered for a vectorised function."""
+        self._fired = HeldRows(scratch)
+        """Rows of upstream timers, held for a vectorised function."""
         self.unsaved = None if isinstance(process, BuiltinOperator) else UnsavedState(process, program.uid)
         """Looks for data that the function keeps outside of its states; None once the search has ended."""
         self.findings: list[Finding] = []
@@ -165,38 +175,32 @@ class Task:
             batch = batch.filter(pc.invert(fired))
         if not batch.num_rows:
             return
-        if self._calls is not None and not self._at_end:
+        if self._at_end:
+            self._held.append(batch)
+        elif self._calls is not None:
             yield from self._run_events(batch)
-            return
-        self._gathered.append(batch)
-        self._gathered_rows += batch.num_rows
-        self._gathered_bytes += batch.nbytes
-        enough = self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES
-        if enough and not self._at_end:
-            yield from self._run_batch(self._take_gathered())
+        else:
+            yield from self._gather(batch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Process the batches that `process` has only gathered, since the epoch has no more events."""
+        """Process the batches that `process` has only held or gathered, since the epoch has no more events."""
         if self._layout.has_fired:
             if self._columnar is not None:
                 yield from self._emit_fired(self._columnar.on_fired(self.scope))
-            fired, self._fired = self._fired, []
-            if fired:
-                with self._marked_as_fired():
-                    yield from self._run_batch(fired)
+            with self._marked_as_fired():
+                yield from self._run_gathered(self._fired.take())
             yield from self._fire()
         if self.store.broadcasts is not None:
             failed = partial(user_error, self.scope.uid, self._process)
             self.store.broadcasts.apply(self._calls.on_rule if isinstance(self._calls, GuardedCalls) else failed)
-        gathered = self._take_gathered()
         if self._calls is not None:
-            for batch in gathered:
+            for batch in self._held.take():
                 yield from self._run_events(batch)
                 self.store.evict()
             # The output of on_broadcast.
             yield from self._outputs.take_sides()
-        elif gathered:
-            yield from self._run_batch(gathered)
+        else:
+            yield from self._run_gathered(self._held.take())
         if self._columnar is not None:
             yield from self._emit_results(self._columnar.on_end(self.scope))
             self.late_rows = self._columnar.late_rows
@@ -234,7 +238,8 @@ class Task:
             self.unsaved.forget()
         self._outputs.forget()
         self._take_gathered()
-        self._fired = []
+        self._held.clear()
+        self._fired.clear()
         self.scope.watermark_us = self._committed_watermark_us
         self.store.abort()
 
@@ -295,7 +300,7 @@ class Task:
         if self._columnar is not None:
             self._take_rows(self._columnar, batch)
         elif self._calls is None:
-            # Gather: few large batches cost less than many small ones.
+            # Hold them: few large batches cost less than many small ones.
             self._fired.append(batch)
         else:
             with self._marked_as_fired():
@@ -383,6 +388,22 @@ class Task:
         return without_bad(batch, bad)
 
     # -- columns
+
+    def _run_gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run a vectorised function on held batches, and on those that were gathered before."""
+        for batch in batches:
+            yield from self._gather(batch)
+            self.store.evict()
+        if gathered := self._take_gathered():
+            yield from self._run_batch(gathered)
+
+    def _gather(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Gather batches for a vectorised function, and run it when they are enough."""
+        self._gathered.append(batch)
+        self._gathered_rows += batch.num_rows
+        self._gathered_bytes += batch.nbytes
+        if self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES:
+            yield from self._run_batch(self._take_gathered())
 
     def _take_gathered(self) -> list[pa.RecordBatch]:
         """Return the gathered batches, and forget them."""

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 _SMALL_BYTES = 4 << 20
 """The driver delivers up to this size itself: a Spark job takes longer to begin."""
+_TASKS_AT_ONCE = 10_000
+"""The most committables of one delivery, which each of its Spark tasks gets: after an outage, a million may wait."""
 _THREADS = 8
 _RESULT = "lane int, rows bigint, refused bigint, mark string, failure string"
 
@@ -243,12 +245,14 @@ class Transactional(Sink):
         reason = self._claim(patience_s) or self._check_lanes(lanes, patience_s) if runs or begins else ""
         # One run after the other: each may have other lanes, and the rows of a key must stay in order.
         for _, tasks in sorted(runs.items()):
-            if not reason:
-                failing = self._deliver_run(tasks, patience_s)
-                reason = next(iter(failing.values()), "")
-                left += [each for each in tasks if each.lane in failing]
-            else:
-                left += tasks
+            failing: dict[int, str] = {}
+            tasks.sort(key=lambda each: (each.epoch, each.partition))
+            for start in range(0, len(tasks), _TASKS_AT_ONCE):
+                some = tasks[start : start + _TASKS_AT_ONCE]
+                if not reason:
+                    failing |= self._deliver_run([each for each in some if each.lane not in failing], patience_s)
+                left += [each for each in some if reason or each.lane in failing]
+            reason = reason or next(iter(failing.values()), "")
         if self._has_claimed and not left:
             self._delete_older()
         return left, reason
