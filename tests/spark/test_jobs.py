@@ -190,15 +190,17 @@ def test_a_checkpoint_does_not_wait_for_the_epoch_after_it(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy keeper says that its snapshot is stored, so that rows are shown, and the next checkpoint begins, sooner."""
-    monkeypatch.setenv("STRANDLINE_FAILPOINTS", "keeper.upload.after=sleep:1")
+    monkeypatch.setenv("STRANDLINE_FAILPOINTS", "keeper.upload.after=sleep:1@2")
     sink, source = sl.sinks.memory(), small.source(spark, case.root / "in")
-    for number, kind in enumerate(("fast", "slow")):
-        small.write_rows(case.root / "in", number, [("ann", kind, 1), ("bob", "fast", 1)])
     checkpoints = sl.Checkpoints(case.root / "ck", every="1ms")
     job = small.job(
         sl.stream(source), case.root, case.local_dir, sink=sink, process=Lingering(4), checkpoints=checkpoints
     )
     with job.start(spark) as run:
+        # Otherwise, it may be pending when the first epoch begins.
+        eventually(lambda: run.glance().last_checkpoint, "a checkpoint before the first epoch")
+        for number, kind in enumerate(("fast", "slow")):
+            small.write_rows(case.root / "in", number, [("ann", kind, 1), ("bob", "fast", 1)])
         eventually(lambda: sink.rows, "the first epoch's rows", 60)
         assert (run.glance().epoch, small.rows_of(sink)) == (1, small.counted(["ann", "bob"]))
         settle(run)
