@@ -214,6 +214,23 @@ def test_an_epoch_that_begins_just_before_a_checkpoint_is_due_takes_it(
     assert run.trigger() is None
 
 
+def test_after_a_checkpoint_between_epochs_the_next_comes_with_an_epoch(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Else each row would wait for its checkpoint from the end of its epoch until the same part of the interval."""
+    run = Run(store, tmp_path, clock, config=Checkpoints("unused", every="1s"))
+    clock.advance(600)
+    assert run.trigger() is None
+    clock.advance(400)
+    between = run.coordinator.trigger(Epoch(run.epoch), changed=False)
+    assert between is not None
+    run.deliver(between)
+    assert run.coordinator.advance() == between
+    clock.advance(600)
+    assert not run.coordinator.is_due
+    assert run.trigger() is not None
+
+
 def test_on_demand_only(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, config=Checkpoints("unused"))
     clock.advance(10**9)

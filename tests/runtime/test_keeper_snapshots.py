@@ -132,12 +132,11 @@ def test_only_the_confirmed_local_copy_stays(nursery: Nursery) -> None:
 def test_nothing_stays_of_partitions_that_went_to_other_machines(nursery: Nursery) -> None:
     """Each held the disk space of its last checkpoint here; and nobody came back for another job."""
     keeper = nursery.start()
-    left = keeper.places.state("op", Partition(7))
-    alive = keeper.places.state("op", Partition(8))
-    for path in (left / "db-1", left / "chk-1", alive / "chk-1"):
+    left, alive, died = (keeper.places.state("op", Partition(partition)) for partition in (7, 8, 9))
+    for path in (left / "db-1", left / "chk-1", alive / "chk-1", died / "chk-1"):
         path.mkdir(parents=True)
-    for path in (left, alive):
-        (path / "keeper.lock").touch()
+    for path, holder in ((left, "4711 1 0"), (alive, ""), (died, "4711 1 1")):
+        (path / "keeper.lock").write_text(holder)
     other = keeper.places.local_dir / "0123456789ab"
     (other / "op-1").mkdir(parents=True)
     (other / "op-1" / "keeper.lock").touch()
@@ -151,6 +150,7 @@ def test_nothing_stays_of_partitions_that_went_to_other_machines(nursery: Nurser
         keeper.poll(confirmed=1)
         eventually(lambda: not left.exists() and not other.exists(), "what nobody needs is removed")
     assert (alive / "chk-1").exists()
+    assert (died / "chk-1").exists(), "the next keeper of this run restores from it"
     assert copies(keeper) == {1}
 
 

@@ -27,12 +27,21 @@ class Count(sl.KeyedProcess):
 class Lingering(Count):
     """Count, and take long for some events."""
 
-    def __init__(self, seconds: float = 6) -> None:
-        self._seconds = seconds
-
     def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
         if event.kind == "slow":
-            time.sleep(self._seconds)
+            time.sleep(6)
+        return super().on_event(event, ctx)
+
+
+class Held(Count):
+    """Count, and wait for a file before some events."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        while event.kind == "slow" and not self._file.exists():
+            time.sleep(0.02)
         return super().on_event(event, ctx)
 
 

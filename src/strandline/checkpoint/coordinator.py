@@ -71,7 +71,7 @@ class Coordinator:
         self._changed_ms: float | None = None
         """The time of the first change for which no checkpoint was triggered."""
         self._failures_in_row = 0
-        self._last_trigger_ms = self._clock.monotonic_ms()
+        self._last_trigger_ms = self._last_epoch_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
         self._show_from_ms = -float("inf")
@@ -178,15 +178,18 @@ class Coordinator:
         """
         with self._lock:
             self._changed |= changed
-            if changed and self._changed_ms is None:
-                self._changed_ms = self._clock.monotonic_ms()
+            if changed:
+                self._last_epoch_ms = self._clock.monotonic_ms()
+                self._changed_ms = self._last_epoch_ms if self._changed_ms is None else self._changed_ms
             # It is taken when the epoch ends; and epochs that begin once in an interval would miss each second one.
             early_ms = (self._config.interval_ms or 0) * _EARLY if changed else 0
             if self._pending is not None or not self._is_due(early_ms):
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
-            self._last_trigger_ms = self._clock.monotonic_ms()
-            deadline_ms = self._last_trigger_ms + self._config.timeout_ms
+            now_ms = self._clock.monotonic_ms()
+            # Between epochs, the interval counts from the last epoch's begin, so that the next one comes with an epoch.
+            self._last_trigger_ms = now_ms if changed else max(self._last_trigger_ms, self._last_epoch_ms)
+            deadline_ms = now_ms + self._config.timeout_ms
             self._pending = Pending(
                 checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests,
                 changed_ms=self._changed_ms,

@@ -245,15 +245,19 @@ def _short(name: str) -> str:
     return base64.b32encode(hashlib.sha256(name.encode()).digest()[:5]).decode().lower()
 
 
-def sweep_machine(state_dir: Path) -> None:
+def sweep_machine(state_dir: Path, generation: Generation) -> None:
     """Remove what this machine still has of partitions that were moved or removed, and what `sweep` removes.
 
-    Call it in a partition's keeper when all partitions have been restored, which may use copies of others.
+    Call it in a partition's keeper when all partitions have been restored, which may use copies of others. What a
+    keeper of this generation has left stays: if it died, the next one restores from it.
     """
     for path in state_dir.parent.glob("*/keeper.lock"):
         # A keeper that lives holds its lock. Another sweep may remove this directory at the same time.
-        with contextlib.suppress(OSError), path.open("r+") as lock:
+        with contextlib.suppress(OSError, ValueError), path.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder = lock.read().split()
+            if len(holder) == 3 and int(holder[2]) >= generation:
+                continue
             for left in path.parent.iterdir():
                 if left.is_dir():
                     shutil.rmtree(left, ignore_errors=True)

@@ -70,7 +70,7 @@ class Snapshots:
                 drop_copies(self._directory, keep=(confirmed, pending))
                 if not self._has_swept:
                     self._has_swept = True
-                    self._uploader.submit(sweep_machine, self._directory)
+                    self._uploader.submit(sweep_machine, self._directory, self._program.generation)
             elif confirmed not in (None, self._base_of):
                 # An earlier process of this partition took part in it, and its files are unknown here.
                 self._base, self._base_of = {}, confirmed

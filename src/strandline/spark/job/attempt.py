@@ -141,7 +141,7 @@ class Attempt:
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
-            if time.monotonic() - collected > _COLLECT_S:
+            if self.coordinator.pending is not None and time.monotonic() - collected > _COLLECT_S:
                 self.driver.collect_reports()
                 collected = time.monotonic()
             if (completed := self.coordinator.advance()) is not None:
