@@ -231,6 +231,24 @@ def test_after_a_checkpoint_between_epochs_the_next_comes_with_an_epoch(
     assert run.trigger() is not None
 
 
+def test_a_checkpoint_between_epochs_that_failed_is_not_repeated_at_once(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """An outage of the storage would use up the tolerable failures of an idle job within a second."""
+    run = Run(store, tmp_path, clock, config=Checkpoints("unused", every="1s", tolerable_failures=3))
+    clock.advance(1000)
+    assert run.checkpoint()
+    assert run.trigger() is None
+    clock.advance(60_000)
+    checkpoint = run.coordinator.trigger(Epoch(2), changed=False)
+    assert checkpoint is not None
+    run.coordinator.fail(checkpoint, "the storage is away")
+    assert run.coordinator.advance() is None
+    assert not run.coordinator.is_due
+    clock.advance(1000)
+    assert run.coordinator.is_due
+
+
 def test_on_demand_only(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, config=Checkpoints("unused"))
     clock.advance(10**9)

@@ -45,6 +45,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
         watermarks=SimpleNamespace(may_be_idle=False),
         drained=False,
         batch=0,
+        collect_reports=lambda: None,
     )
     status = SimpleNamespace(isTriggerActive=lambda: active)
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))

@@ -24,7 +24,7 @@ from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
-from strandline.spark.keepers.worker import ControlWorker, KeeperRef
+from strandline.spark.keepers.worker import ControlWorker, Executor, KeeperRef
 
 Answer = Callable[[Connection], None]
 
@@ -109,6 +109,25 @@ def test_what_a_keeper_answers_at_once_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(worker, "_TIMEOUTS_S", {kind: 0.1})
     assert ControlWorker([silent], Instructions(generation=1, epoch=1), kind).ask(silent, Partition(0)) == []
+
+
+def test_a_look_at_reports_ends_with_a_keeper_that_does_not_answer(
+    silent: KeeperRef, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the supervisor's loop: on an overloaded machine, each keeper would delay a stop by its time-out."""
+    monkeypatch.setattr(worker, "_TIMEOUTS_S", {p.PING: 0.1})
+    fleet._only_executor, fleet._refs = Executor(1, {}), {"op": silent}
+    asked: list[Partition] = []
+    connect = KeeperRef.connect
+
+    def note(keeper: KeeperRef, partition: Partition, timeout_s: float | None = None) -> Connection | None:
+        asked.append(partition)
+        return connect(keeper, partition, timeout_s)
+
+    monkeypatch.setattr(KeeperRef, "connect", note)
+    slots = [("op", Partition(0)), ("op", Partition(1))]
+    assert list(fleet.look(slots)) == []
+    assert asked == [0]
 
 
 def test_a_keeper_that_does_not_answer_costs_the_others_no_lease(

@@ -132,6 +132,28 @@ def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
     assert len(looks) == 2
 
 
+def test_a_source_is_not_silent_since_spark_waited_for_another_one_and_found_nothing() -> None:
+    """A trigger of 10 s, and a source that takes 30 s to answer: Spark asked the others before that."""
+    at_work = threading.Event()
+    status = SimpleNamespace(isTriggerActive=at_work.is_set, isDataAvailable=lambda: False, message=lambda: "Waiting")
+    query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
+    watch = SourceWatch(query, 10_000)
+
+    def silent_since(now_s: int) -> int | None:
+        watch._checked_s = 0
+        return watch.silent_since(now_s * 1_000_000)
+
+    assert silent_since(100) is None
+    assert silent_since(109) == 90_000_000
+    at_work.set()
+    assert silent_since(110) is None
+    assert silent_since(139) is None
+    at_work.clear()
+    assert silent_since(140) is None
+    assert [silent_since(now_s) for now_s in (141, 149, 155)] == [109_000_000] * 3
+    assert silent_since(156) == 145_000_000
+
+
 def test_sources_are_not_silent_while_spark_waits_for_a_clock_that_was_set_back() -> None:
     """Spark waits for its next trigger by the clock, and looks at nothing meanwhile."""
     status = SimpleNamespace(isTriggerActive=lambda: False, isDataAvailable=lambda: False, message=lambda: "Waiting")

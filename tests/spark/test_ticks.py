@@ -16,10 +16,10 @@ import pytest
 import strandline as sl
 from strandline.core.errors import ConfigurationError, CorruptionError, KeeperError, UnavailableError
 from strandline.core.failure import from_failure, to_failure
-from strandline.core.ids import Epoch, Partition
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.times import END_US
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack
+from strandline.keeper.protocol import Ack, Report
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.progress import JobProgress
 from tests.spark.runs import attempt, run_of
@@ -278,6 +278,9 @@ class Beating:
     def tick(self, by_us: int | None = None) -> bool:
         return self.has_due(by_us)
 
+    def collect_reports(self) -> None:
+        pass
+
 
 def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_that_are_due() -> None:
     run = run_of()
@@ -318,6 +321,26 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     assert heard("cb", 1) == [], "the new one has been told"
     assert heard("cd") == [("op", 1)]
     assert heard("cd") == [("op", 1)]
+
+
+def test_busy_keepers_are_asked_for_snapshots_of_output_that_was_used() -> None:
+    """One that was killed and started anew for the next epoch is not open yet: its answer has no operator."""
+    driver: Any = object.__new__(EpochDriver)
+    driver.progress, reported = JobProgress(Epoch(3)), list[Any]()
+
+    def ack(partition: int, keeper: str, uid: str = "op", epoch: int = 3) -> Ack:
+        failure = Report(checkpoint=CheckpointId(7), failure="of " + keeper)
+        return Ack(uid=uid, partition=partition, epoch=epoch, pid=1, host="h", keeper=keeper, reports=[failure])
+
+    driver.progress.acks = {("op", at): ack(at, f"k{at}") for at in range(3)} | {("op", 3): ack(3, "k3", epoch=2)}
+    driver._coordinator = SimpleNamespace(
+        unreported=(3, [("op", at) for at in range(4)]), report_failure=lambda *each: reported.append(each)
+    )
+    asked: list[Any] = []
+    answers = [ack(0, "new", uid="", epoch=0), ack(1, "new"), ack(2, "k2", epoch=4)]
+    driver._fleet = SimpleNamespace(look=lambda slots: asked.extend(slots) or answers)
+    driver.collect_reports()
+    assert (asked, reported) == ([("op", 0), ("op", 1), ("op", 2)], [("op", 2, 7, "of k2")])
 
 
 def rescalable() -> Any:

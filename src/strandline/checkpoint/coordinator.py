@@ -434,6 +434,8 @@ class Coordinator:
             if pending.changed_ms is not None:
                 self._changed_ms = pending.changed_ms
             self._last_end_ms = self._clock.monotonic_ms()
+            # Its own begin counts, also if it was between epochs: the next one must not follow at once.
+            self._last_trigger_ms = max(self._last_trigger_ms, pending.deadline_ms - self._config.timeout_ms)
             self._failures_in_row += 0 if pending.tolerated else 1
             in_row, tolerable = self._failures_in_row, self._config.tolerable_failures
             self._history.end("failed", self._clock.now_ms(), failure=error.message)

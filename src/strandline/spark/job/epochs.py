@@ -296,7 +296,8 @@ class EpochDriver:
         acks = {slot: ack for slot in slots if (ack := self.progress.acks.get(slot)) and ack.epoch >= epoch}
         for answer in self._fleet.look(acks):
             slot = (answer.uid, answer.partition)
-            if answer.keeper == acks[slot].keeper:
+            # A keeper that was started in its place and is not open has no operator.
+            if slot in acks and answer.keeper == acks[slot].keeper:
                 self._report(slot, answer.reports)
 
     def look_at_watermarks(self) -> list[WatermarkStatus]:

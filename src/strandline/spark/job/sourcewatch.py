@@ -48,12 +48,17 @@ class SourceWatch:
         self._checked_s = 0.0
         self._rested_us: int | None = None
         """When Spark was last seen at rest, unless it has been seen at work since."""
+        self._rests_from_us: int | None = 0
+        """When Spark was first seen at rest since it was seen at work; None while it works."""
+        self._asked_us: int | None = None
+        """When Spark was last seen at rest before it was seen at work: it has asked all sources for rows since then."""
 
     def silent_since(self, now_us: int) -> int | None:
         """Return a time up to which Spark has looked for rows and found none; None if it is not at rest.
 
         It is computed from the call before, at which Spark was at rest, too: after a suspend of this machine, Spark
-        looks for rows only when it runs again.
+        looks for rows only when it runs again. If Spark has worked since that time, it may have asked a source long
+        before it came to rest: another one may have been slow to answer.
         """
         checked_s = time.monotonic()
         if checked_s - self._checked_s < _CHECK_INTERVAL_S:
@@ -64,10 +69,17 @@ class SourceWatch:
             return None
         status = self._status()
         if status.isTriggerActive() or status.isDataAvailable() or str(status.message()).startswith("Initializing"):
-            self._rested_us = None
+            if self._rested_us is not None:
+                self._asked_us = self._rested_us
+            self._rested_us = self._rests_from_us = None
             return None
         rested_us, self._rested_us = self._rested_us, now_us
-        return None if rested_us is None else rested_us - self._between_us
+        if self._rests_from_us is None:
+            self._rests_from_us = now_us
+        if rested_us is None:
+            return None
+        looked_us = rested_us - self._between_us
+        return looked_us if looked_us >= self._rests_from_us else self._asked_us
 
     def check_clock(self) -> None:
         """Detect that the clock was set back. Raise SparkError if Spark would wait too long.

@@ -226,7 +226,9 @@ class Fleet:
             worker = ControlWorker([], Instructions(generation=self._generation, epoch=Epoch(0)), p.PING)
             with contextlib.suppress(Exception):
                 for uid, partition in slots:
-                    yield from (msgspec.msgpack.decode(ack, type=Ack) for ack in worker.ask(self._refs[uid], partition))
+                    if not (acks := worker.ask(self._refs[uid], partition)):
+                        return
+                    yield from (msgspec.msgpack.decode(ack, type=Ack) for ack in acks)
 
     def look_up(self, uid: str, requests: Mapping[Partition, LookupRequest]) -> dict[Partition, LookupEntries]:
         """Send look-ups to an operator's keepers, which answer from the last applied epoch at once. Thread-safe.
