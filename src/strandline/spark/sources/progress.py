@@ -128,7 +128,7 @@ class SourceProgress:
             check(batch)
         request = self._request
         is_overdue = request is not None and 0 <= request.batch <= batch - self._overdue
-        if is_overdue or not self._start_is_kept:
+        if is_overdue or not self._start_is_kept or batch == 0:
             # Spark writes its logs one after the other: this is the newest file of all.
             read_offsets(self._directory, batch)
         if not self._start_is_kept:
