@@ -71,7 +71,7 @@ class Coordinator:
         self._changed_ms: float | None = None
         """The time of the first change for which no checkpoint was triggered."""
         self._failures_in_row = 0
-        self._last_trigger_ms = self._last_epoch_ms = self._clock.monotonic_ms()
+        self._last_trigger_ms = self._last_epoch_ms = self._covered_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
         self._show_from_ms = -float("inf")
@@ -181,15 +181,11 @@ class Coordinator:
             if changed:
                 self._last_epoch_ms = self._clock.monotonic_ms()
                 self._changed_ms = self._last_epoch_ms if self._changed_ms is None else self._changed_ms
-            # It is taken when the epoch ends; and epochs that begin once in an interval would miss each second one.
-            early_ms = (self._config.interval_ms or 0) * _EARLY if changed else 0
-            if self._pending is not None or not self._is_due(early_ms):
+            if self._pending is not None or not self._is_due(with_epoch=changed):
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
-            now_ms = self._clock.monotonic_ms()
-            # Between epochs, the interval counts from the last epoch's begin, so that the next one comes with an epoch.
-            self._last_trigger_ms = now_ms if changed else max(self._last_trigger_ms, self._last_epoch_ms)
-            deadline_ms = now_ms + self._config.timeout_ms
+            self._last_trigger_ms, self._covered_ms = self._clock.monotonic_ms(), self._last_epoch_ms
+            deadline_ms = self._last_trigger_ms + self._config.timeout_ms
             self._pending = Pending(
                 checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests,
                 changed_ms=self._changed_ms,
@@ -218,14 +214,22 @@ class Coordinator:
         with self._lock:
             return self._pending is None and self._is_due()
 
-    def _is_due(self, early_ms: float = 0) -> bool:
+    def _is_due(self, *, with_epoch: bool = False) -> bool:
+        """Whether a checkpoint is due now, or with the epoch that begins now.
+
+        With an epoch, the interval counts from the newest epoch that the last one covers: after a checkpoint between
+        epochs, which are as far apart as the interval, the next one would come between epochs, too. And it may be
+        shorter, since epochs that begin once in an interval would miss each second checkpoint.
+        """
         if self._requests:
             return True
         interval_ms, now_ms = self._config.interval_ms, self._clock.monotonic_ms()
         if interval_ms is None or not self._changed:
             return False
-        is_over = now_ms - self._last_trigger_ms >= interval_ms - early_ms
-        return is_over and now_ms - self._last_end_ms >= self._config.min_pause_ms
+        since_ms, least_ms = self._last_trigger_ms, float(interval_ms)
+        if with_epoch:
+            since_ms, least_ms = self._covered_ms, interval_ms * (1 - _EARLY)
+        return now_ms - since_ms >= least_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
 
     def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
         """Add a partition's snapshot. Without a pending checkpoint it is ignored, and its uploads are deleted later."""
@@ -434,8 +438,8 @@ class Coordinator:
             if pending.changed_ms is not None:
                 self._changed_ms = pending.changed_ms
             self._last_end_ms = self._clock.monotonic_ms()
-            # Its own begin counts, also if it was between epochs: the next one must not follow at once.
-            self._last_trigger_ms = max(self._last_trigger_ms, pending.deadline_ms - self._config.timeout_ms)
+            # After a failure, an epoch waits for the interval, too.
+            self._covered_ms = max(self._covered_ms, self._last_trigger_ms)
             self._failures_in_row += 0 if pending.tolerated else 1
             in_row, tolerable = self._failures_in_row, self._config.tolerable_failures
             self._history.end("failed", self._clock.now_ms(), failure=error.message)
