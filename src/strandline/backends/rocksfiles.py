@@ -9,6 +9,8 @@ from pathlib import Path
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
 from strandline.core.ids import unique_name
 
+BLOCK_CHECKED = (".sst", ".blob")
+"""The endings of files of which RocksDB verifies each block that it reads."""
 _TAG_DIGITS = 16
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")

@@ -43,6 +43,7 @@ class OpenPartition:
     program: Program
     partition: OperatorPartition
     snapshots: Snapshots
+    restoring: PartitionRestore | None
 
 
 def open_partition(program: Program, partition: Partition, directory: Path) -> OpenPartition:
@@ -60,12 +61,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     database = directory / f"db-{program.generation}"
     if restoring is not None:
         failpoints.hit("keeper.restore.before")
-        with damage_in(restoring.restore.own_checkpoint):
-            from_copy, from_storage = restoring.fetch(database, copies=True)
-        log.info(
-            "restored checkpoint %d: %d bytes from the local copy, %d from storage",
-            restoring.restore.checkpoint, from_copy, from_storage,
-        )  # fmt: skip
+        _fetch(restoring, database, copies=True)
         failpoints.hit("keeper.restore.after")
     process = program.load()
     opened = None
@@ -81,16 +77,28 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
         assert restoring is not None
+        database = directory / f"db-{program.generation}-again"
+        _fetch(restoring, database, copies=False)
         with damage_in(restoring.restore.own_checkpoint):
-            database = directory / f"db-{program.generation}-again"
-            restoring.fetch(database, copies=False)
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
     snapshots = Snapshots(
         program, partition, task.store, backend, jobdir, directory, restoring.shared_files if restoring else {},
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
-    return OpenPartition(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
+    if restoring is not None:
+        snapshots.verify(restoring.unverified)
+    version = restore.epoch if restore else Epoch(0)
+    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
+
+
+def _fetch(restoring: PartitionRestore, database: Path, *, copies: bool) -> None:
+    with damage_in(restoring.restore.own_checkpoint):
+        from_copy, from_storage = restoring.fetch(database, copies=copies)
+    log.info(
+        "restored checkpoint %d: %d bytes from the local copy, %d from storage",
+        restoring.restore.checkpoint, from_copy, from_storage,
+    )  # fmt: skip
 
 
 def open_task(

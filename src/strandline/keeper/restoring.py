@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from strandline.backends.base import Backend
 from strandline.backends.reading import file_kind, open_reader
+from strandline.backends.rocksfiles import BLOCK_CHECKED
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.restore import fetch
+from strandline.checkpoint.restore import Unverified, fetch
 from strandline.core import failpoints
 from strandline.core.ids import Partition
 from strandline.core.keygroups import BROADCAST_GROUPS, range_of
@@ -40,6 +41,8 @@ class PartitionRestore:
     _jobdir: JobDirectory
     restore: Restore
     _stored: OperatorInfo
+    unverified: Unverified = field(default_factory=lambda: Unverified(BLOCK_CHECKED))
+    """Files from local copies, which the first upload waits for."""
 
     @cached_property
     def groups(self) -> range:
@@ -71,8 +74,9 @@ class PartitionRestore:
     def fetch(self, database: Path, *, copies: bool) -> tuple[int, int]:
         """Fetch all parts, with `copies` from local copies too; return the bytes from copies and those from storage."""
         places = [database if part is self.base else _beside(database, part) for part in self.parts]
+        self.unverified.clear()
         sizes = [
-            fetch(self._folder, part.files, into, self._copy_of(part) if copies else None)
+            fetch(self._folder, part.files, into, self._copy_of(part) if copies else None, self.unverified)
             for part, into in zip(self.parts, places, strict=True)
         ]
         return sum(from_copy for from_copy, _ in sizes), sum(from_storage for _, from_storage in sizes)
@@ -129,6 +133,11 @@ class PartitionRestore:
             if cleaning is not None:
                 backend.write({cleaning: codec.cleaning_of(entries)})
             yield from entries
+
+    def drop_copies(self) -> None:
+        """Delete the local copies that `fetch` used, after damage was found: the next restore reads the storage."""
+        for copy in filter(None, map(self._copy_of, self.parts)):
+            shutil.rmtree(copy, ignore_errors=True)
 
     def _copy_of(self, part: PartitionInfo) -> Path | None:
         """Return the path of the local copy of a part, if the part is of this job."""

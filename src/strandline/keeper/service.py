@@ -15,12 +15,19 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
+from strandline.core.errors import (
+    CorruptionError,
+    KeeperError,
+    StrandlineError,
+    UnavailableError,
+    VersionMismatchError,
+)
 from strandline.core.failure import format_error
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import OpenPartition, open_partition
 from strandline.keeper.output import KeptOutput, in_pieces
+from strandline.keeper.paths import drop_copies
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, LookupAnswer
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
@@ -94,6 +101,15 @@ class PartitionService:
                 self._opened.partition.task.close()
         except StrandlineError as error:
             log.error("%s", error if self.log_values else error.discreet)
+
+    def drop_copies(self, error: CorruptionError) -> None:
+        """Delete the local copies after damage in the open state: the job restarts, and restores it from storage."""
+        if self._opened is None:
+            return
+        error.fields["is_local"] = True
+        drop_copies(self._directory, keep=())
+        if self._opened.restoring is not None:
+            self._opened.restoring.drop_copies()
 
     def begin(self, connection: Connection, begin: Begin) -> None:
         """Process an epoch, or replay its output; raise VersionMismatchError if another epoch is next."""

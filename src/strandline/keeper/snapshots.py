@@ -18,6 +18,7 @@ from pathlib import Path
 from strandline.backends.base import Backend, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
+from strandline.checkpoint.restore import Unverified
 from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
 from strandline.core.errors import StrandlineError, discreet
@@ -59,6 +60,10 @@ class Snapshots:
         self._triggered: CheckpointId | None = None
         self._reports: dict[CheckpointId, Report] = {}
         self._error: StrandlineError | None = None
+
+    def verify(self, unverified: Unverified) -> None:
+        """Verify restored files in the background, before any upload."""
+        self._uploader.submit(self._verify, unverified)
 
     def apply_driver_state(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
         """Record the newest published checkpoint, and the one in progress."""
@@ -142,9 +147,16 @@ class Snapshots:
             return
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
 
+    def _verify(self, unverified: Unverified) -> None:
+        try:
+            unverified.verify()
+        except BaseException as error:
+            self._fail(error)
+
     def _upload(self, checkpoint: CheckpointId, files: list[LocalFile], pause_ms: float, started: float) -> None:
         try:
             failpoints.hit("keeper.upload.before")
+            self.raise_error()
             with self._lock:
                 base = self._base
             refs, uploaded_bytes = upload(

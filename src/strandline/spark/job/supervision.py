@@ -344,8 +344,9 @@ class Supervisor:
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
-            # Local damage during a run is repaired from the checkpoint; damage of the checkpoint ends the job.
-            return self._exclude_damaged(error) or (self.state == "running" and "checkpoint" not in error.fields)
+            # Local damage is repaired from the checkpoint; damage of the checkpoint ends the job.
+            is_local = self.state == "running" or "is_local" in error.fields
+            return self._exclude_damaged(error) or (is_local and "checkpoint" not in error.fields)
         if isinstance(error, UserCodeError):
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -93,7 +93,15 @@ class Fleet:
     def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
         """Return the output of an operator's keepers for an epoch's rows, which come from `Exchange.route`."""
         renew_s = 0.0 if self._only_executor else self._renew_s
-        worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema, renew_s)
+        worker = EpochWorker(
+            self._refs[uid],
+            instructions,
+            self._broadcasts[uid],
+            self._acks,
+            output_schema,
+            self.is_as_restored,
+            renew_s,
+        )
         return map_batches(routed, worker, schema_of(output_schema))
 
     def take_acks(self, epoch: int) -> dict[Slot, Ack]:

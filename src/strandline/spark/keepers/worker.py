@@ -158,6 +158,8 @@ class EpochWorker:
     program: Broadcast[bytes]
     acks: Accumulator[list[bytes]]
     output_schema: str
+    may_start: bool
+    """Whether a new keeper could take the place of one that is gone: it would restore the last checkpoint."""
     renew_s: float = 0.0
     """The interval of lease renewals if the driver cannot renew the leases itself, else 0."""
     seal: Seal = SEAL
@@ -169,7 +171,11 @@ class EpochWorker:
             return
         partition = Partition(partition_of(first))
         with _keeper_errors(self.seal):
-            connection = self.keeper.connect(partition) or self.keeper.start(partition)
+            connection = self.keeper.connect(partition)
+            if connection is None:
+                if not self.may_start:
+                    raise KeeperError(f"operator '{self.keeper.uid}', partition {partition}: its keeper has ended")
+                connection = self.keeper.start(partition)
             with closing(connection), _lease_renewal(self.keeper, self.renew_s):
                 try:
                     yield from self._epoch(connection, first, batches)
