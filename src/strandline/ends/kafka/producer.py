@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -37,7 +39,8 @@ class DeliveryReports:
     def __init__(self) -> None:
         self.failures: list[tuple[Any, Any]] = []
         """Errors, each with the message that was not written."""
-        self.rows: Rows = {}
+        self._runs: dict[tuple[str, int], list[list[int]]] = {}
+        """By topic and partition, the first and last offset of each contiguous range."""
         self.has_all_offsets = True
         """Whether each report had an offset: reports of some resent messages have none."""
         self.batch_bytes = LIMIT
@@ -48,13 +51,16 @@ class DeliveryReports:
     def clear(self) -> None:
         """Forget the reports before the next transaction."""
         self.failures.clear()
-        self.rows = {}
+        self._runs = {}
         self.has_all_offsets = True
         self.has_times = False
 
     def copy_rows(self) -> Rows:
         """Return the offsets of the rows that are reported so far."""
-        return {topic: {n: list(runs) for n, runs in partitions.items()} for topic, partitions in self.rows.items()}
+        rows: Rows = {}
+        for (topic, partition), runs in self._runs.items():
+            rows.setdefault(topic, {})[partition] = [(first, last) for first, last in runs]
+        return rows
 
     def add_error(self, error: Any, message: Any) -> None:
         if error is not None:
@@ -64,15 +70,14 @@ class DeliveryReports:
         if error is not None:
             self.failures.append((error, message))
             return
-        offset = message.offset()
-        if offset is None:
+        offset, at = message.offset(), (message.topic(), message.partition())
+        runs = self._runs.get(at)
+        if runs is not None and runs[-1][1] + 1 == offset:
+            runs[-1][1] = offset
+        elif offset is None:
             self.has_all_offsets = False
-            return
-        ranges = self.rows.setdefault(message.topic(), {}).setdefault(message.partition(), [])
-        if ranges and ranges[-1][1] + 1 == offset:
-            ranges[-1] = ranges[-1][0], offset
         else:
-            ranges.append((offset, offset))
+            self._runs.setdefault(at, []).append([offset, offset])
 
 
 def producer_settings(
@@ -97,43 +102,50 @@ COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
 
 def produce(producer: Any, batch: pa.RecordBatch, target: ProducerTarget, label: str, reports: DeliveryReports) -> None:
     """Put rows into the client's queue; the client sends them in the background."""
-    names = batch.schema.names
-    columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
-    nothing = [None] * batch.num_rows
-    reports.has_times |= any(columns[-1] or ())
-    if columns[0] is None and target.topic is None:
+    columns = {name: _values(batch.column(name), name) for name in COLUMNS if name in batch.schema.names}
+    if "topic" not in columns and target.topic is None:
         # A ConfigurationError, since no row is to blame: on_error would drop all of them.
         raise ConfigurationError(
             f"{label}: waiting rows were staged for one topic, and the sink has topic_column= now, but those rows "
             "have no such column",
             hint="start the job with the former topic= until no rows wait for the sink (see `strandline status`)",
         )
-    topics = columns[0] or [target.topic] * batch.num_rows
-    rest = (column if column is not None else nothing for column in columns[1:])
+    _check(columns)
+    reports.has_times |= any(columns.get("timestamp", ()))
+    # The client's arguments in its order; two of them are callbacks.
+    arguments: list[Iterable[Any]] = [
+        columns.get("topic", repeat(target.topic)),
+        columns.get("value", repeat(None)),
+        columns.get("key", repeat(None)),
+        [-1 if each is None else each for each in columns["partition"]] if "partition" in columns else repeat(-1),
+        repeat(None, batch.num_rows),
+        repeat(None),
+        [each or 0 for each in columns["timestamp"]] if "timestamp" in columns else repeat(0),
+    ]
+    if any(columns.get("headers", ())):
+        arguments.append([[(each["key"], each["value"]) for each in row or ()] for row in columns["headers"]])
     send = producer.produce
-    for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
-        _check(topic, headers, timestamp)
-        arguments: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
-        if headers:
-            arguments.append([(each["key"], each["value"]) for each in headers])
+    for row in zip(*arguments, strict=False):
         try:
-            send(*arguments)
+            send(*row)
         except BufferError:
-            _retry_send(producer, arguments, target, label)
+            _retry_send(producer, row, target, label)
         except Exception as error:
-            raise _row_error(error, label, target, arguments, producer) from error
+            raise _row_error(error, label, target, row, producer) from error
     producer.poll(0)
 
 
-def _check(topic: str | None, headers: list[dict[str, Any]] | None, timestamp: int | None) -> None:
-    """Refuse a row that Kafka's client would change, or would reject with a plain Python error."""
-    if topic is None:
-        raise UnfitRowError("it has no topic: its topic column is null")
-    if not TOPIC.fullmatch(topic):
-        raise UnfitRowError(f"its topic is {topic!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most")
-    if timestamp == 0:
+def _check(columns: Mapping[str, list[Any]]) -> None:
+    """Refuse rows that Kafka's client would change, or would reject with a plain Python error."""
+    for topic in set(columns.get("topic", ())):
+        if topic is None:
+            raise UnfitRowError("it has no topic: its topic column is null")
+        if not TOPIC.fullmatch(topic):
+            raise UnfitRowError(f"its topic is {topic!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most")
+    if 0 in columns.get("timestamp", ()):
         raise UnfitRowError("its timestamp is 1970-01-01 00:00:00, which Kafka's client reads as no timestamp")
-    if headers and any(each is None or each["key"] is None or "\0" in each["key"] for each in headers):
+    headers = chain.from_iterable(filter(None, columns.get("headers", ())))
+    if any(each is None or each["key"] is None or "\0" in each["key"] for each in headers):
         raise UnfitRowError("a header has no name, or one with a null character")
 
 
@@ -145,7 +157,7 @@ def _values(column: pa.Array, name: str) -> list[Any]:
     return values
 
 
-def _retry_send(producer: Any, arguments: list[Any], target: ProducerTarget, label: str) -> None:
+def _retry_send(producer: Any, arguments: Sequence[Any], target: ProducerTarget, label: str) -> None:
     """Wait until the client's full queue has room for the row."""
     stall = Stall(len(producer), target.cluster.answer_s)
     while True:
@@ -158,7 +170,9 @@ def _retry_send(producer: Any, arguments: list[Any], target: ProducerTarget, lab
                 raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} takes no rows") from None
 
 
-def _row_error(error: Exception, label: str, target: ProducerTarget, arguments: list[Any], producer: Any) -> Exception:
+def _row_error(
+    error: Exception, label: str, target: ProducerTarget, arguments: Sequence[Any], producer: Any
+) -> Exception:
     from confluent_kafka import KafkaError, KafkaException
 
     code = error.args[0].code() if isinstance(error, KafkaException) else None
