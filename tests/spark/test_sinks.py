@@ -104,16 +104,16 @@ def test_a_job_goes_back_while_a_function_hangs(spark: Any, case: Case) -> None:
             begun.set()
             over.wait(120)
 
-    sink, before = sl.sinks.memory(), spark.conf.get("spark.sql.streaming.stopTimeout")
+    sink, session = sl.sinks.memory(), spark.newSession()
+    session.conf.set("spark.sql.streaming.stopTimeout", "500ms")
     # Spark has a query in the session of its source.
-    stream = sl.stream(small.source(spark.newSession(), case.root / "in"))
+    stream = sl.stream(small.source(session, case.root / "in"))
     counts = stream.key_by("user").process(Count(), small.OUTPUT, uid="count")
     outputs = [counts.to(sl.sinks.foreach_batch(hang)), counts.to(sink)]
     try:
         with case.job_of("hangs", *outputs, restart=sl.Restart(attempts=1, delay="10ms")).start(spark) as run:
             small.write_rows(case.root / "in", 0, [("ann", "x", 1)])
             settle(run)
-            spark.conf.set("spark.sql.streaming.stopTimeout", "500ms")
             hangs.set()
             small.write_rows(case.root / "in", 1, [("ann", "x", 1)])
             assert begun.wait(60)
@@ -124,7 +124,6 @@ def test_a_job_goes_back_while_a_function_hangs(spark: Any, case: Case) -> None:
             over.set()
     finally:
         over.set()
-        spark.conf.set("spark.sql.streaming.stopTimeout", before)
     assert small.rows_of(sink) == small.counted(["ann"] * 2)
 
 
