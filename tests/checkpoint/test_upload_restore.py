@@ -11,7 +11,7 @@ import pytest
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.kinds import kind_of
-from strandline.checkpoint.restore import choose, fetch
+from strandline.checkpoint.restore import Unverified, choose, fetch
 from strandline.checkpoint.upload import upload
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
@@ -144,6 +144,28 @@ def test_fetch_links_what_the_local_copy_holds(
     assert (from_copy, from_storage) == (len(FILES["2.sst"]) + 5000, 300_000)
     assert (copy / "2.sst").samefile(tmp_path / "in" / "2.sst")
     assert not (copy / "MANIFEST").samefile(tmp_path / "in" / "MANIFEST"), "a backend may append to it"
+
+
+def test_files_that_check_themselves_are_linked_first_and_verified_later(
+    jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path
+) -> None:
+    copy, into = tmp_path / "snapshot", tmp_path / "in"
+    unverified = Unverified((".sst",))
+    fetch(jobdir, refs, into, copy, unverified)
+    # A backend may have deleted them meanwhile.
+    (into / "2.sst").unlink()
+    unverified.verify()
+    damaged = bytearray(FILES["1.sst"])
+    damaged[7] ^= 1
+    (copy / "1.sst").write_bytes(damaged)
+    (copy / "2.sst").write_bytes(FILES["2.sst"][:-1])
+    fetch(jobdir, refs, tmp_path / "again", copy, unverified)
+    assert (tmp_path / "again" / "1.sst").read_bytes() == damaged
+    assert (tmp_path / "again" / "2.sst").read_bytes() == FILES["2.sst"]
+    with pytest.raises(CorruptionError, match=r"1\.sst.*the local copy is damaged"):
+        unverified.verify()
+    unverified.clear()
+    unverified.verify()
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
