@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ OTHER = Relation("queue9", "com.example.queue9.Table")
         (Relation("pulsar", "org.apache.spark.sql.pulsar.PulsarProvider"), "removes its cursor"),
         (Relation("events", "org.apache.spark.sql.pulsar.PulsarTable"), "the source 'events' cannot be rewound"),
         (Relation("pubsub", "com.google.cloud.spark.pubsub.PubSubTable"), "no offsets"),
+        (replace(DELTA, options={"startingversion": "Latest"}), "leave out rows"),
         (Relation("json", "JsonFileFormat", True, {"cleansource": "DELETE"}), "cleanSource=DELETE"),
         (Relation("cloudFiles", "com.databricks.X", False, {"cloudfiles.cleansource": "MOVE"}), "cleanSource=MOVE"),
     ],
