@@ -491,6 +491,16 @@ def test_no_snapshot_follows_a_freeze_that_failed(bench: Bench, monkeypatch: pyt
     snapshots.close()
 
 
+def test_an_epoch_starts_no_thread_for_its_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory, it would wait for ever for one that ends before it has begun (CPython's gh-140746)."""
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
+    bench.run([("k", "set_value", 2, 0)])
+    monkeypatch.setattr(threading.Thread, "start", without_memory)
+    snapshots.trigger(CheckpointId(1))
+    assert eventually(snapshots.reports, "a report")
+    snapshots.close()
+
+
 def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
     """A slow backend holds epochs up rather than let changes pile up."""
     gate = threading.Event()

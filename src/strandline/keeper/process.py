@@ -116,8 +116,8 @@ class Keeper:
                 continue
             self._switch_interval.shorten()
             try:
-                # Thread.start() would wait for ever for a thread that ends at once because it lacks memory. Then this
-                # one's connection is closed.
+                # Thread.start() would wait for ever for a thread that lacks memory to begin (gh-140746 of CPython).
+                # This one is dropped then, and so its connection is closed.
                 _thread.start_new_thread(self._receive, (connection,))
                 del connection, sock
             except (RuntimeError, MemoryError) as error:

@@ -52,6 +52,9 @@ class Snapshots:
         self._base_of = self._program.restore.checkpoint if self._program.restore else None
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
+        for pool in (self._writer, self._uploader):
+            # Begin its thread. Later, memory may lack: the epoch would wait for ever for a thread that ended at once.
+            pool.submit(int)
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
         self._has_swept = False
