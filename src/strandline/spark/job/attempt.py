@@ -242,7 +242,8 @@ class Attempt:
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, delete their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
-        self._b.places.forget_failures(self.claim.generation)
+        with _suppressed_errors():
+            self._b.places.forget_failures(self.claim.generation)
 
     # -- watching
 
@@ -347,7 +348,9 @@ def end(
             coordinator.close(why)
             coordinator.advance()
     if fleet is not None:
-        fleet.stop(forget=forget)
+        # Without free descriptors, keepers cannot be found: those of the next attempt end them, or their leases do.
+        with _suppressed_errors():
+            fleet.stop(forget=forget)
     for _, sink, _ in blueprint.plan.sinks:
         with _suppressed_errors():
             sink.close()
