@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +216,21 @@ def test_a_keeper_that_is_out_of_files_accepts_again_later(tmp_path: Path) -> No
     connection.close()
 
 
+def test_a_keeper_that_is_out_of_memory_accepts_again_later(nursery: Nursery) -> None:
+    """Meanwhile it closes connections: a client that it left waiting would wait as long as the lease."""
+    keeper = nursery.start()
+    keeper.counts("a")
+    size = int(Path(f"/proc/{keeper.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.prlimit(keeper.pid, resource.RLIMIT_AS)
+    resource.prlimit(keeper.pid, resource.RLIMIT_AS, (size, before[1]))
+    for _ in range(20):
+        with contextlib.suppress(KeeperError, ConnectionError), keeper.connect() as talk:
+            talk.connection.send(p.PING)
+            talk.connection.expect(p.ACK)
+    resource.prlimit(keeper.pid, resource.RLIMIT_AS, before)
+    assert keeper.counts("a") == [("a", "2")]
+
+
 def test_what_the_function_forks_does_not_stand_in_for_a_keeper_that_died(nursery: Nursery) -> None:
     """It holds whatever its keeper held open: the lock, and connections that would not break."""
     keeper = nursery.start()
@@ -296,14 +310,14 @@ def test_a_keeper_that_is_out_of_threads_accepts_again_later(tmp_path: Path, mon
     keeper = KeeperProcess(tmp_path / "s", tmp_path / "op-0", os.getpid(), process_start(os.getpid()), Generation(1))
     tries: list[Any] = [RuntimeError("can't start new thread"), None]
 
-    def start(thread: threading.Thread) -> None:
+    def start(*_thread: Any) -> None:
         if error := tries.pop(0):
             raise error
 
     first, second = socket.socketpair(), socket.socketpair()
     accepted: list[Any] = [(first[1], ""), (second[1], "")]
     listener: Any = SimpleNamespace(accept=lambda: accepted.pop(0))
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr("_thread.start_new_thread", start)
     with pytest.raises(IndexError):
         keeper._accept(listener)
     # As the thread would have done that it takes for started.

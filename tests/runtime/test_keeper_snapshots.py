@@ -450,6 +450,57 @@ def test_the_last_words_of_a_keeper_may_quote_values(
     assert ("ann@" in caplog.text) == log_values
 
 
+def without_memory(*_args: object, **_given: object) -> None:
+    raise MemoryError
+
+
+def test_a_keeper_whose_memory_does_not_suffice_to_say_so_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr("strandline.keeper.service.format_error", without_memory)
+    with pytest.raises(MemoryError), PartitionService(tmp_path / "op-0")._exit_on_error():
+        without_memory()
+    assert codes == [1]
+
+
+def test_a_snapshot_that_lacks_memory_is_the_last_also_if_the_log_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later ones would miss its changes."""
+    monkeypatch.setattr("strandline.keeper.snapshots.format_error", without_memory)
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
+    failpoints.arm("keeper.persist.before", without_memory)
+    bench.run([("k", "set_value", 2, 0)])
+    snapshots.trigger(CheckpointId(1))
+    snapshots._writer.shutdown()
+    with pytest.raises(StrandlineError):
+        snapshots.raise_error()
+
+
+def test_no_snapshot_follows_a_freeze_that_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ack of the epoch has been sent: only the next request can tell the driver."""
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=1)
+    bench.run([("k", "set_value", 2, 0)])
+    monkeypatch.setattr(bench.task.store, "freeze", without_memory)
+    with pytest.raises(MemoryError):
+        snapshots.write_behind()
+    with pytest.raises(StrandlineError):
+        snapshots.raise_error()
+    snapshots.close()
+
+
+def test_an_epoch_starts_no_thread_for_its_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory, it would wait for ever for one that ends before it has begun (CPython's gh-140746)."""
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
+    bench.run([("k", "set_value", 2, 0)])
+    monkeypatch.setattr(threading.Thread, "start", without_memory)
+    snapshots.trigger(CheckpointId(1))
+    assert eventually(snapshots.reports, "a report")
+    snapshots.close()
+
+
 def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
     """A slow backend holds epochs up rather than let changes pile up."""
     gate = threading.Event()

@@ -30,7 +30,8 @@ def run_of(**blueprint: Any) -> Any:
 
 
 def context_that(*, stopped: bool) -> Any:
-    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: stopped)))
+    context = SimpleNamespace(isStopped=lambda: stopped)
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: context), _gateway=SimpleNamespace())
 
 
 def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:

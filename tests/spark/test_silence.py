@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.java_gateway import CallbackServer, CallbackServerParameters, PythonProxyPool
 
 from strandline.core.errors import SparkError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
+from strandline.spark.base.session import keep_accepting_calls
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.sourcewatch import SourceWatch
+from tests.spark.harness import eventually
 from tests.spark.runs import attempt, context_that, run_of
 
 
@@ -281,3 +286,36 @@ def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() 
     assert reading.driver.watermarks.reached_us == 100
     reading.epoch(fast=1000)
     assert reading.driver.watermarks.reached_us == 1000, "silent since before the look of this one"
+
+
+def test_calls_of_functions_are_accepted_again_after_an_error() -> None:
+    """As that no file descriptor is free: epochs, which are such calls, would wait for ever."""
+    given = CallbackServerParameters(port=0, daemonize=True)
+    server: Any = CallbackServer(PythonProxyPool(), None, callback_server_parameters=given)
+    accepted: list[Any] = []
+
+    def refuse(*connection: Any) -> None:
+        accepted.append(connection)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def connect() -> socket.socket | None:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(address)
+        return None
+
+    server._create_connection = refuse
+    server.start()
+    address = ("127.0.0.1", server.get_listening_port())
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(_callback_server=server)))
+    with eventually(connect, "it listens"):
+        server.thread.join(20)
+    with socket.create_connection(address):
+        assert len(accepted) == 1
+        keep_accepting_calls(spark)
+        server.thread.join(20)
+    assert len(accepted) == 2
+    server.shutdown()
+    keep_accepting_calls(spark)
+    assert server.thread is None
+    for each in (each for connection in accepted for each in connection):
+        each.close()

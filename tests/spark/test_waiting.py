@@ -22,7 +22,7 @@ from strandline.core.times import END_US
 from strandline.plan.parallelism import ParallelismOverride
 from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import requests, supervision
-from strandline.spark.job.attempt import end
+from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.preparation import Preparation
 from strandline.storage.remote import open_store
@@ -273,22 +273,26 @@ def test_a_panic_at_an_attempts_end_leaves_nothing_at_work() -> None:
     ended: list[str] = []
 
     def panics(name: str) -> Any:
-        def panic(*_: object) -> None:
+        def panic(*_: object, **__: object) -> None:
             ended.append(name)
             raise Panic("no unwrap")
 
         return panic
 
-    cleanup = ExitStack()
-    cleanup.callback(panics("exchanges"))
-    blueprint: Any = SimpleNamespace(
-        plan=SimpleNamespace(sinks=[(name, SimpleNamespace(close=panics(name)), None) for name in ("one", "other")])
+    attempt: Any = object.__new__(Attempt)
+    attempt._cleanup = ExitStack()
+    attempt._cleanup.callback(panics("exchanges"))
+    attempt._b = SimpleNamespace(
+        plan=SimpleNamespace(sinks=[(name, SimpleNamespace(close=panics(name)), None) for name in ("one", "other")]),
+        places=SimpleNamespace(forget_failures=panics("failures")),
     )
-    query: Any = SimpleNamespace(stop=panics("query"))
-    coordinator: Any = SimpleNamespace(close=lambda why: None, advance=panics("coordinator"))
-    fleet: Any = SimpleNamespace(stop=lambda *, forget: ended.append("fleet"))
-    end(blueprint, "the run ended", None, query, coordinator, fleet, cleanup)
-    assert ended == ["query", "coordinator", "fleet", "one", "other", "exchanges"]
+    attempt._watch = SimpleNamespace(query=SimpleNamespace(stop=panics("query")))
+    attempt.coordinator = SimpleNamespace(close=lambda why: None, advance=panics("coordinator"))
+    # Keepers are looked for in /proc, which takes a file descriptor.
+    attempt._fleet = SimpleNamespace(stop=panics("fleet"))
+    attempt.driver, attempt.claim = None, SimpleNamespace(generation=1)
+    attempt.close(forget=False)
+    assert ended == ["query", "coordinator", "fleet", "one", "other", "exchanges", "failures"]
 
 
 @pytest.mark.parametrize("refuses", ["the log", "the socket"])

@@ -8,6 +8,7 @@ thread that reads the request, answers pings and look-ups, and passes other requ
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
 import gc
 import logging
@@ -107,15 +108,19 @@ class Keeper:
             except KeeperError as error:
                 log.error("a connection was refused: %s", error.message)
                 continue
-            except OSError as error:
-                # The process may have no free descriptors for a while. Without this thread, no client could connect.
+            except (OSError, MemoryError) as error:
+                # The process may have no free descriptors or memory for a while. Without this thread, no client could
+                # connect.
                 log.error("a connection could not be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
             self._switch_interval.shorten()
             try:
-                threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
-            except RuntimeError as error:
+                # Thread.start() would wait for ever for a thread that lacks memory to begin (gh-140746 of CPython).
+                # This one is dropped then, and so its connection is closed.
+                _thread.start_new_thread(self._receive, (connection,))
+                del connection, sock
+            except (RuntimeError, MemoryError) as error:
                 self._switch_interval.restore()
                 # The process cannot start threads now: close the connection, so that the client does not wait.
                 log.error("a connection could not be read: %s", error)

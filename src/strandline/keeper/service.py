@@ -312,9 +312,12 @@ class PartitionService:
             yield
         except BaseException as error:
             summary = "the epoch is half applied: this process ends, and the job restores from its last checkpoint"
-            log.error("%s", format_error(summary, error, with_values=self.log_values))
-            logging.shutdown()
-            os._exit(1)
+            # Without memory, the log may fail, too.
+            try:
+                log.error("%s", format_error(summary, error, with_values=self.log_values))
+                logging.shutdown()
+            finally:
+                os._exit(1)
 
 
 def _resident_bytes() -> int:

@@ -53,6 +53,9 @@ class Snapshots:
         self._base_of = self._program.restore.checkpoint if self._program.restore else None
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
+        for pool in (self._writer, self._uploader):
+            # Begin its thread. Later, memory may lack: the epoch would wait for ever for a thread that ended at once.
+            pool.submit(int)
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
         self._has_swept = False
@@ -90,7 +93,7 @@ class Snapshots:
         self._triggered = checkpoint
         with self._lock:
             self._pending = checkpoint
-        frozen = self._store.freeze()
+        frozen = self._freeze()
         pause_ms = (time.perf_counter() - started) * 1000
         self._writer.submit(self._take, checkpoint, frozen, pause_ms)
         return pause_ms
@@ -103,7 +106,7 @@ class Snapshots:
             if self._store.dirty_bytes < 2 * self._write_behind_bytes:
                 return
             self._writing.result()
-        self._writing = self._writer.submit(self._write, self._store.freeze())
+        self._writing = self._writer.submit(self._write, self._freeze())
 
     def raise_error(self) -> None:
         """Raise the error of a failed background write: the backend lacks changes since then."""
@@ -121,6 +124,14 @@ class Snapshots:
             self._pending = None
         self._writer.shutdown(cancel_futures=True)
         self._uploader.shutdown(cancel_futures=True)
+
+    def _freeze(self) -> Frozen:
+        try:
+            return self._store.freeze()
+        except BaseException as error:
+            # No later snapshot would have what is frozen already, and the epoch's ack may have been sent.
+            self._fail(error)
+            raise
 
     def _write(self, frozen: Frozen) -> None:
         try:
@@ -188,14 +199,16 @@ class Snapshots:
     def _fail(self, error: BaseException) -> None:
         if error is self._error:
             return
-        log.error("%s", format_error("writing state failed", error, with_values=self._program.log_values))
-        if not isinstance(error, StrandlineError):
+        failure = error
+        if not isinstance(failure, StrandlineError):
             what = f"operator '{self._program.uid}', partition {self._partition}: writing state failed"
-            error = StrandlineError(
+            failure = StrandlineError(
                 f"{what}: {error}", discreet=f"{what}: {discreet(error)}",
                 hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
             )  # fmt: skip
-        self._error = error
+        # First: without memory, the log may fail, too.
+        self._error = failure
+        log.error("%s", format_error("writing state failed", error, with_values=self._program.log_values))
 
     def _loggable(self, error: BaseException) -> str:
         """Return an error's text for the logs and the status of a checkpoint."""

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +253,18 @@ def restored_settings(spark: SparkSession) -> Iterator[None]:
             while settings.hasNext():
                 setting = settings.next()
                 conf.setConfString(setting._1(), setting._2())
+
+
+def keep_accepting_calls(spark: SparkSession) -> None:
+    """Have Spark's calls of Python functions accepted again, if the thread for that has ended.
+
+    Py4J's thread ends with the first error, as where no file descriptor is free for a moment: then each call, as of an
+    epoch, would wait for ever. Calls that wait already are accepted.
+    """
+    server: Any = vars(spark.sparkContext._gateway).get("_callback_server")
+    if server is not None and not server.is_shutdown and not server.thread.is_alive():
+        server.thread = threading.Thread(target=server.run, name="strandline-calls", daemon=True)
+        server.thread.start()
 
 
 def core_setting(spark: SparkSession, name: str) -> str:

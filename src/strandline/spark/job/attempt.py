@@ -30,6 +30,7 @@ from strandline.keeper.lookups import LookupResult, LookupTable, look_up, table_
 from strandline.keeper.paths import Places
 from strandline.snapshot.opening.deletion import release
 from strandline.spark.base.quiet import suppress_error_logs
+from strandline.spark.base.session import keep_accepting_calls
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import is_alive
@@ -164,6 +165,7 @@ class Attempt:
                 if not is_alive(self._b.spark.sparkContext):
                     # A query that waits for rows would wait for ever.
                     raise SparkError("Spark's session has been stopped")
+                keep_accepting_calls(self._b.spark)
                 # Spark's thread may be blocked by tasks that wait for a lost executor.
                 self._fleet.check_executors()
                 self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
@@ -242,7 +244,8 @@ class Attempt:
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, delete their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
-        self._b.places.forget_failures(self.claim.generation)
+        with _suppressed_errors():
+            self._b.places.forget_failures(self.claim.generation)
 
     # -- watching
 
@@ -347,7 +350,9 @@ def end(
             coordinator.close(why)
             coordinator.advance()
     if fleet is not None:
-        fleet.stop(forget=forget)
+        # Without free descriptors, keepers cannot be found: those of the next attempt end them, or their leases do.
+        with _suppressed_errors():
+            fleet.stop(forget=forget)
     for _, sink, _ in blueprint.plan.sinks:
         with _suppressed_errors():
             sink.close()
