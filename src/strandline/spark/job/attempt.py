@@ -166,6 +166,7 @@ class Attempt:
                     raise SparkError("Spark's session has been stopped")
                 # Spark's thread may be blocked by tasks that wait for a lost executor.
                 self._fleet.check_executors()
+                self._watch.check_logs()
                 self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
