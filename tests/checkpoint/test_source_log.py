@@ -88,10 +88,12 @@ def test_capture_gives_up_when_files_go_on_vanishing(tmp_path: Path, monkeypatch
 
 def test_offsets_that_spark_does_not_write_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_directory(tmp_path, 12)
-    assert read_offsets(tmp_path, 12) == {"offsets/12": b"offsets/12"}
+    assert read_offsets(tmp_path, 12, lambda: True) == {"offsets/12": b"offsets/12"}
+    with pytest.raises(UnavailableError, match="offsets/14: the run ended before"):
+        read_offsets(tmp_path, 14, lambda: True)
     monkeypatch.setattr(source_log, "_WRITE_TIMEOUT_S", 0.05)
     with pytest.raises(UnavailableError, match="offsets/14: Spark has not written it"):
-        read_offsets(tmp_path, 14)
+        read_offsets(tmp_path, 14, lambda: False)
 
 
 SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 7 * BLOCK_BYTES, 13 * BLOCK_BYTES + 17]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,21 @@ def test_the_end_waits_for_nobody_who_only_listens(serve: Serve, local_dir: Path
         control.join()
         assert time.monotonic() - began < 1
         assert lines.readline() == b""
+
+
+def test_a_socket_that_was_removed_is_created_again(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clean-up of /tmp does, or an administrator; the job needs nothing there while it has nothing to do."""
+    monkeypatch.setattr(server, "_CHECK_S", 0.05)
+    control = serve(FakeRun())
+    for path in local_dir.iterdir():
+        shutil.rmtree(path)
+    wait_until(lambda: find_drivers(local_dir))
+    assert find_driver(local_dir, "alerts").answers
+    control.end()
+    control.join()
+    assert not control._path.parent.exists()
 
 
 def test_ending_twice_or_before_the_start_is_fine(local_dir: Path) -> None:

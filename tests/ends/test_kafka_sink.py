@@ -155,6 +155,33 @@ def test_a_kept_connection_is_not_used_after_another_process_has_written_the_lan
     expect(kafka, topic, "1", "2", "3")
 
 
+def test_a_kept_connection_does_not_wait_for_a_transaction_that_another_process_left_open(
+    kafka: Kafka, topic: str, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka would not say before a minute has passed what becomes of the lane's record."""
+
+    def crash() -> None:
+        raise Crash
+
+    target.claim(by(1))
+    kept = target.connect(by(1), 0)
+    kept.write(batch(("a", "1")), None, "m1")
+    kept.close()
+    failpoints.arm("kafka.marked", crash)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("strandline.ends.kafka.target.idle", type(idle)())
+        elsewhere.setattr("strandline.ends.kafka.target._records", {})
+        with pytest.raises(Crash):
+            target.connect(by(1), 0).write(batch(("a", "2")), "m1", "m2")
+    failpoints.disarm_all()
+    begun = time.monotonic()
+    connection = target.connect(by(1), 0)
+    assert time.monotonic() - begun < 8
+    assert connection.reached() == "m1"
+    connection.write(batch(("a", "2")), "m1", "m2")
+    expect(kafka, topic, "1", "2")
+
+
 STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.decided", "kafka.committed")
 
 

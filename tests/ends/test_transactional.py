@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -82,6 +83,18 @@ def test_rows_wait_for_a_target_that_is_away_and_come_in_order(ledger: Any, capl
     trial.expect(1, 2, 3)
     assert ledger.rows == sorted(ledger.rows)
     assert waiting_files(trial) == []
+
+
+def test_rows_that_a_rollback_gives_up_are_not_said_to_be_delivered(ledger: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    trial = trial_of(ledger)
+    sink = trial.start()
+    ledger.before = away
+    assert sink.commit(trial.stage(sink, 1))
+    trial.open(sink)
+    assert sink.recover([], Epoch(0), fresh=False) == []
+    assert "no rows wait any more" in caplog.text
+    assert "delivered" not in caplog.text
 
 
 def test_what_has_waited_long_is_delivered_in_parts(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from strandline.plan.windows import operator_of
 from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import pickle_process
+from strandline.runtime.state.maps import MapTable
 from strandline.types.plain import identity
 from tests.runtime.windowed import SECOND, WindowBench, folded, joined, largest
 
@@ -356,6 +357,24 @@ def test_an_error_in_a_function_leaves_everything_as_it_was(make: Make) -> None:
     bench.task.abort()
     bench.process._contents._function.__closure__[0].cell_contents.clear()  # type: ignore[union-attr]
     assert bench.step((), 10) == [row("a", 0, 10, "1"), row("b", 0, 10, "2")]
+
+
+def test_thousands_of_windows_of_a_key_are_not_searched_for_each(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, entries, searched = make(Tumbling("10s"), joined()), MapTable.entries, [0]
+
+    class Watched(dict[Any, Any]):
+        def __iter__(self) -> Iterator[Any]:
+            searched[0] += len(self)
+            return super().__iter__()
+
+        def items(self) -> Any:
+            searched[0] += len(self)
+            return super().items()
+
+    monkeypatch.setattr(MapTable, "entries", lambda table, key: Watched(entries(table, key)))
+    bench.step([("a", v, 10 * v) for v in range(500)])
+    assert bench.step((), 5000) == [row("a", 10 * v, 10 * v + 10, str(v)) for v in range(500)]
+    assert searched[0] <= 10_000
 
 
 def test_events_without_a_time_are_late(make: Make) -> None:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.backends.base import LocalFile
+from strandline.runtime.operators.windows import contents
 from strandline.runtime.state.store import Frozen
 from tests.runtime.windowed import SECOND, Event, Model, Row, Timed, WindowBench, folded, gap_of, joined
 from tests.soak import examples
@@ -38,11 +39,13 @@ class WindowMachine(RuleBasedStateMachine):
         processing=st.sampled_from([False, False, False, True]), keeping=st.booleans(),
         cache_bytes=st.sampled_from([1, 2000, 1 << 20]), by_event_time=st.booleans(),
         early_events=st.sampled_from([0, 0, 1, 3]), accumulate=st.sampled_from([True, True, False]),
+        few_chunks=st.sampled_from([0, 64]),
     )  # fmt: skip
     def start(
         self, kind: Any, lateness: int, early: int, processing: bool, keeping: bool, cache_bytes: int,
-        by_event_time: bool, early_events: int, accumulate: bool,
+        by_event_time: bool, early_events: int, accumulate: bool, few_chunks: int,
     ) -> None:  # fmt: skip
+        contents._FEW_CHUNKS = few_chunks
         lateness = 0 if processing else lateness
         more: Any = {
             "early_by_event_time": early > 0 and by_event_time and not processing,
@@ -60,6 +63,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.snapshots: list[tuple[list[LocalFile], Any]] = []
 
     def teardown(self) -> None:
+        contents._FEW_CHUNKS = 64
         if hasattr(self, "root"):
             self.step([], 1000, 1000)
             assert self.bench.task.next_timers_us == (None, None)

@@ -51,6 +51,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     status = SimpleNamespace(isTriggerActive=lambda: active)
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
     made._watch = SourceWatch(query, 0)
+    made._watch.check_logs = lambda: None
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
     made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))

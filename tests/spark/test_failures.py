@@ -175,6 +175,27 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
     assert "memory ran out" in str(error)
 
 
+@pytest.mark.parametrize("log", ["offsets", "commits"])
+def test_a_log_that_spark_cannot_write_restarts_the_job_at_once(spark: Any, case: Case, log: str) -> None:
+    """Another thread of Spark writes it, and Spark finds its error only before it plans the next epoch with rows."""
+    case.short = True
+    with case.job(spark, checkpoints=case.checkpoints("100ms")).start(spark) as run:
+        case.add()
+        settle(run)
+        (directory,) = case.local_dir.rglob(f"spark-*/{log}")
+        directory.rename(directory.with_name("gone"))
+        directory.symlink_to("/proc/none")
+        begun = run.status().epoch
+        case.add(2)
+        if log == "commits":
+            # As a stop does: the next epoch waits, and Spark with it.
+            eventually(lambda: run.status().epoch > begun, "an epoch", every_s=0.001)
+            run._b.paused.set()
+        eventually(lambda: run.status().restarts, "a restart", 10)
+        run._b.paused.clear()
+        case.finish(run)
+
+
 def test_rows_that_are_too_large(spark: Any, case: Case) -> None:
     stream = sl.stream(small.source(spark, case.root / "in"))
     small.write_rows(case.root / "in", 0, [("ann" * 100_000, "a", 1)])

@@ -106,6 +106,18 @@ def test_a_job_goes_on_after_sparks_directories_were_cleaned_away(spark: Any, ca
         assert run.glance().restarts == 1
 
 
+def test_a_session_without_sparks_cache_of_logs(spark: Any, case: Case) -> None:
+    case.add(1)
+    spark.conf.set("spark.sql.streaming.metadataCache.enabled", "false")
+    try:
+        out = sl.stream(small.source(spark, case.root / "in"))
+        with small.job(out, case.root, case.local_dir, restart=sl.Restart.never()).start(spark) as run:
+            settle(run)
+            assert run.status().epoch == 1
+    finally:
+        spark.conf.unset("spark.sql.streaming.metadataCache.enabled")
+
+
 def test_a_constant_key(spark: Any, case: Case) -> None:
     """All rows meet in one partition, and the others hear of every epoch all the same."""
     directory, sink = case.root / "in", sl.sinks.memory()

@@ -112,7 +112,7 @@ def job(tmp_path: Path, cluster: Cluster) -> Job:
     """A job that has read both topics."""
     made = Job(tmp_path, cluster).start()
     made.log(BATCH, a={"0": 10, "1": 11}, b={"0": 12})
-    made.topics.begin(BATCH)
+    made.topics.begin(BATCH, lambda: False)
     assert made.checked()
     return made
 
@@ -186,7 +186,7 @@ def test_no_checkpoint_names_offsets_of_a_topic_that_was_not_read(
     started = again(job, **options)
     job.cluster.topics["b"] = _Topic("id-c", 1)
     job.log(BATCH + 1, a={"0": 10, "1": 11}, b={"0": 20})
-    started.topics.begin(BATCH + 1)
+    started.topics.begin(BATCH + 1, lambda: False)
     with pytest.raises(kind, match="topic 'b'"):
         started.checked(BATCH + 1)
 
@@ -199,7 +199,7 @@ def test_a_topic_that_comes_while_the_job_runs_is_known_before_its_rows_are_read
     made.start()
     cluster.topics["b"] = _Topic("id-b", 1)
     made.log(BATCH, a={"0": 10}, b={"0": 12})
-    made.topics.begin(BATCH)
+    made.topics.begin(BATCH, lambda: False)
     # As its first rows are read, it is created anew.
     cluster.topics["b"] = _Topic("id-c", 1)
     with pytest.raises(sl.errors.ConfigurationError, match="its id was id-b, and is id-c"):
@@ -345,14 +345,14 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
     options = {"subscribe": "", "subscribepattern": ".*", "failondataloss": "false"}
     made = Job(tmp_path, cluster, **options).start()
     made.log(BATCH, a={"0": 10, "1": 11}, b={"0": 12})
-    made.topics.begin(BATCH)
+    made.topics.begin(BATCH, lambda: False)
     assert made.checked()
     del cluster.topics["b"]
     starts = when.endswith("start") and not when.startswith("without")
     if starts:
         made = again(made, **options)
     made.log(BATCH + 1, a={"0": 11, "1": 11})
-    made.topics.begin(BATCH + 1)
+    made.topics.begin(BATCH + 1, lambda: False)
     assert made.checked(BATCH + 1)
     if when == "before a start":
         cluster.topics["b"] = _Topic("id-c", 1)
@@ -361,12 +361,12 @@ def test_a_topic_that_went_and_comes_again_is_another_one(tmp_path: Path, cluste
     if not when.startswith("a broker"):
         cluster.topics["b"] = _Topic("id-c", 1)
     made.log(BATCH + 2, a={"0": 11, "1": 11}, b={"0": 5})
-    made.topics.begin(BATCH + 2)
+    made.topics.begin(BATCH + 2, lambda: False)
     cluster.topics["b"] = _Topic("id-c", 1)
     for batch in (BATCH + 2, BATCH + 3):
         assert made.checked(batch)
         made.log(batch + 1, a={"0": 11, "1": 11}, b={"0": 6})
-        made.topics.begin(batch + 1)
+        made.topics.begin(batch + 1, lambda: False)
     cluster.topics["b"] = _Topic("id-d", 1)
     with pytest.raises(sl.errors.StrandlineError, match="its id was id-c, and is id-d"):
         made.checked(BATCH + 4)
@@ -379,13 +379,13 @@ def test_a_checkpoint_of_before_a_topic_came_again_does_not_take_its_id_for_what
     options = {"subscribe": "", "subscribepattern": ".*", "failondataloss": "false"}
     made = Job(tmp_path, cluster, **options).start()
     made.log(BATCH, a={"0": 10}, b={"0": 12})
-    made.topics.begin(BATCH)
+    made.topics.begin(BATCH, lambda: False)
     made.log(BATCH + 1, a={"0": 11})
-    made.topics.begin(BATCH + 1)
+    made.topics.begin(BATCH + 1, lambda: False)
     cluster.topics["b"] = _Topic("id-c", 1)
     made.log(BATCH, a={"0": 10}, b={"0": 12})
     made.log(BATCH + 2, a={"0": 11}, b={"0": 0})
-    made.topics.begin(BATCH + 2)
+    made.topics.begin(BATCH + 2, lambda: False)
     with pytest.raises(sl.errors.ConflictError, match="its id was id-b, and is id-c"):
         made.checked()
     assert made.checked(BATCH + 2)

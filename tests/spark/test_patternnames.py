@@ -54,7 +54,7 @@ def test_an_epoch_with_a_file_that_is_named_like_a_pattern_is_refused(source: So
     with pytest.raises(
         ConfigurationError, match=r"source 's': Spark takes the name of the input file .* for a pattern"
     ):
-        names.begin(BATCH)
+        names.begin(BATCH, lambda: False)
 
 
 @pytest.mark.parametrize("compacted", [(), (1,)])
@@ -65,7 +65,7 @@ def test_all_steps_that_an_epoch_takes_together_are_looked_at(source: Source, co
     source.read("b.json")
     logged(compacted)
     with pytest.raises(ConfigurationError, match=r"a\[1\]\.json"):
-        names.begin(BATCH)
+        names.begin(BATCH, lambda: False)
 
 
 @pytest.mark.parametrize("count", [2, 40])
@@ -76,7 +76,7 @@ def test_an_epoch_whose_files_are_missing_is_not_read_without_them(source: Sourc
     logged()
     (source.root / "1 a.json").unlink()
     with pytest.raises(UnavailableError, match=rf"source 's': 1 of {count} files of the next epoch .*/in/1 a\.json\n"):
-        names.begin(BATCH)
+        names.begin(BATCH, lambda: False)
 
 
 def test_an_epoch_is_read_without_files_that_may_be_missing(source: Source) -> None:
@@ -84,7 +84,7 @@ def test_an_epoch_is_read_without_files_that_may_be_missing(source: Source) -> N
     source.read("a.json", "b.json")
     logged()
     (source.root / "a.json").unlink()
-    names.begin(BATCH)
+    names.begin(BATCH, lambda: False)
 
 
 def test_files_in_partitions_or_with_other_names_pass(source: Source) -> None:
@@ -92,14 +92,14 @@ def test_files_in_partitions_or_with_other_names_pass(source: Source) -> None:
     for read in (["b(1).json", "c^!.json"], ["day=1/a[2].json", "day=1/d.json"]):
         source.read(*read)
         logged()
-        names.begin(BATCH)
+        names.begin(BATCH, lambda: False)
 
 
 def test_files_that_spark_lists_by_path_may_have_any_name(source: Source) -> None:
     names, logged = names_of(source, recursivefilelookup="true")
     source.read("a[1].json", "b.json")
     logged()
-    names.begin(BATCH)
+    names.begin(BATCH, lambda: False)
 
 
 def test_partitions_below_a_pattern_are_none_to_spark(source: Source) -> None:
@@ -107,7 +107,7 @@ def test_partitions_below_a_pattern_are_none_to_spark(source: Source) -> None:
     source.read("day=1/a[2].json", "day=1/d.json")
     logged()
     with pytest.raises(ConfigurationError, match="takes the name"):
-        names.begin(BATCH)
+        names.begin(BATCH, lambda: False)
 
 
 def test_a_checkpoint_before_a_planned_step_with_such_a_file_is_refused(source: Source) -> None:

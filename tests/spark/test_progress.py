@@ -101,7 +101,7 @@ def test_no_checkpoint_is_made_that_no_restart_could_go_on_from(sources: Sources
     sources.progress.want(CheckpointId(4), BATCH)
     (sources.directory / gone).unlink()
     (sources.directory / f"offsets/{BATCH + 8}").write_bytes(b"v1")
-    look = (lambda: sources.progress.begin(BATCH + 8)) if in_spark else sources.deliver
+    look = (lambda: sources.progress.begin(BATCH + 8, lambda: False)) if in_spark else sources.deliver
     with pytest.raises(CorruptionError, match=f"{gone} is missing"):
         look()
     assert (sources.added, sources.failed) == ([], [])
@@ -125,7 +125,7 @@ def test_spark_may_still_be_writing_its_logs_when_a_batch_begins(sources: Source
 
     writer = threading.Thread(target=write)
     writer.start()
-    sources.progress.begin(BATCH + 8)
+    sources.progress.begin(BATCH + 8, lambda: False)
     writer.join()
     # Spark may delete them now.
     (sources.directory / f"commits/{BATCH}").unlink()

@@ -218,7 +218,7 @@ class Reading:
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
         driver.failed, driver.progress = threading.Event(), JobProgress(Epoch(0))
         driver.is_draining = driver.drained = False
-        driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
+        driver._sources, driver._operators = SimpleNamespace(begin=lambda *_: None), {}
         driver._trigger = lambda epoch: None
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
         driver._generation, driver._no_rows, driver._batch = 1, None, 5

@@ -54,6 +54,26 @@ def test_no_checkpoint_waits_for_the_first_look_at_the_sources(batch: int, has_b
     assert polled == [True] * polls
 
 
+@pytest.mark.parametrize(("batch", "has_begun", "waits"), [(-1, False, True), (-1, True, False), (4, False, False)])
+def test_a_checkpoint_of_a_tick_does_not_time_out_before_the_first_look(
+    batch: int, has_begun: bool, waits: bool
+) -> None:
+    """Timers that a snapshot has are due at once: the tick triggers it, whether sources have begun or not."""
+    made, postponed = attempt(active=True, idle_s=0.01, due=False), list[int]()
+    made.driver.failed, made.driver.epoch_carries_trigger, made.driver.batch = threading.Event(), False, batch
+    made.driver.progress, made._has_reported = SimpleNamespace(epochs=0, late_rows=0), True
+    made.driver.watermarks.reached_us, made.driver.is_running = 0, True
+    made.coordinator = SimpleNamespace(
+        pending=CheckpointId(1), is_due=False, advance=lambda: None, postpone=lambda: postponed.append(1)
+    )
+    made._sources = SimpleNamespace(has_begun=lambda has_looked: has_begun, deliver=lambda has_looked: None)
+    looks = iter([False, True])
+    made._fleet = SimpleNamespace(check_executors=lambda: None, may_have_lost_one=lambda: False)
+    made._query_finished = lambda: False
+    assert not made._watch_until(lambda: next(looks))
+    assert bool(postponed) == waits
+
+
 class Panic(BaseException):
     """As a library in Rust raises it."""
 

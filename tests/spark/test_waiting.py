@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from strandline.control.driverlog import DriverLog
-from strandline.control.status import State
+from strandline.control.status import SinkStatus, State
 from strandline.core.errors import CheckpointError, ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.times import END_US
 from strandline.plan.parallelism import ParallelismOverride
 from strandline.runtime.watermarks import REACHED
-from strandline.spark.job import requests, supervision
-from strandline.spark.job.attempt import Attempt
+from strandline.spark.job import requests, saving, supervision
+from strandline.spark.job.attempt import Attempt, end
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.preparation import Preparation
 from strandline.storage.remote import open_store
@@ -200,6 +200,18 @@ def test_the_savepoint_of_a_drain_is_of_an_attempt_that_has_drained(
     keepers.checkpoint()
     saving.join(20)
     assert [stats.status for stats in made] == ["completed"]
+
+
+@pytest.mark.parametrize(("drains", "hint"), [(False, "take it when the target is"), (True, "start the job")])
+def test_how_a_savepoint_comes_about_though_rows_wait(drains: bool, hint: str) -> None:
+    """After a drain, there is no job left to take it of."""
+    sink = SimpleNamespace(status=lambda: SinkStatus("out", waiting_rows=3, failure="nobody listens"))
+    blueprint: Any = SimpleNamespace(name="job", draining=Draining(), plan=SimpleNamespace(sinks=[("out", sink, None)]))
+    if drains:
+        blueprint.draining.requested.set()
+    with pytest.raises(CheckpointError, match="while 3 rows of sink 'out' wait") as caught:
+        saving._check_delivered(blueprint, lambda: False)
+    assert hint in (caught.value.hint or "")
 
 
 class Attempts:

@@ -12,7 +12,7 @@ import hashlib
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import UNSET
@@ -53,11 +53,11 @@ def capture(directory: Path, batch: int) -> dict[str, bytes]:
     return _read(directory, required)
 
 
-def read_offsets(directory: Path, batch: int) -> dict[str, bytes]:
+def read_offsets(directory: Path, batch: int, is_over: Callable[[], bool]) -> dict[str, bytes]:
     """Read Spark's log of the offsets up to which a batch that has begun will read, by its name in the log.
 
     Waits for it: another thread of Spark writes it while Spark prepares the batch. Raises UnavailableError after a
-    time-out.
+    time-out, or when the run `is_over`.
     """
     name = f"offsets/{batch}"
     deadline = time.monotonic() + _WRITE_TIMEOUT_S
@@ -65,6 +65,8 @@ def read_offsets(directory: Path, batch: int) -> dict[str, bytes]:
         try:
             return {name: (directory / name).read_bytes()}
         except FileNotFoundError:
+            if is_over():
+                raise UnavailableError(f"{directory / name}: the run ended before Spark wrote it") from None
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"{directory / name}: Spark has not written it within {_WRITE_TIMEOUT_S:.0f} s",

@@ -45,6 +45,8 @@ _HEARTBEAT_S = 1.0
 _SHUTDOWN_S = 2.0
 """How long the server waits for commands in progress when the run has ended."""
 _PAUSE_S = 0.1
+_CHECK_S = 5.0
+"""The interval of checks whether the socket is still there."""
 _MAX_CONVERSATIONS = 64
 _MAX_AT_WORK = 16
 
@@ -114,10 +116,17 @@ class ControlServer:
         finally:
             self._listener.close()
             self._path.unlink(missing_ok=True)
+            # `_listen_again` may have made the directory after the job removed it.
+            with contextlib.suppress(OSError):
+                self._path.parent.rmdir()
 
     async def _answer_all(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
-        await self._ending.wait()
+        while not self._ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _CHECK_S)
+            if not self._ending.is_set() and not self._path.exists():
+                self._listen_again()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for conversation, task in self._conversations.items():
@@ -125,6 +134,17 @@ class ControlServer:
                 task.cancel()
         if self._conversations:
             await asyncio.wait(self._conversations.values(), timeout=_SHUTDOWN_S)
+
+    def _listen_again(self) -> None:
+        """Create the socket again after another program has removed it, as clean-up of /tmp does."""
+        # The next check tries again.
+        with contextlib.suppress(OSError, StrandlineError):
+            self._places.make()
+            listener = _listen(self._path)
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = listener
+            self._loop.add_reader(listener, self._accept)
 
     def _accept(self) -> None:
         try:

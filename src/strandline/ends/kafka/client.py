@@ -52,9 +52,10 @@ class Cluster:
         self.answer_s = 10.0
         """Timeout of one request to the brokers."""
 
-    def ask(self, call: Callable[..., T], *args: Any) -> T:
-        """Call a method of a client that takes a timeout as its last argument."""
-        return call_within(self.answer_s + 5, call, *args, self.answer_s)
+    def ask(self, call: Callable[..., T], *args: Any, timeout_s: float | None = None) -> T:
+        """Call a method of a client that takes a timeout as its last argument, by default `answer_s`."""
+        timeout_s = self.answer_s if timeout_s is None else timeout_s
+        return call_within(timeout_s + 5, call, *args, timeout_s)
 
     def __repr__(self) -> str:
         return f"Cluster({self.servers!r})"

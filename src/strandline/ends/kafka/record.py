@@ -129,13 +129,16 @@ class SinkRecord:
             ),
         )  # fmt: skip
 
-    def read_lane(self, consumer: Any) -> LaneRecord | None:
-        """Return the record in the lane's group; None if there is none, or Kafka has deleted it."""
+    def read_lane(self, consumer: Any, timeout_s: float | None = None) -> LaneRecord | None:
+        """Return the record in the lane's group; None if there is none, or Kafka has deleted it.
+
+        While a transaction that changes it is open, Kafka does not answer.
+        """
         from confluent_kafka import TopicPartition
 
         partitions = [TopicPartition(self.topic, partition) for partition in (0, 1)]
         records = []
-        for each in self.cluster.ask(consumer.committed, partitions):
+        for each in self.cluster.ask(consumer.committed, partitions, timeout_s=timeout_s):
             if each.error is not None:
                 raise translate_error(each.error, self.writer.label, self.cluster)
             if each.offset >= 0 and each.metadata:

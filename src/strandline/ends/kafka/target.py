@@ -98,6 +98,8 @@ def _key_of(target: KafkaTarget, writer: Writer, lane: int) -> tuple[Any, ...]:
 
 _QUIET_S = 0.3
 """Brokers that were available all the time have completed a commit after this time."""
+_CURRENT_S = 0.5
+"""Timeout of the check of a kept connection."""
 _MOST_IDLE = 32
 _IDLE_S = 120.0
 
@@ -236,9 +238,12 @@ class KafkaConnection(Connection):
         return self._current.mark
 
     def is_current(self) -> bool:
-        """Whether the lane's record is still the one that this connection has written."""
+        """Whether the lane's record is still the one that this connection has written.
+
+        False without an answer: another process may have left a transaction open, which the next connection aborts.
+        """
         with suppress(Exception):
-            return self._record.read_lane(self._consumer) == self._current
+            return self._record.read_lane(self._consumer, _CURRENT_S) == self._current
         return False
 
     def put_record(self) -> None:

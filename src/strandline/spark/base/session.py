@@ -322,6 +322,11 @@ def polling_delay_ms(spark: SparkSession) -> int:
     return int(internal.sessionState().conf().streamingPollingDelay())
 
 
+def has_log_cache(spark: SparkSession) -> bool:
+    """Whether Spark keeps the newest parts of its logs in memory."""
+    return str(spark.conf.get("spark.sql.streaming.metadataCache.enabled", "true")).lower() == "true"
+
+
 def retained_batches(spark: SparkSession) -> int:
     """Return the number of batches in the log that Spark keeps."""
     return int(spark.conf.get(_BATCHES_TO_RETAIN) or 0)

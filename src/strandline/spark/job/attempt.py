@@ -140,9 +140,11 @@ class Attempt:
             if self.driver.failed.wait(_POLL_S):
                 assert self.driver.error is not None
                 raise self.driver.error
-            if self.driver.epoch_carries_trigger:
+            is_pending = self.coordinator.pending is not None
+            # Timers may trigger a checkpoint before the sources have begun, and their first listing may take long.
+            if self.driver.epoch_carries_trigger or (is_pending and not self._have_sources_begun()):
                 self.coordinator.postpone()
-            if self.coordinator.pending is not None and time.monotonic() - collected > _COLLECT_S:
+            if is_pending and time.monotonic() - collected > _COLLECT_S:
                 self.driver.collect_reports()
                 collected = time.monotonic()
             if (completed := self.coordinator.advance()) is not None:
@@ -168,6 +170,7 @@ class Attempt:
                 keep_accepting_calls(self._b.spark)
                 # Spark's thread may be blocked by tasks that wait for a lost executor.
                 self._fleet.check_executors()
+                self._watch.check_logs()
                 self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
@@ -278,10 +281,13 @@ class Attempt:
         by_us = self._finished_us
         if self.driver.has_due(by_us) and not self._watch.is_batch_coming(idle_s) and self.driver.tick(by_us):
             return
-        # Before the sources have begun, a checkpoint would wait for them, and fail if their first listing takes long.
-        due = self.coordinator.is_due and (self.driver.batch >= 0 or self._sources.has_begun(self._watch.has_looked))
+        # Before the sources have begun, a checkpoint would wait for them.
+        due = self.coordinator.is_due and self._have_sources_begun()
         if due or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
+
+    def _have_sources_begun(self) -> bool:
+        return self.driver.batch >= 0 or self._sources.has_begun(self._watch.has_looked)
 
     def _release_claimed(self) -> None:
         """Delete a claimed savepoint now that the job has a checkpoint of its own."""

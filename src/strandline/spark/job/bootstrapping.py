@@ -217,7 +217,7 @@ class _NoProgress:
 
     _coordinator: Coordinator
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
         pass
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +49,8 @@ _PAUSE_POLL_S = 0.05
 class SourcePositions(Protocol):
     """Adds the positions of the sources to checkpoints."""
 
-    def begin(self, batch: int) -> None:
-        """Note that a batch is about to be processed."""
+    def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
+        """Note that a batch is about to be processed; raise UnavailableError if the run `is_over`."""
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:
         """Add the position after this batch to a checkpoint, now or later."""
@@ -136,7 +136,7 @@ class EpochDriver:
                 raise KeeperError("the run has ended already")
             try:
                 self._check_batch(batch)
-                self._sources.begin(batch)
+                self._sources.begin(batch, self.sealed.is_set)
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), begun_us)
                 self._done = batch

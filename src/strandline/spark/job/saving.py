@@ -20,6 +20,12 @@ from strandline.snapshot.savepoints.take import FORMS, Form, Report, take_savepo
 from strandline.spark.job.attempt import Blueprint
 from strandline.storage.place import Place
 
+_LATER = "take it when the target is available again; a checkpoint may be taken at any time"
+_AFTER_DRAIN = (
+    "the job ends all the same, drained. When the target is available again, start the job: it delivers these rows. "
+    "`strandline snapshots copy --canonical` then makes a savepoint of its last checkpoint"
+)
+
 
 def target_of(blueprint: Blueprint, url: str | Path, form: str) -> Place:
     """Return the place of a new savepoint; raise ConfigurationError for a wrong form or place."""
@@ -78,7 +84,7 @@ def _check_delivered(b: Blueprint, shows_all: Callable[[], bool]) -> None:
             raise CheckpointError(
                 f"job '{b.name}': no savepoint is taken while {waits.waiting_rows:,} rows of sink '{name}' wait for "
                 f"its target: {waits.failure}",
-                hint="take it when the target is available again; a checkpoint may be taken at any time",
+                hint=_AFTER_DRAIN if b.draining.requested.is_set() else _LATER,
             )
     # Sinks of a program's own need not have a status.
     if not shows_all():

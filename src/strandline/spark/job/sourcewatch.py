@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.core.clock import Clock
-from strandline.core.errors import SparkError
+from strandline.core.errors import SparkError, UnavailableError
 from strandline.spark.base.spark_errors import unwrap_error
 
 _LOOK_TIMEOUT_S = 1.0
@@ -101,6 +103,19 @@ class SourceWatch:
             )
         now_us = round(self._clock.monotonic_ms() * 1000)
         self._waits_until_us = max(self._waits_until_us, now_us) + back_us + self._between_us
+
+    def check_logs(self) -> None:
+        """Raise UnavailableError if another thread of Spark could not write the query's logs.
+
+        Spark raises that error only before its next batch, and a batch or a checkpoint may wait for the logs.
+        """
+        # A query that writes its logs itself, and one of another version of Spark, may not have it.
+        with suppress(Py4JError):
+            if (error := self.query._jsq.streamingQuery().errorNotifier().getError()).isDefined():
+                raise UnavailableError(
+                    f"Spark could not write its log of the sources' progress: {error.get().toString()}",
+                    hint="see whether the disk of local_dir is full",
+                )
 
     def has_looked(self) -> bool:
         """Whether Spark has looked at the sources, and so has written down where they begin."""

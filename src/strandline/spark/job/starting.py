@@ -19,7 +19,7 @@ from strandline.format.manifest import Manifest
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.opening.origin import Origin
 from strandline.spark.base.quiet import suppress_error_logs
-from strandline.spark.base.session import polling_delay_ms, retained_batches
+from strandline.spark.base.session import has_log_cache, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, end
 from strandline.spark.job.compat import lost_sinks
 from strandline.spark.job.epochs import EpochDriver
@@ -47,7 +47,7 @@ _ASYNCHRONOUS_LOGS = {
 }
 """Options with which another thread of Spark writes its logs: two log files an epoch, for which Spark starts six
 processes, would take a sixth of an epoch without rows. Restarts do not need these logs, but checkpoints, which wait for
-them. Spark does not have it for `availableNow`."""
+them. Spark does not have it for `availableNow`, nor without its cache of logs, which has those not written yet."""
 
 
 class Starting:
@@ -143,7 +143,7 @@ class Starting:
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
-        if "availableNow" not in b.trigger:
+        if "availableNow" not in b.trigger and has_log_cache(source.sparkSession):
             writer = writer.options(**_ASYNCHRONOUS_LOGS)
         trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         between_ms = max(trigger_ms, polling_delay_ms(b.spark))

@@ -173,7 +173,8 @@ class Transactional(Sink):
             self._late_since = now
             log.warning("%s: %s rows wait in storage, and the job goes on: %s", self._writer.label, f"{rows:,}", reason)
         elif self._late_since and not left:
-            tell_always(f"{self._writer.label}: all waiting rows are delivered")
+            # They are delivered, or a rollback has given them up.
+            tell_always(f"{self._writer.label}: no rows wait any more")
             self._late_since = 0.0
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
         self._status = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -285,12 +285,12 @@ class KafkaTopics:
         self._pending: tuple[int, Future[None]] | None = None
         self._is_closed = threading.Event()
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
         """Before a batch is processed: store the ids of topics that the last batch did not have.
 
         Spark reads them from their first rows. An earlier topic of the same name no longer exists.
         """
-        offsets = read_offsets(self._directory, batch) if self._known else {}
+        offsets = read_offsets(self._directory, batch, is_over) if self._known else {}
         for source, known in self._known.items():
             topics = {topic for topic, _ in source.reached(offsets, batch)}
             if new := topics - self._read[source]:

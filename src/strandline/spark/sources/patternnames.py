@@ -9,7 +9,7 @@ on timing which files are in an epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -43,11 +43,11 @@ class PatternNames:
         self._directory = directory
         self._steps = {source: source.reached(files, batch) for source in sources}
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
         """Raise ConfigurationError if the next epoch has such a name, UnavailableError if a file is missing."""
         if not self._steps:
             return
-        offsets = read_offsets(self._directory, batch)
+        offsets = read_offsets(self._directory, batch, is_over)
         for source, before in list(self._steps.items()):
             with suppress(UnreadableLogError):
                 reached = source.reached(offsets, batch)

@@ -106,7 +106,7 @@ class SourceProgress:
     """Spark's numbers of the sources, by line: see `log.py`."""
     _captured: Sequence[Callable[[CheckpointId, int, Mapping[str, bytes]], None]]
     """Callbacks with the files of each checkpoint."""
-    _checks: Sequence[Callable[[int], None]]
+    _checks: Sequence[Callable[[int, Callable[[], bool]], None]]
     """Checks of a batch before it is processed."""
     _topics: KafkaTopics
 
@@ -119,18 +119,18 @@ class SourceProgress:
         """Request the progress after a batch for a checkpoint, once Spark has committed the batch."""
         self._request = _Request(checkpoint, batch)
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
         """Before a batch is processed: store the start, and read an overdue request's files before Spark deletes them.
 
-        Raises CorruptionError as `deliver` does.
+        Raises CorruptionError as `deliver` does, and UnavailableError if the run `is_over`.
         """
         for check in self._checks:
-            check(batch)
+            check(batch, is_over)
         request = self._request
         is_overdue = request is not None and 0 <= request.batch <= batch - self._overdue
         if is_overdue or not self._start_is_kept or batch == 0:
             # Spark writes its logs one after the other: this is the newest file of all.
-            read_offsets(self._directory, batch)
+            read_offsets(self._directory, batch, is_over)
         if not self._start_is_kept:
             # Without it, a source that began at "latest" would skip rows after a failure.
             files = capture_start(self._directory)

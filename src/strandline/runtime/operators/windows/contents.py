@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +18,10 @@ from strandline.runtime.state.scope import Scope
 from strandline.types.datatypes import ArrayType, parse_type
 
 Row = tuple[Any, ...]
+
+_FEW_CHUNKS = 64
+_MOST_INDEXED = 1000
+"""The number of keys whose chunks are indexed at a time."""
 
 
 class Contents:
@@ -188,7 +193,7 @@ def reduced(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
 class ChunksHandle:
     """The lists of the current key."""
 
-    __slots__ = ("_coerce", "_copy", "_scope", "_table")
+    __slots__ = ("_coerce", "_copy", "_index", "_indexed", "_scope", "_table")
 
     def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
         assert isinstance(values.type, ArrayType)
@@ -197,6 +202,9 @@ class ChunksHandle:
         self._table = table
         self._coerce = coercion(scope, name, element, "an element")
         self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
+        self._index: dict[Any, dict[int, set[int]]] = {}
+        """The epochs of each list's chunks, of keys with many, as of epoch `_indexed`; perhaps with deleted ones."""
+        self._indexed = -1
 
     def append(self, at: int, element: Any) -> None:
         """Add an element at the end of a list."""
@@ -215,6 +223,8 @@ class ChunksHandle:
             # A new list: an earlier epoch's list must not change, for an abort.
             self._table.put(key, (to, epoch), [*there.get(epoch, ()), *chunk])
             self._table.put(key, (at, epoch), None)
+            if key in self._index:
+                self._index[key][to].add(epoch)
 
     def clear(self, at: int) -> None:
         """Delete a list."""
@@ -224,8 +234,22 @@ class ChunksHandle:
 
     def _chunks(self, at: int) -> list[tuple[int, list[Any]]]:
         """Return a list's chunks with their epochs, in order."""
-        entries = self._table.entries(self._scope.key).items()
-        return sorted((epoch, chunk) for (of, epoch), chunk in entries if of == at and chunk is not None)
+        entries = self._table.entries(self._scope.key)
+        # A search for each of thousands of lists would take the square of their number.
+        few = len(entries) < _FEW_CHUNKS
+        epochs = {epoch for of, epoch in entries if of == at} if few else self._indexed_epochs(at, entries)
+        return [(epoch, chunk) for epoch in sorted(epochs) if (chunk := entries.get((at, epoch))) is not None]
+
+    def _indexed_epochs(self, at: int, entries: Iterable[tuple[int, int]]) -> set[int]:
+        key, epoch = self._scope.key, self._scope.epoch
+        if self._indexed != epoch or len(self._index) > _MOST_INDEXED:
+            self._index, self._indexed = {}, epoch
+        if key not in self._index:
+            index = self._index[key] = defaultdict(set)
+            for of, each in entries:
+                index[of].add(each)
+        # Appends are not indexed: their chunks are of the present epoch.
+        return self._index[key].get(at, set()) | {epoch}
 
 
 class Chunks(Map):

@@ -539,7 +539,8 @@ class TableSink(TableFormat):
             log.warning("%s: %s rows wait for the table, and the job goes on: %s", self._label, f"{rows:,}", reason)
         elif self._late_since and not waiting:
             self._late_since = 0.0
-            tell_always(f"{self._label}: all waiting rows are in the table")
+            # They are in the table, or a rollback has given them up.
+            tell_always(f"{self._label}: no rows wait any more")
         waiting_ms = round((now - self._late_since) * 1000) if waiting else 0
         self._status = SinkStatus(
             self._opened.sink,
