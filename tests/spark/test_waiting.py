@@ -22,7 +22,7 @@ from strandline.core.times import END_US
 from strandline.plan.parallelism import ParallelismOverride
 from strandline.runtime.watermarks import REACHED
 from strandline.spark.job import requests, saving, supervision
-from strandline.spark.job.attempt import Attempt, end
+from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.preparation import Preparation
 from strandline.storage.remote import open_store

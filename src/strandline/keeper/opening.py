@@ -54,6 +54,18 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     restoring = None
     if restore is not None and restore.stored is not None:
         restoring = PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
+    try:
+        return _open(program, partition, directory, jobdir, restoring)
+    except BaseException:
+        if restoring is not None:
+            restoring.unverified.clear()
+        raise
+
+
+def _open(
+    program: Program, partition: Partition, directory: Path, jobdir: JobDirectory, restoring: PartitionRestore | None
+) -> OpenPartition:
+    restore = program.restore
     # RocksDB links a checkpoint's files under a name with `.tmp` first, which a killed keeper leaves.
     for path in [*directory.glob("db-*"), *directory.glob("chk-*.tmp")]:
         shutil.rmtree(path, ignore_errors=True)
