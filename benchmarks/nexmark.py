@@ -1,7 +1,8 @@
-"""Nexmark's queries 3, 4, 5, 7, 8, 9, 11, 18 and 20: events a second, beside Spark's own streaming SQL.
+"""Nexmark's queries 3, 4, 5, 7, 8, 9, 11, 18 and 20: events a second, beside Spark's own streaming SQL and Flink's.
 
 Everybody reads the same files, an epoch each, and writes the results as Parquet files. These are compared with what
-DuckDB makes of the same events. Query 4 has no peer: Spark's SQL cannot say it.
+DuckDB makes of the same events. Spark's SQL cannot say query 4. Flink is fetched when it is first measured, and left
+out where it cannot be had.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._counting import MASTER
 from benchmarks._counting import SPARK_SETTINGS as COMMON_SETTINGS
+from benchmarks._flink import UnavailableFlinkError, install
 from benchmarks._harness import (
     Result,
     emit,
@@ -26,7 +28,8 @@ from benchmarks._harness import (
     scratch,
     steady_rows_per_second,
 )
-from benchmarks._nexmark.answers import check, import_duckdb
+from benchmarks._nexmark import flink
+from benchmarks._nexmark.answers import check, import_duckdb, parquet_files
 from benchmarks._nexmark.peers import STATEMENTS, results_of
 from benchmarks._nexmark.queries import QUERIES
 from benchmarks._nexmark.sources import SPARK_SETTINGS, Size, read_events, write_events
@@ -36,13 +39,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BENCHMARK = "nexmark"
-OURS, SPARK = "strandline", "spark-sql"
+OURS, SPARK, FLINK = "strandline", "spark-sql", "flink-sql"
 THROUGH_SAVEPOINT = "through-savepoint"
 FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
 QUICK = Size(events_per_epoch=30_000, epochs=3, warm_up=1)
 CHECKPOINT_INTERVAL = "10s"
 SETTINGS = COMMON_SETTINGS | SPARK_SETTINGS
 SUBJECTS = [f"{query}.{OURS}" for query in QUERIES] + [f"{query}.{SPARK}" for query in STATEMENTS]
+SUBJECTS += [f"{query}.{FLINK}" for query in flink.STATEMENTS]
 SUBJECTS.sort(key=lambda subject: int(subject.partition(".")[0][1:]))
 THROUGH = [f"{query}.{THROUGH_SAVEPOINT}" for query in QUERIES]
 _TIMEOUT_S = 1800.0
@@ -111,7 +115,12 @@ def run_spark(query: str, events: Path, size: Size, directory: Path) -> Any:
     return epochs
 
 
-RUN = {OURS: run_strandline, SPARK: run_spark, THROUGH_SAVEPOINT: run_through_savepoint}
+def run_flink(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Run a query in Flink's SQL to its end and return the costs of the epochs."""
+    return flink.run_flink(query, events, size, directory, CHECKPOINT_INTERVAL)
+
+
+RUN = {OURS: run_strandline, SPARK: run_spark, FLINK: run_flink, THROUGH_SAVEPOINT: run_through_savepoint}
 
 
 def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Result:
@@ -120,15 +129,17 @@ def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Resu
     epochs = RUN[engine](query, events, size, directory)
     # Spark counts a row for each branch of the query that reads it.
     epochs = [replace(epoch, rows=size.events_per_epoch) for epoch in epochs]
+    results = directory / "results"
+    rows = flink.results(query, results) if engine == FLINK else parquet_files(results)
     return {
         "rows_per_second": steady_rows_per_second(epochs, 0 if engine == THROUGH_SAVEPOINT else size.warm_up),
-        "results_compared": check(subject, query, events, directory / "results"),
+        "results_compared": check(subject, query, events, rows),
         "epochs_ms": [epoch.duration_ms for epoch in epochs],
     }
 
 
 def report(size: Size, results: dict[str, list[Result]]) -> None:
-    """Print each subject's median throughput, and how many times Spark's it is."""
+    """Print each subject's median throughput, and how many times a peer's it is."""
     rates = {subject: median_of(rounds, "rows_per_second") for subject, rounds in results.items()}
     for subject, rate in rates.items():
         query, _, engine = subject.partition(".")
@@ -146,9 +157,10 @@ def report(size: Size, results: dict[str, list[Result]]) -> None:
         }
         emit(BENCHMARK, query if engine == OURS else subject, "throughput", round(rate), **extra)
     for query in QUERIES:
-        mine, own = rates.get(f"{query}.{OURS}"), rates.get(f"{query}.{SPARK}")
-        if mine is not None and own is not None:
-            emit(BENCHMARK, query, "throughput_ratio", round(mine / own, 2), peer=SPARK)
+        for peer in (SPARK, FLINK):
+            mine, other = rates.get(f"{query}.{OURS}"), rates.get(f"{query}.{peer}")
+            if mine is not None and other is not None:
+                emit(BENCHMARK, query, "throughput_ratio", round(mine / other, 2), peer=peer)
 
 
 def main() -> None:
@@ -172,6 +184,12 @@ def main() -> None:
         return
     end_on_sigterm()
     subjects = given.subjects or (THROUGH if given.savepoint else SUBJECTS)
+    if any(subject.endswith(FLINK) for subject in subjects):
+        try:
+            install()
+        except UnavailableFlinkError as error:
+            progress(f"{FLINK} is left out. {error}")
+            subjects = [subject for subject in subjects if not subject.endswith(FLINK)]
     rounds = 1 if given.quick else given.rounds
     progress(f"{BENCHMARK}: {size.epochs * size.events_per_epoch:,} events, {', '.join(subjects)}; {rounds} rounds")
     with scratch("nexmark-events") as directory:

@@ -32,6 +32,14 @@ SELECT * FROM (
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """A subject's: the SQL that reads all that it gave, and what of the final results is compared."""
+
+    gave: str
+    compared: str = "*"
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One query's: its SQL, and the SQL that leaves a subject's final results of all that it `gave`."""
 
@@ -146,21 +154,26 @@ def import_duckdb() -> Any:
         ) from None
 
 
-def check(subject: str, query: str, events: Path, results: Path) -> int:
-    """Compare the Parquet files that a subject gave with the right answer; return how many rows that has."""
+def parquet_files(directory: Path) -> Rows:
+    """Return the rows of all Parquet files below a directory."""
+    return Rows(f"SELECT * FROM read_parquet('{directory}/**/*.parquet')")
+
+
+def check(subject: str, query: str, events: Path, rows: Rows) -> int:
+    """Compare the rows that a subject gave with the right answer; return how many that has."""
     answer = ANSWERS[query]
     database = import_duckdb().connect()
     database.execute("SET TimeZone = 'UTC'; SET threads = 2")
     database.execute(_VIEWS.format(events=events))
-    database.execute(f"CREATE VIEW gave AS SELECT * FROM read_parquet('{results}/**/*.parquet')")
+    database.execute(f"CREATE VIEW gave AS {rows.gave}")
     for name, sql in (("wanted", answer.right), ("found", answer.final)):
-        database.execute(f"CREATE TABLE {name} AS {sql}")
+        database.execute(f"CREATE TABLE {name} AS SELECT {rows.compared} FROM ({sql})")
     differences = {}
     for which, one, other in (("missing", "wanted", "found"), ("too many", "found", "wanted")):
         sql = f"SELECT * FROM {one} EXCEPT ALL SELECT * FROM {other} LIMIT 3"
         differences[which] = database.execute(sql).fetchall()
-    (rows,) = database.execute("SELECT count(*) FROM wanted").fetchone()
+    (count,) = database.execute("SELECT count(*) FROM wanted").fetchone()
     database.close()
-    if any(differences.values()) or not rows:
-        raise SystemExit(f"{subject}: wrong results of {query}, which should have {rows:,} rows: {differences}")
-    return int(rows)
+    if any(differences.values()) or not count:
+        raise SystemExit(f"{subject}: wrong results of {query}, which should have {count:,} rows: {differences}")
+    return int(count)

@@ -3,9 +3,13 @@
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from benchmarks._nexmark import sources
+from benchmarks import _flink
+from benchmarks._harness import EpochCost
+from benchmarks._nexmark import flink, sources
 from benchmarks._nexmark.answers import ANSWERS, import_duckdb
 from benchmarks._nexmark.generator import (
     ACTIVE_PEOPLE,
@@ -162,9 +166,44 @@ def test_the_schema_names_the_columns_that_are_written(events):
 def test_every_query_has_an_answer_and_all_but_one_a_peer():
     assert list(QUERIES) == list(ANSWERS)
     assert set(QUERIES) - set(STATEMENTS) == {"q4"}
+    assert list(QUERIES) == list(flink.STATEMENTS)
 
 
 def test_without_duckdb_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(SystemExit, match=r"DuckDB is not installed: .*,benchmarks\]"):
         import_duckdb()
+
+
+def test_flink_reads_the_columns_that_a_query_needs():
+    assert flink.row_type("q8") == (
+        "ROW<event_type INT, ts BIGINT, person ROW<id BIGINT, name STRING>, auction ROW<seller BIGINT>>"
+    )
+    assert flink.views("q5") == ["CREATE VIEW bid AS SELECT bid.auction, ts, rowtime FROM events WHERE event_type = 2"]
+
+
+def test_flinks_epoch_is_over_when_both_halves_of_its_file_were_read():
+    size = sources.Size(events_per_epoch=7, epochs=2, warm_up=0)
+    # Two readers start at 10, and ask for the halves of two files and of the one that closes all windows.
+    requests = [10, 10, 21, 24, 30, 38, 39, 39]
+    assert flink.epochs_of(requests, size) == [EpochCost(7, 14), EpochCost(7, 14)]
+
+
+def test_of_flinks_changes_the_rows_remain_that_were_not_taken_back(tmp_path):
+    database = pytest.importorskip("duckdb").connect()
+    changes = [
+        ("INSERT", 1, 5.0),
+        ("UPDATE_BEFORE", 1, 5.0),
+        ("UPDATE_AFTER", 2, 6.0),
+        ("INSERT", 9, 7.0),
+        ("DELETE", 9, 7.0),
+    ]
+    table = pa.table(dict(zip(("op", "auctions", "price"), zip(*changes, strict=True), strict=True)))
+    pq.write_table(table, tmp_path / "part-0")
+    assert database.execute(flink.results("q4", tmp_path).gave).fetchall() == [(2, 6.0)]
+
+
+def test_without_a_compiler_flink_is_unavailable(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(_flink.UnavailableFlinkError, match="there is no javac"):
+        _flink.install()
