@@ -169,9 +169,11 @@ class Unverified:
         """Compute the checksums, and close the files. Raises CorruptionError naming the damaged one."""
         while self._files:
             opened, file = self._files.pop()
-            with opened:
-                if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                    raise CorruptionError(f"{opened.name} ('{file.name}'): the local copy is damaged")
+            sha256 = ""
+            with opened, suppress(OSError):
+                sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+            if sha256 != file.sha256:
+                raise CorruptionError(f"{opened.name} ('{file.name}'): the local copy is damaged")
 
 
 def fetch(
