@@ -211,7 +211,6 @@ def test_a_restore_takes_what_is_whole_of_the_local_copy_and_the_rest_from_stora
     fallback = nursery.start(backend=backend, generation=3, restore=restore)
     if backend == "rocksdb":
         # Its files are verified after the start, and before anything is uploaded: then the copy is dropped.
-        fallback.poll()
         eventually(lambda: has_refused(fallback), "the damage is found")
         fallback.kill()
         fallback = nursery.start(backend=backend, generation=4, restore=restore)
