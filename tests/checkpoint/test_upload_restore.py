@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from strandline.backends.base import LocalFile
+from strandline.checkpoint import restore
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Unverified, choose, fetch
@@ -166,6 +167,19 @@ def test_files_that_check_themselves_are_linked_first_and_verified_later(
         unverified.verify()
     unverified.clear()
     unverified.verify()
+
+
+def test_of_many_files_most_are_verified_at_once(
+    jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are verified later are open until then."""
+    monkeypatch.setattr(restore, "_MOST_UNVERIFIED", 0)
+    copy = tmp_path / "snapshot"
+    damaged = bytearray(FILES["1.sst"])
+    damaged[7] ^= 1
+    (copy / "1.sst").write_bytes(damaged)
+    fetch(jobdir, refs, tmp_path / "in", copy, Unverified((".sst",)))
+    assert content(tmp_path / "in") == FILES
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])

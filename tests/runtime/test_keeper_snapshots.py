@@ -9,7 +9,8 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -266,6 +267,57 @@ def test_what_breaks_on_this_machine_alone_is_fetched_and_opened_again(
     assert len(opened) == 2
     assert found.partition.version == 1
     found.partition.task.close()
+
+
+def test_a_copy_that_cannot_be_read_is_not_used_by_the_next_restore(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a failing disk."""
+    keeper = nursery.start(backend="rocksdb")
+    keeper.counts("a", "b")
+    report = keeper.checkpoint(1)
+    keeper.kill()
+    real = opening.open_backend
+
+    def open_backend(program: Program, process: Any, database: Path) -> Backend:
+        unreadable = next(database.glob("*.sst"))
+        unreadable.unlink()
+        unreadable.mkdir()
+        return real(program, process, database)
+
+    def wanted(generation: int) -> Program:
+        return program(
+            Counter(), store_url=f"file://{nursery.storage}", backend="rocksdb", generation=generation,
+            restore=restore_of(report, 1),
+        )  # fmt: skip
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opening, "open_backend", open_backend)
+        with pytest.raises(UnavailableError, match="Is a directory"):
+            opening.open_partition(wanted(2), Partition(0), keeper.directory)
+    assert not list(local_copies(keeper.directory))
+    found = opening.open_partition(wanted(3), Partition(0), keeper.directory)
+    assert found.partition.version == 1
+    found.partition.task.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "has_unread", "kept"),
+    [(CorruptionError("x"), False, False), (UnavailableError("x"), True, False), (UnavailableError("x"), False, True)],
+)
+def test_copies_of_damaged_state_are_dropped(
+    tmp_path: Path, error: StrandlineError, has_unread: bool, kept: bool
+) -> None:
+    service = PartitionService(tmp_path / "op-0")
+    copy = local_copy(tmp_path / "op-0", CheckpointId(1))
+    copy.mkdir(parents=True)
+    service.drop_damaged(error)
+    assert copy.exists(), "before the state is open, damage is not of this machine"
+    task = SimpleNamespace(store=SimpleNamespace(has_unread=has_unread))
+    service._opened = cast(Any, SimpleNamespace(partition=SimpleNamespace(task=task), restoring=None))
+    service.drop_damaged(error)
+    assert copy.exists() == kept
+    assert ("is_local" in error.fields) != kept
 
 
 class Ringing(KeyedProcess):

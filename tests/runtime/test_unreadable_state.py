@@ -59,12 +59,11 @@ class ReadingValues(KeyedBatchProcess):
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (Exception("Busy: too bad"), UnavailableError),
-        (Exception("IO error: too bad"), CorruptionError),
+        (Exception("IO error: too bad"), UnavailableError),
         (Exception("Corruption: block checksum mismatch"), CorruptionError),
         (Panic("no"), Panic),
     ],
-    ids=["away", "unreadable", "damaged", "panic"],
+    ids=["away", "damaged", "panic"],
 )
 @pytest.mark.parametrize(
     ("reading", "on_error"), [(ReadingMaps, FAIL), (ReadingMaps, OnError("skip")), (ReadingValues, FAIL)]
@@ -119,7 +118,7 @@ class FailingLater(KeyedProcess):
 def test_what_a_function_makes_of_state_that_cannot_be_read_counts_for_nothing(
     function: type[Any], on_error: OnError, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    bench = failing(function, Exception("Busy: too bad"), tmp_path, monkeypatch, on_error)
+    bench = failing(function, Exception("IO error: too bad"), tmp_path, monkeypatch, on_error)
     with pytest.raises(UnavailableError, match="too bad"):
         bench.apply([event("y")])
 

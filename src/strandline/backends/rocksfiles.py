@@ -81,8 +81,6 @@ class ErrorTranslation:
         message = f"state directory {self._directory}: {error}"
         if isinstance(error, OSError):
             return UnavailableError(message)
-        # A file that cannot be read is damaged, too: its copy may be what the next restore would take.
-        kinds = ("Corruption",) if self._errors_by_thread is None else ("Corruption", "IO error")
-        if str(error).startswith(kinds) or "No such file" in str(error):
+        if str(error).startswith("Corruption") or "No such file" in str(error):
             return CorruptionError(message, hint="the job restores from its last complete checkpoint")
         return UnavailableError(message, hint="look for a full or failing disk")

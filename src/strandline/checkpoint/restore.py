@@ -147,6 +147,10 @@ def _refusal(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -
     return None
 
 
+_MOST_UNVERIFIED = 256
+"""Each takes a file descriptor."""
+
+
 @dataclass(frozen=True)
 class Unverified:
     """Files that were linked before their checksums were computed, since their reader checks each block."""
@@ -155,6 +159,10 @@ class Unverified:
     """The endings of such files' names."""
     _files: list[tuple[BufferedReader, FileRef]] = field(default_factory=list)
     """They stay open: a backend renames and deletes its files."""
+
+    def takes(self, file: FileRef) -> bool:
+        """Whether a file may be verified later."""
+        return file.name.endswith(self.endings) and len(self._files) < _MOST_UNVERIFIED
 
     def add(self, path: Path, file: FileRef) -> None:
         """Add a file to verify."""
@@ -186,7 +194,7 @@ def fetch(
     """Fetch the files of one partition's snapshot into the directory `into`, and verify their checksums.
 
     A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
-    since a backend may write to them. Linked files that `unverified` accepts are for the caller to verify. Returns the
+    since a backend may write to them. Local files that `unverified` takes are for the caller to verify. Returns the
     bytes from the local copy, and those from storage. Raises CorruptionError naming the file that is missing or damaged
     in storage.
     """
@@ -254,13 +262,13 @@ def _fetch_one(
             raise CorruptionError(f"{folder.url}: file '{file.name}' inside the manifest does not match its checksum")
         target.write_bytes(file.inline)
         return 0
-    later = unverified is not None and file.name.endswith(unverified.endings)
-    if local_copy is not None and _matches(local_copy / file.name, file, content=not later):
+    later = unverified if unverified is not None and unverified.takes(file) else None
+    if local_copy is not None and _matches(local_copy / file.name, file, content=later is None):
         # The owner of the local copy may delete it at any time.
         with suppress(FileNotFoundError):
             _link_or_copy(local_copy / file.name, target, file.size)
-            if unverified is not None and later:
-                unverified.add(target, file)
+            if later is not None:
+                later.add(target, file)
             return file.size
     where = f"{folder.url}/{file.path} ('{file.name}')"
     # Twice, since the transfer may damage a file, and a checkpoint with a damaged file is never restored.

@@ -15,7 +15,7 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.paths import drop_copies
 from strandline.keeper.restoring import PartitionRestore
@@ -79,6 +79,11 @@ def _open(
     opened = None
     try:
         opened = open_task(program, process, partition, database, restoring)
+    except UnavailableError:
+        # A file that was linked without a read may be on a failing disk: the next restore reads the storage.
+        if restoring is not None:
+            restoring.drop_copies()
+        raise
     except CorruptionError as error:
         if restoring is None:
             raise

@@ -30,7 +30,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError, KeeperError, StrandlineError, discreet
+from strandline.core.errors import KeeperError, StrandlineError, discreet
 from strandline.core.failure import format_error, shortened, to_failure
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
@@ -195,8 +195,7 @@ class Keeper:
         except (KeeperError, OSError) as error:
             log.warning("epoch given up at version %d: %s", self._service.version, self._loggable(error))
         except StrandlineError as error:
-            if isinstance(error, CorruptionError):
-                self._service.drop_copies(error)
+            self._service.drop_damaged(error)
             self._send_failure(connection, error)
         except Exception as error:
             self._log_unexpected("internal error", error)

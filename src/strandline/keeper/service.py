@@ -102,9 +102,11 @@ class PartitionService:
         except StrandlineError as error:
             log.error("%s", error if self.log_values else error.discreet)
 
-    def drop_copies(self, error: CorruptionError) -> None:
-        """Delete the local copies after damage in the open state: the job restarts, and restores it from storage."""
+    def drop_damaged(self, error: StrandlineError) -> None:
+        """Delete the local copies if the open state is damaged: the job restarts, and restores it from storage."""
         if self._opened is None:
+            return
+        if not isinstance(error, CorruptionError) and not self._opened.partition.task.store.has_unread:
             return
         error.fields["is_local"] = True
         drop_copies(self._directory, keep=())

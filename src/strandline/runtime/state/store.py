@@ -184,6 +184,11 @@ class Store:
             for entries in changes.values():
                 deque(entries, maxlen=0)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether the backend could not read some of the state."""
+        return bool(self._unread)
+
     def check_reads(self) -> None:
         """Raise the error that the backend raised in this thread, if the user's function caught it."""
         if (unread := self._unread.get(threading.get_ident())) is not None:

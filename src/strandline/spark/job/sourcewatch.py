@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -111,11 +112,15 @@ class SourceWatch:
         """
         # A query that writes its logs itself, and one of another version of Spark, may not have it.
         with suppress(Py4JError):
-            if (error := self.query._jsq.streamingQuery().errorNotifier().getError()).isDefined():
+            if (error := self._log_errors.getError()).isDefined():
                 raise UnavailableError(
                     f"Spark could not write its log of the sources' progress: {error.get().toString()}",
                     hint="see whether the disk of local_dir is full",
                 )
+
+    @cached_property
+    def _log_errors(self) -> Any:
+        return self.query._jsq.streamingQuery().errorNotifier()
 
     def has_looked(self) -> bool:
         """Whether Spark has looked at the sources, and so has written down where they begin."""

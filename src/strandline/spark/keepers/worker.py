@@ -174,7 +174,8 @@ class EpochWorker:
             connection = self.keeper.connect(partition)
             if connection is None:
                 if not self.may_start:
-                    raise KeeperError(f"operator '{self.keeper.uid}', partition {partition}: its keeper has ended")
+                    where = f"operator '{self.keeper.uid}', partition {partition}"
+                    raise KeeperError(f"{where}: its keeper has ended, or does not run on {socket.gethostname()}")
                 connection = self.keeper.start(partition)
             with closing(connection), _lease_renewal(self.keeper, self.renew_s):
                 try:
