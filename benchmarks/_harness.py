@@ -6,6 +6,7 @@ interleaved (A B C, A B C, …), so that a machine that is slow for a minute is 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,13 @@ def measure_in_turn(
             seconds = time.monotonic() - started
             progress(f"round {number}/{rounds}  {subject:<28} {_summary(result)}  ({seconds:.0f} s in all)")
     return results
+
+
+def add_subject_options(parser: argparse.ArgumentParser, subjects: Collection[str] | None = None) -> None:
+    """Add the options with which `measure_in_turn` starts a subject's process."""
+    parser.add_argument("--subject", choices=subjects, help=argparse.SUPPRESS)
+    for place in ("--scratch", "--result"):
+        parser.add_argument(place, type=Path, help=argparse.SUPPRESS)
 
 
 def report_result(path: Path, result: Result) -> None:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import strandline as sl
-from benchmarks._harness import Result, emit, measure_in_turn, median_of, progress, report_result
+from benchmarks._harness import Result, add_subject_options, emit, measure_in_turn, median_of, progress, report_result
 
 BENCHMARK = "bootstrap"
 SUBJECT = "dataframe"
@@ -99,9 +99,7 @@ def main() -> None:
     """Measure, or be the subject that is measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bootstrap", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few keys: shows that it works, measures nothing")
-    parser.add_argument("--subject", help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser)
     given = parser.parse_args()
     scale = QUICK if given.quick else FULL
     if given.subject:

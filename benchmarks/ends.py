@@ -30,6 +30,7 @@ import strandline as sl
 from benchmarks._ends import ENDS, Kafka, ages
 from benchmarks._harness import (
     Result,
+    add_subject_options,
     durability,
     emit,
     end_on_sigterm,
@@ -141,12 +142,11 @@ def main() -> None:
     parser.add_argument("--subjects", nargs="+", default=[*ENDS, PEER], choices=[*ENDS, PEER])
     parser.add_argument("--intervals", nargs="+", type=int, default=[1, 5, 30])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each part, after its beginning")
-    for internal in ("--interval", "--subject", "--scratch", "--result"):
-        parser.add_argument(internal, help=argparse.SUPPRESS)
+    parser.add_argument("--interval", type=int, help=argparse.SUPPRESS)
+    add_subject_options(parser)
     given = parser.parse_args()
     if given.subject:
-        scratch = Path(given.scratch)
-        report_result(Path(given.result), run_subject(given.subject, int(given.interval), given.seconds, scratch))
+        report_result(given.result, run_subject(given.subject, given.interval, given.seconds, given.scratch))
         return
     end_on_sigterm()
     if given.quick:

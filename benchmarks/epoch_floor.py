@@ -20,6 +20,7 @@ import pyarrow as pa
 import strandline as sl
 from benchmarks._harness import (
     Result,
+    add_subject_options,
     durability,
     emit,
     end_on_sigterm,
@@ -138,9 +139,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=120, help="measured epochs of a round")
     parser.add_argument("--warm-up", type=int, default=150, help="epochs before them")
-    parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, SUBJECTS)
     given = parser.parse_args()
     end_on_sigterm()
     if given.quick:

@@ -20,6 +20,7 @@ import strandline as sl
 from benchmarks._counting import KEYS, MASTER, SPARK_SETTINGS, Load, check_state, keyed_rows, state_digest
 from benchmarks._harness import (
     Result,
+    add_subject_options,
     durability,
     emit,
     measure_in_turn,
@@ -155,9 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.keyed_counter", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--subjects", nargs="+", choices=list(LOADS), default=list(LOADS), metavar="SUBJECT")
-    parser.add_argument("--subject", choices=list(LOADS), help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, list(LOADS))
     given = parser.parse_args()
     if given.subject:
         report_result(given.result, run_subject(given.subject, given.scratch, LOADS[given.subject]))

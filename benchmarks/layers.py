@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks._harness import Result, emit, measure_in_turn, progress, report_result
+from benchmarks._harness import Result, add_subject_options, emit, measure_in_turn, progress, report_result
 
 BENCHMARK = "layers"
 _WARM_UP_S = 25.0
@@ -226,9 +226,7 @@ def main() -> None:
     parser.add_argument("--subjects", nargs="+", default=list(SUBJECTS), choices=SUBJECTS)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--svg", type=Path, help="the file for the picture")
-    parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, SUBJECTS)
     options = parser.parse_args()
     if options.subject:
         report_result(options.result, run_subject(options.subject, options.scratch, options.seconds))

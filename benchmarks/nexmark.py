@@ -18,6 +18,7 @@ from benchmarks._counting import SPARK_SETTINGS as COMMON_SETTINGS
 from benchmarks._flink import UnavailableFlinkError, install
 from benchmarks._harness import (
     Result,
+    add_subject_options,
     emit,
     end_on_sigterm,
     measure_in_turn,
@@ -172,10 +173,8 @@ def main() -> None:
     parser.add_argument(
         "--savepoint", action="store_true", help="stop each query half way with a savepoint, and go on from it"
     )
-    parser.add_argument("--subject", choices=SUBJECTS + THROUGH, help=argparse.SUPPRESS)
     parser.add_argument("--events", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, SUBJECTS + THROUGH)
     given = parser.parse_args()
     size = QUICK if given.quick else FULL
     import_duckdb()

@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from benchmarks._large_state import RESTART_DELAY, Feed, copy_newest
 
 BENCHMARK = "recovery"
 KEEPER, DRIVER, STORAGE = "keeper-killed", "driver-killed", "driver-killed-copies-lost"
+SUBJECTS = (KEEPER, DRIVER, STORAGE)
 _SETTLE_S = 3.0
 
 
@@ -161,11 +163,11 @@ def report(results: dict[str, list[Round]]) -> None:
         say("seconds_over_1_5_cp", median(r.over_s for r in rounds), peer=peer, **wanted)
 
 
-def measure(bench: Bench, scale: Scale) -> dict[str, list[Round]]:
+def measure(bench: Bench, scale: Scale, subjects: Sequence[str]) -> dict[str, list[Round]]:
     """Kill, and wait, in turn."""
     bench.prepare()
     bench.settle()
-    results: dict[str, list[Round]] = {KEEPER: [], DRIVER: [], STORAGE: []}
+    results: dict[str, list[Round]] = {subject: [] for subject in subjects}
     for number in range(1, scale.rounds + 1):
         for subject in results:
             done = bench.kill_keeper() if subject == KEEPER else bench.kill_driver(lose_copies=subject == STORAGE)
@@ -182,11 +184,13 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small state: shows that it works, measures nothing")
+    parser.add_argument("--subjects", nargs="+", default=SUBJECTS, choices=SUBJECTS)
     end_on_sigterm()
-    scale = QUICK if parser.parse_args().quick else FULL
+    given = parser.parse_args()
+    scale = QUICK if given.quick else FULL
     progress(f"{BENCHMARK}: {scale.keys:,} keys, {scale.rounds} rounds")
     with scratch(BENCHMARK) as directory, ExitStack() as stack:
-        results = measure(Bench(directory, scale, stack), scale)
+        results = measure(Bench(directory, scale, stack), scale, given.subjects)
     report(results)
 
 

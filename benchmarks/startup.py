@@ -20,7 +20,15 @@ from statistics import median
 from typing import Any
 
 import strandline as sl
-from benchmarks._harness import Result, emit, end_on_sigterm, measure_in_turn, progress, report_result
+from benchmarks._harness import (
+    Result,
+    add_subject_options,
+    emit,
+    end_on_sigterm,
+    measure_in_turn,
+    progress,
+    report_result,
+)
 
 BENCHMARK = "startup"
 SUBJECTS = ("one-plain", "one-archived", "four-plain", "four-archived")
@@ -110,9 +118,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round: shows that it works, measures nothing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cache", type=Path, help="a directory for the archive, which is kept there")
-    parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, SUBJECTS)
     given = parser.parse_args()
     end_on_sigterm()
     if given.subject:

@@ -22,6 +22,7 @@ import strandline as sl
 from benchmarks._counting import MASTER, PARTITIONS, SPARK_SETTINGS
 from benchmarks._harness import (
     Result,
+    add_subject_options,
     emit,
     measure_in_turn,
     median_of,
@@ -139,9 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few timers: shows that it works, measures nothing")
-    parser.add_argument("--subject", choices=[FIRING, QUIET, NONE], help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, [FIRING, QUIET, NONE])
     given = parser.parse_args()
     scale = QUICK if given.quick else FULL
     if given.subject:

@@ -19,6 +19,7 @@ from benchmarks._bytewax import fold_windows, is_installed
 from benchmarks._counting import MASTER, MULTIPLIER, PARTITIONS, SPARK_SETTINGS, Load, state_digest
 from benchmarks._harness import (
     Result,
+    add_subject_options,
     durability,
     emit,
     measure_in_turn,
@@ -249,9 +250,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small epochs and one round: shows that it works")
     parser.add_argument("--long", action="store_true", help=f"{LONG_EPOCHS} epochs: differs less between rounds")
     parser.add_argument("--subjects", nargs="+", choices=subjects, default=subjects, metavar="SUBJECT")
-    parser.add_argument("--subject", choices=subjects, help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_subject_options(parser, subjects)
     given = parser.parse_args()
     cases = QUICK if given.quick else CASES
     if given.long:

@@ -71,10 +71,7 @@ def _sample(directory: Path) -> None:
             written = now
             known = sum(totals.values()) + time.thread_time()
             native = max(0.0, time.process_time() - process_s - known)
-            text = json.dumps(
-                {"argv": sys.argv, "modules": "strandline.keeper.service" in sys.modules}
-                | {"layers": totals | {"native": native}}
-            )
+            text = json.dumps({"layers": totals | {"native": native}})
             temporary = out.with_suffix(f".{os.getpid()}")
             temporary.write_text(text)
             temporary.replace(out)
