@@ -39,7 +39,7 @@ _JAVA = (
     (r"api\.python|sql\.execution\.python", "transfer"),
     (r"org\.apache\.spark\.shuffle|util\.collection|ShuffleExchange|spark\.storage|lz4|zstd", "shuffle"),
     (r"catalyst\.(analysis|optimizer|planning|rules|trees)|QueryExecution|janino|codegen\.Code|py4j", "planning"),
-    (r"execution\.(datasources|streaming\.sources)|sql\.connector|parquet|jackson|json", "source"),
+    (r"execution\.(datasources|streaming\.sources)|sql\.connector|parquet|JacksonParser", "source"),
     (r"GeneratedClass|catalyst\.expressions|sql\.execution|unsafe", "expressions"),
 )
 """By the innermost frame that matches one of them."""
