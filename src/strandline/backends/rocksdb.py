@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -329,8 +330,8 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     """Cut entries into batches of limited size, sorted within runs: sorted keys enter a memtable faster."""
     rest = iter(entries)
     while run := list(islice(rest, _RUN_ENTRIES)):
-        # Keys are unique, so the sort never compares values.
-        run.sort()
+        # A comparison of keys takes less time than one of pairs.
+        run.sort(key=itemgetter(0))
         start, size_bytes = 0, 0
         for at, size in enumerate(map(_entry_bytes, run)):
             size_bytes += size

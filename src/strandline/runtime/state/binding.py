@@ -37,6 +37,7 @@ from strandline.runtime.state.ttl.handles import (
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.ttl.lists import ExpiringListHandle, WholeListHandle
 from strandline.runtime.state.values import ValueTable
+from strandline.runtime.state.vectors import VectorTable
 from strandline.types.datatypes import LongType, parse_type
 
 
@@ -56,7 +57,7 @@ class Binder:
     journal: Journal | None = None
     """Records writes, if single calls can be undone."""
 
-    def bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
+    def bind(self, name: str, state: State) -> tuple[ValueTable | VectorTable | MapTable, Any]:
         """Return a state's table and its handle."""
         if isinstance(state, Broadcast):
             assert self.broadcasts is not None
@@ -103,9 +104,9 @@ class Binder:
             return table, kind(self.scope, table, codec, name, default)
         return table, ExpiringValueHandle(self.scope, table, codec, name, default, life)
 
-    def _bind_vector(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
+    def _bind_vector(self, name: str, state: State, life: Lifetime | None) -> tuple[VectorTable, Any]:
         codec, default = self._codec(name, state), getattr(state, "default", None)
-        table = ValueTable(name, self.backend, list, list, bytes, list, self.cache_bytes)
+        table = VectorTable(name, self.backend, self.cache_bytes)
         if life is None:
             return table, VectorValueHandle(self.scope, table, codec, name, default)
         return table, ExpiringVectorHandle(self.scope, table, codec, name, default, life)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
-from strandline.runtime.state.values import ValueTable
+from strandline.runtime.state.vectors import Found, VectorTable
 from strandline.types.coercion import short_repr
 from strandline.types.columns import build, conform, from_python, to_arrow_type
 
@@ -37,6 +37,8 @@ class BatchKeys:
     _codec: KeyCodec
     are_distinct: bool = False
     """Whether the keys are known to be distinct."""
+    found: dict[str, Found] = field(default_factory=dict)
+    """Where states have found the keys, by state."""
 
     @classmethod
     def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
@@ -86,7 +88,7 @@ class VectorValueHandle(Handle):
     to_read = "self.{0}.get_many(keys)"
     has = "get_many() and put_many(), as it is one of a KeyedBatchProcess: .value is a KeyedProcess'"
 
-    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
+    def __init__(self, scope: Scope, table: VectorTable, codec: ValueCodec, name: str, default: Any) -> None:
         self._scope = scope
         self._table = table
         self._codec = codec
@@ -97,7 +99,7 @@ class VectorValueHandle(Handle):
     def get_many(self, keys: BatchKeys) -> pa.Array:
         """Return the value of each key, in order; the default, or null, where there is none."""
         self._check_keys(keys)
-        values = self._codec.decode_arrow(self._stored(keys))
+        values = self._codec.decode_arrow(self._table.get(self._find(keys)))
         return values if self._default is None else values.fill_null(self._default)
 
     def put_many(self, keys: BatchKeys, values: Any, *, last: bool = False) -> None:
@@ -113,18 +115,13 @@ class VectorValueHandle(Handle):
             raise self._error(f"put_many got {values.type}, expected {self._arrow_type}{why}", error.hint) from None
         if not last and not keys.are_distinct:
             self._refuse_equal(keys)
-        encoded = keys.encoded
-        undo = self._table.undo
-        before = self._stored(keys)
-        written = zip(encoded, before, strict=True)
-        # Only the value before the epoch's first write is kept: later writes overwrite values of this epoch.
-        undo.update([entry for entry in written if entry[0] not in undo] if undo else written)
         non_null = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
         stored: list[bytes | None] = list(non_null)
         if values.null_count:
             each = iter(non_null)
             stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
-        self._table.live.update(zip(encoded, self._finished(encoded, before, stored), strict=True))
+        found = self._find(keys)
+        self._table.put(found, self._finished(keys, found, stored))
 
     def _check_keys(self, keys: Any) -> None:
         if not isinstance(keys, BatchKeys):
@@ -167,19 +164,13 @@ class VectorValueHandle(Handle):
             "or write put_many(…, last=True) if the last value of each is what is meant",
         )
 
-    def _finished(
-        self, encoded: Sequence[bytes], before: Sequence[bytes | None], values: list[bytes | None]
-    ) -> list[bytes | None]:
+    def _finished(self, keys: BatchKeys, found: Found, values: list[bytes | None]) -> list[bytes | None]:
         """Return the bytes to store for encoded values."""
         return values
 
-    def _stored(self, keys: BatchKeys) -> list[bytes | None]:
-        encoded, live = keys.encoded, self._table.live
-        try:
-            return list(map(live.__getitem__, encoded))
-        except KeyError:
-            self._table.load(encoded)
-            return list(map(live.__getitem__, encoded))
+    def _find(self, keys: BatchKeys) -> Found:
+        found = keys.found[self._name] = self._table.find(keys.encoded, keys.found.get(self._name))
+        return found
 
     def _error(self, message: str, hint: str = "") -> StateTypeError:
         return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}", hint=hint)

@@ -5,7 +5,7 @@ States without a TTL have other handles (../handles.py), which stay fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from strandline.runtime.state.readout import copy_for
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
+from strandline.runtime.state.vectors import Found, VectorTable
 
 
 @refusing(*ALL)
@@ -160,34 +161,37 @@ class ExpiringVectorHandle(VectorValueHandle):
     """A value state of a vectorised function whose values expire. Its table holds bytes, which contain the expiry."""
 
     def __init__(
-        self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any, life: Lifetime
+        self, scope: Scope, table: VectorTable, codec: ValueCodec, name: str, default: Any, life: Lifetime
     ) -> None:
         super().__init__(scope, table, codec, name, default)
         self._life = life
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
         self._check_keys(keys)
-        life, stored = self._life, self._stored(keys)
+        life, found = self._life, self._find(keys)
+        stored = self._table.get(found)
         living = [None if data is None or life.is_over(expiry_of(data)) else data for data in stored]
         if life.on_read:
-            self._renew(keys.encoded, living)
+            self._renew(keys, found, living)
         values = self._codec.decode_arrow([None if data is None else without_expiry(data) for data in living])
         return values if self._default is None else values.fill_null(self._default)
 
     def clean(self, entries: list[bytes]) -> None:
-        self._table.load(entries)
-        for entry in entries:
-            data = self._table.live[entry]
-            if data is not None and self._life.has_ended(entry, expiry_of(data)):
-                self._table.put(entry, None)
+        keys = list(dict.fromkeys(entries))
+        found = self._table.find(keys)
+        life, stored = self._life, self._table.get(found)
+        ended = [
+            at
+            for at, (key, data) in enumerate(zip(keys, stored, strict=True))
+            if data is not None and life.has_ended(key, expiry_of(data))
+        ]
+        self._table.put(found.some(ended), [None] * len(ended))
 
-    def _finished(
-        self, encoded: Sequence[bytes], before: Sequence[bytes | None], values: list[bytes | None]
-    ) -> list[bytes | None]:
+    def _finished(self, keys: BatchKeys, found: Found, values: list[bytes | None]) -> list[bytes | None]:
         expires_us = self._life.renewed(None)
         usual = pack_expiry(expires_us)
         stored: list[bytes | None] = []
-        for key, old, new in zip(encoded, before, values, strict=True):
+        for key, old, new in zip(keys.encoded, self._table.get(found), values, strict=True):
             if new is None:
                 stored.append(None)
                 continue
@@ -199,13 +203,16 @@ class ExpiringVectorHandle(VectorValueHandle):
             stored.append(with_expiry(new, packed))
         return stored
 
-    def _renew(self, encoded: Sequence[bytes], living: Sequence[bytes | None]) -> None:
-        for key, data in zip(encoded, living, strict=True):
+    def _renew(self, keys: BatchKeys, found: Found, living: list[bytes | None]) -> None:
+        """Write the values that reading keeps alive for longer."""
+        renewed: dict[int, bytes] = {}
+        for at, data in enumerate(living):
             if data is None:
                 continue
-            expires_us = expiry_of(data)
-            renewed = self._life.after_reading(expires_us)
-            if renewed is not None:
-                if expires_us is None:
-                    self._life.watch_encoded(key, renewed)
-                self._table.put(key, with_expiry(without_expiry(data), pack_expiry(renewed)))
+            before_us = expiry_of(data)
+            expires_us = self._life.after_reading(before_us)
+            if expires_us is not None:
+                if before_us is None:
+                    self._life.watch_encoded(keys.encoded[at], expires_us)
+                renewed[at] = with_expiry(without_expiry(data), pack_expiry(expires_us))
+        self._table.put(found.some(list(renewed)), list(renewed.values()))
