@@ -52,9 +52,9 @@ class Beside(RuleBasedStateMachine):
 
     @rule(keys=some_keys)
     def read(self, keys: list[bytes]) -> None:
-        found = self.table.find(keys)
-        assert self.table.get(found) == list(map(self.now.get, keys))
-        assert self.table.find(keys, found) is found
+        places = self.table.find(keys)
+        assert self.table.get(places) == list(map(self.now.get, keys))
+        assert self.table.find(keys, places) is places
 
     @rule(keys=some_keys, deletes=st.sets(st.sampled_from(_KEYS)), reads_first=st.booleans())
     def write(self, keys: list[bytes], deletes: set[bytes], reads_first: bool) -> None:

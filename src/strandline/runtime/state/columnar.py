@@ -20,7 +20,7 @@ from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
-from strandline.runtime.state.vectors import Found, VectorTable
+from strandline.runtime.state.vectors import KeySlots, VectorTable
 from strandline.types.coercion import short_repr
 from strandline.types.columns import build, conform, from_python, to_arrow_type
 
@@ -37,8 +37,8 @@ class BatchKeys:
     _codec: KeyCodec
     are_distinct: bool = False
     """Whether the keys are known to be distinct."""
-    found: dict[str, Found] = field(default_factory=dict)
-    """Where states have found the keys, by state."""
+    places: dict[str, KeySlots] = field(default_factory=dict)
+    """The keys' slots in the tables of states, by state."""
 
     @classmethod
     def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
@@ -120,8 +120,8 @@ class VectorValueHandle(Handle):
         if values.null_count:
             each = iter(non_null)
             stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
-        found = self._find(keys)
-        self._table.put(found, self._finished(keys, found, stored))
+        places = self._find(keys)
+        self._table.put(places, self._finished(keys, places, stored))
 
     def _check_keys(self, keys: Any) -> None:
         if not isinstance(keys, BatchKeys):
@@ -164,13 +164,13 @@ class VectorValueHandle(Handle):
             "or write put_many(…, last=True) if the last value of each is what is meant",
         )
 
-    def _finished(self, keys: BatchKeys, found: Found, values: list[bytes | None]) -> list[bytes | None]:
+    def _finished(self, keys: BatchKeys, places: KeySlots, values: list[bytes | None]) -> list[bytes | None]:
         """Return the bytes to store for encoded values."""
         return values
 
-    def _find(self, keys: BatchKeys) -> Found:
-        found = keys.found[self._name] = self._table.find(keys.encoded, keys.found.get(self._name))
-        return found
+    def _find(self, keys: BatchKeys) -> KeySlots:
+        places = keys.places[self._name] = self._table.find(keys.encoded, keys.places.get(self._name))
+        return places
 
     def _error(self, message: str, hint: str = "") -> StateTypeError:
         return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}", hint=hint)

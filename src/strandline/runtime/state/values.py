@@ -54,7 +54,7 @@ class ValueTable(ObjectTable):
             if layer:
                 # With `keys()`: an intersection with the dict would iterate it, however few are missing.
                 hits = missing & layer.keys()
-                self.live.update((key, layer[key]) for key in hits)
+                self.live.update(zip(hits, map(layer.__getitem__, hits), strict=True))
                 missing -= hits
         if not missing:
             return

@@ -69,15 +69,15 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Found:
+class KeySlots:
     """The slots of some keys, in their order."""
 
     slots: Slots
     at: Numbers
 
-    def some(self, numbers: Sequence[int]) -> Found:
+    def some(self, numbers: Sequence[int]) -> KeySlots:
         """Return those of some of the keys."""
-        return Found(self.slots, self.at[np.array(numbers, np.int64)])
+        return KeySlots(self.slots, self.at[np.array(numbers, np.int64)])
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class VectorTable(StateTable[list[Writes]]):
         self._cache_bytes = cache_bytes
         self._entry_bytes = float(_SLOT_BYTES)
 
-    def find(self, keys: Sequence[bytes], known: Found | None = None) -> Found:
+    def find(self, keys: Sequence[bytes], known: KeySlots | None = None) -> KeySlots:
         """Return the slots of keys; those that are not in memory are read from the backend, with one read.
 
-        `known`: what the same keys were found at before.
+        `known`: what the same keys had before.
         """
         if known is not None and known.slots is self._slots:
             return known
@@ -133,16 +133,16 @@ class VectorTable(StateTable[list[Writes]]):
         self.hits += len(keys)
         self._searches += 1
         slots.used[at] = self._searches
-        return Found(slots, at)
+        return KeySlots(slots, at)
 
-    def get(self, found: Found) -> list[bytes | None]:
+    def get(self, places: KeySlots) -> list[bytes | None]:
         """Return the values of keys."""
-        values: list[bytes | None] = found.slots.values[found.at].tolist()
+        values: list[bytes | None] = places.slots.values[places.at].tolist()
         return values
 
-    def put(self, found: Found, values: Sequence[bytes | None]) -> None:
+    def put(self, places: KeySlots, values: Sequence[bytes | None]) -> None:
         """Set the values of keys; None deletes one. Of equal keys, the last one counts."""
-        slots, at = found.slots, found.at
+        slots, at = places.slots, places.at
         new = np.empty(len(values), object)
         new[:] = values
         first = at[~slots.written[at]]

@@ -20,7 +20,7 @@ from strandline.runtime.state.readout import copy_for
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
-from strandline.runtime.state.vectors import Found, VectorTable
+from strandline.runtime.state.vectors import KeySlots, VectorTable
 
 
 @refusing(*ALL)
@@ -168,30 +168,30 @@ class ExpiringVectorHandle(VectorValueHandle):
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
         self._check_keys(keys)
-        life, found = self._life, self._find(keys)
-        stored = self._table.get(found)
+        life, places = self._life, self._find(keys)
+        stored = self._table.get(places)
         living = [None if data is None or life.is_over(expiry_of(data)) else data for data in stored]
         if life.on_read:
-            self._renew(keys, found, living)
+            self._renew(keys, places, living)
         values = self._codec.decode_arrow([None if data is None else without_expiry(data) for data in living])
         return values if self._default is None else values.fill_null(self._default)
 
     def clean(self, entries: list[bytes]) -> None:
         keys = list(dict.fromkeys(entries))
-        found = self._table.find(keys)
-        life, stored = self._life, self._table.get(found)
+        places = self._table.find(keys)
+        life, stored = self._life, self._table.get(places)
         ended = [
             at
             for at, (key, data) in enumerate(zip(keys, stored, strict=True))
             if data is not None and life.has_ended(key, expiry_of(data))
         ]
-        self._table.put(found.some(ended), [None] * len(ended))
+        self._table.put(places.some(ended), [None] * len(ended))
 
-    def _finished(self, keys: BatchKeys, found: Found, values: list[bytes | None]) -> list[bytes | None]:
+    def _finished(self, keys: BatchKeys, places: KeySlots, values: list[bytes | None]) -> list[bytes | None]:
         expires_us = self._life.renewed(None)
         usual = pack_expiry(expires_us)
         stored: list[bytes | None] = []
-        for key, old, new in zip(keys.encoded, self._table.get(found), values, strict=True):
+        for key, old, new in zip(keys.encoded, self._table.get(places), values, strict=True):
             if new is None:
                 stored.append(None)
                 continue
@@ -203,7 +203,7 @@ class ExpiringVectorHandle(VectorValueHandle):
             stored.append(with_expiry(new, packed))
         return stored
 
-    def _renew(self, keys: BatchKeys, found: Found, living: list[bytes | None]) -> None:
+    def _renew(self, keys: BatchKeys, places: KeySlots, living: list[bytes | None]) -> None:
         """Write the values that reading keeps alive for longer."""
         renewed: dict[int, bytes] = {}
         for at, data in enumerate(living):
@@ -215,4 +215,4 @@ class ExpiringVectorHandle(VectorValueHandle):
                 if before_us is None:
                     self._life.watch_encoded(keys.encoded[at], expires_us)
                 renewed[at] = with_expiry(without_expiry(data), pack_expiry(expires_us))
-        self._table.put(found.some(list(renewed)), list(renewed.values()))
+        self._table.put(places.some(list(renewed)), list(renewed.values()))
