@@ -26,7 +26,8 @@ class Seaweed:
 
     _process: subprocess.Popen[bytes]
     _directory: Path
-    _port: int
+    _ports: list[int]
+    """Those of S3 first."""
 
     def url(self, path: str = "") -> str:
         return f"s3://{_BUCKET}/{path}".rstrip("/")
@@ -34,7 +35,7 @@ class Seaweed:
     @property
     def options(self) -> dict[str, str]:
         return {
-            "endpoint": f"http://127.0.0.1:{self._port}",
+            "endpoint": f"http://127.0.0.1:{self._ports[0]}",
             "access_key_id": _ACCESS_KEY,
             "secret_access_key": _SECRET_KEY,
             "region": "us-east-1",
@@ -52,6 +53,10 @@ class Seaweed:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+        for port in self._ports:
+            # It makes them there whatever its options are, and leaves them.
+            for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
 
 
 def start() -> Seaweed | None:
@@ -69,7 +74,7 @@ def start() -> Seaweed | None:
             }]
         })
     )  # fmt: skip
-    names = ("master.port", "volume.port", "filer.port", "s3.port")
+    names = ("s3.port", "master.port", "volume.port", "filer.port")
     ports = free_ports(2 * len(names))
     listening = [f"-{name}={ports[i]}" for i, name in enumerate(names)]
     listening += [f"-{name}.grpc={ports[len(names) + i]}" for i, name in enumerate(names)]
@@ -82,7 +87,7 @@ def start() -> Seaweed | None:
             ],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
         )  # fmt: skip
-    server = Seaweed(process, directory, ports[names.index("s3.port")])
+    server = Seaweed(process, directory, ports)
     try:
         _wait_until_it_answers(server)
     except BaseException:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
+from typing import Any
 
 import pytest
 
 from strandline.checkpoint import parallel
-from strandline.checkpoint.parallel import BackgroundWork
+from strandline.checkpoint.parallel import BackgroundWork, in_parallel
 
 
 def test_all_is_done_when_it_is_left() -> None:
@@ -74,3 +76,48 @@ def test_few_wait_and_what_waits_is_not_begun_after_an_error(monkeypatch: pytest
     go_on.set()
     thread.join(30)
     assert sorted(ended[-6:]) == list(range(6))
+
+
+def test_items_are_done_at_the_same_time_and_their_results_are_in_order() -> None:
+    together = threading.Barrier(4)
+
+    def meet(item: int) -> int:
+        together.wait(30)
+        return -item
+
+    assert in_parallel(meet, range(8)) == [-item for item in range(8)]
+    assert in_parallel(str, []) == []
+
+
+def test_nothing_is_begun_after_an_error_and_what_runs_ends_before_it_is_raised() -> None:
+    begun, ended = [], []
+
+    def fail(item: int) -> None:
+        begun.append(item)
+        if item == 3:
+            raise ValueError(item)
+        time.sleep(0.05)
+        ended.append(item)
+
+    with pytest.raises(ValueError, match=r"^3$"):
+        in_parallel(fail, range(100))
+    assert sorted([*ended, 3]) == sorted(begun)
+    assert len(begun) < 10
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, MemoryError])
+def test_no_helper_is_waited_for_that_does_not_begin(
+    error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that lacks memory ends before it has begun, and then Thread.start() never returns."""
+
+    def end_at_once(*_: Any) -> None:
+        if error is not None:
+            raise error
+
+    def never_return(_: Any) -> None:
+        pytest.fail("a checkpoint would wait for ever")
+
+    monkeypatch.setattr("_thread.start_new_thread", end_at_once)
+    monkeypatch.setattr(threading.Thread, "start", never_return)
+    assert in_parallel(abs, [-1, -2, -3]) == [1, 2, 3]

@@ -213,6 +213,9 @@ def test_a_restore_takes_what_is_whole_of_the_local_copy_and_the_rest_from_stora
     if backend == "rocksdb":
         # Its files are verified after the start, and before anything is uploaded: then the copy is dropped.
         eventually(lambda: has_refused(fallback), "the damage is found")
+        log = fallback.log.read_text()
+        assert "the state comes from the checkpoint storage" in log
+        assert "writing state failed" not in log, log
         fallback.kill()
         fallback = nursery.start(backend=backend, generation=4, restore=restore)
     assert fallback.counts("7") == [("7", "2")]

@@ -189,6 +189,20 @@ def test_what_a_newer_driver_works_with_is_not_removed(tmp_path: Path) -> None:
         assert sorted(root.rglob("*")) == sorted({*before, root / "driver.lock"})
 
 
+def test_a_directory_that_was_removed_is_made_and_locked_again(tmp_path: Path) -> None:
+    """Else other drivers could remove it: without a lock, nobody seems to use it."""
+    made = places(tmp_path)
+    held = made.lock_shared()
+    assert made.lock_again(held) is held
+    shutil.rmtree(made.local_dir)
+    with made.lock_again(held):
+        assert held.closed
+        assert made.lock_exclusive() is None
+    alone = made.lock_exclusive()
+    assert alone is not None
+    alone.close()
+
+
 def test_of_two_who_hold_it_alone_one_is_told_that_somebody_does(tmp_path: Path) -> None:
     made = places(tmp_path)
     held = made.lock_exclusive()

@@ -221,6 +221,21 @@ def test_sinks_are_not_touched_before_the_bytes_that_are_restored_have_been_veri
     assert sink.recovered == 1
 
 
+def test_a_local_dir_that_is_removed_while_a_job_runs_is_locked_again(spark: Any, case: Case) -> None:
+    """Else a driver of this job that ends would remove it."""
+    job = small.job(
+        sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=sl.sinks.memory(),
+        restart=sl.Restart(attempts=2, delay="50ms"),
+    )  # fmt: skip
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+        settle(run)
+        shutil.rmtree(case.local_dir)
+        small.write_rows(case.root / "in", 1, [("a", "x", 1)])
+        assert settle(run).restarts == 1
+        assert list(case.local_dir.glob("*/driver.lock"))
+
+
 def test_state_that_breaks_while_a_job_runs_is_restored(spark: Any, case: Case) -> None:
     """The checkpoint has the right bytes: the guide promises a restart."""
     sink = sl.sinks.memory()

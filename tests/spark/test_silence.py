@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -288,7 +289,7 @@ def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() 
     assert reading.driver.watermarks.reached_us == 1000, "silent since before the look of this one"
 
 
-def test_calls_of_functions_are_accepted_again_after_an_error() -> None:
+def test_calls_of_functions_are_accepted_again_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """As that no file descriptor is free: epochs, which are such calls, would wait for ever."""
     given = CallbackServerParameters(port=0, daemonize=True)
     server: Any = CallbackServer(PythonProxyPool(), None, callback_server_parameters=given)
@@ -303,17 +304,29 @@ def test_calls_of_functions_are_accepted_again_after_an_error() -> None:
             return socket.create_connection(address)
         return None
 
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+
     server._create_connection = refuse
     server.start()
     address = ("127.0.0.1", server.get_listening_port())
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(_callback_server=server)))
+    keep_accepting_calls(spark)
     with eventually(connect, "it listens"):
         server.thread.join(20)
+    (line,) = lines()
+    assert "too many open files" in line
     with socket.create_connection(address):
         assert len(accepted) == 1
         keep_accepting_calls(spark)
         server.thread.join(20)
     assert len(accepted) == 2
+    assert lines() == [line], "the reason is the same, and has been logged"
+    keep_accepting_calls(spark)
+    keep_accepting_calls(spark)
+    with socket.create_connection(address):
+        server.thread.join(20)
+    assert lines() == [line, line], "calls were accepted in between"
     server.shutdown()
     keep_accepting_calls(spark)
     assert server.thread is None

@@ -224,10 +224,12 @@ class Attempts:
         noop = lambda *_, **__: None  # noqa: E731
         self.verified = SimpleNamespace(checkpoint=2, watermarks={REACHED: 0})
         self.run = run = run_of(
-            draining=Draining(), holds=nullcontext(), jobdir=None, clock=None, plan=SimpleNamespace(sinks=[])
-        )
+            draining=Draining(), holds=nullcontext(), jobdir=None, clock=None, plan=SimpleNamespace(sinks=[]),
+            places=SimpleNamespace(lock_again=lambda lock: lock),
+        )  # fmt: skip
         self.supervisor = job = run._supervisor
         job.excluded, job.least_id, job.claim, job._failed_at, job.state = frozenset({2}), 1, None, 0.0, "starting"
+        job._held = None
         job._enter = lambda state: setattr(job, "state", state)
         job._report_begin = job._end_attempt = noop
         job._forget_attempt = lambda: setattr(job, "attempt", None)
@@ -354,7 +356,7 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
     attempts = Attempts(monkeypatch)
     run, noop = attempts.run, lambda *_: None
     run._b.places, run._b.settings = (
-        SimpleNamespace(lock_shared=noop, local_dir=None, root=None),
+        SimpleNamespace(lock_shared=noop, lock_again=noop, local_dir=None, root=None),
         SimpleNamespace(follows=None),
     )
     run._b.jobdir, run._b.spark = SimpleNamespace(store=SimpleNamespace(url="memory://")), None

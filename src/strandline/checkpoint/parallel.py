@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -18,12 +21,33 @@ _WAITING = 2 * _THREADS
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Apply `work` to every item; return the results in order. The first error ends it, after running items end."""
-    todo = list(items)
-    if len(todo) < 2 or _THREADS == 1:
-        return [work(item) for item in todo]
-    with ThreadPoolExecutor(min(_THREADS, len(todo)), thread_name_prefix="transfer") as pool:
-        return list(pool.map(work, todo))
+    """Apply `work` to every item; return the results in order. The first error ends it, after running items end.
+
+    The calling thread works, too, and waits only for items that have begun: a helper may lack the memory to begin, and
+    Thread.start() would wait for it for ever (gh-140746 of CPython).
+    """
+    waiting, begun, lock = deque(items), list[Future[R]](), threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                begun.append(Future())
+                item, result = waiting.popleft(), begun[-1]
+            try:
+                result.set_result(work(item))
+            except BaseException as error:
+                with lock:
+                    waiting.clear()
+                result.set_exception(error)
+
+    for _ in range(min(_THREADS, len(waiting)) - 1):
+        with suppress(RuntimeError, MemoryError):
+            _thread.start_new_thread(run, ())
+    run()
+    wait(begun)
+    return [result.result() for result in begun]
 
 
 class BackgroundWork(Generic[T]):

@@ -181,7 +181,11 @@ class Unverified:
             with opened, suppress(OSError):
                 sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
             if sha256 != file.sha256:
-                raise CorruptionError(f"{opened.name} ('{file.name}'): the local copy is damaged")
+                raise CorruptionError(
+                    f"{opened.name} ('{file.name}'): the local copy is damaged",
+                    hint="it is dropped, and the state comes from the checkpoint storage; if that happens again, check "
+                    "the disk of local_dir",
+                )
 
 
 def fetch(

@@ -134,6 +134,14 @@ class Places:
         """
         return self._lock(fcntl.LOCK_SH)
 
+    def lock_again(self, lock: IO[str]) -> IO[str]:
+        """Return the lock of `lock_shared`, a new one if another program has removed the directories since."""
+        if self._has(lock):
+            return lock
+        again = self.lock_shared()
+        lock.close()
+        return again
+
     def lock_exclusive(self) -> IO[str] | None:
         """Lock the directories for this driver alone; return None if another one has locked them."""
         try:
@@ -152,9 +160,14 @@ class Places:
                 except BlockingIOError:
                     lock.close()
                     raise
-                if path.exists() and path.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                if self._has(lock):
                     return lock
                 lock.close()
+
+    def _has(self, lock: IO[str]) -> bool:
+        """Whether an open lock is the one in the directory."""
+        path = self.root / _DRIVER_LOCK
+        return path.exists() and path.samefile(f"/proc/self/fd/{lock.fileno()}")
 
     def remove(self, lock: IO[str]) -> None:
         """Remove everything but the logs, unless another driver has locked it; `lock` is this driver's lock."""

@@ -21,7 +21,7 @@ from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Unverified
 from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
-from strandline.core.errors import StrandlineError, discreet
+from strandline.core.errors import CorruptionError, StrandlineError, discreet
 from strandline.core.failure import format_error
 from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
@@ -161,6 +161,10 @@ class Snapshots:
     def _verify(self, unverified: Unverified) -> None:
         try:
             unverified.verify()
+        except CorruptionError as error:
+            # The next request has it, and so the job is restored.
+            self._error = error
+            log.error("%s", error)
         except BaseException as error:
             self._fail(error)
 

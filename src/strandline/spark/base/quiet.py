@@ -20,6 +20,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 
+log = logging.getLogger(__name__)
+
 _STDERR = 2
 _MAX_LOGS = 40
 _LAST_LINES_S = 2.0
@@ -53,6 +55,8 @@ _hidden_functions: set[CodeType] = set()
 """Functions whose callers report their errors."""
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark's loggers of expressions that fail, with their stacks."""
+_refusals: set[str] = set()
+"""The reasons, of which the log has a line, why calls of Spark are not accepted."""
 _is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=False)
 
 
@@ -151,6 +155,16 @@ def hide_errors_of(function: CodeType) -> None:
     _filter(logging.getLogger("py4j.clientserver"), _is_not_hidden)
 
 
+def log_refused_calls_once(*, are_accepted: bool) -> None:
+    """Log one line for each reason for which py4j does not accept Spark's calls, in place of its traceback each time.
+
+    After a time in which they `are_accepted`, the same reason is logged again.
+    """
+    if are_accepted:
+        _refusals.clear()
+    _filter(logging.getLogger("py4j.java_gateway"), _is_no_refusal)
+
+
 @contextlib.contextmanager
 def suppress_error_logs() -> Iterator[None]:
     """Keep PySpark from logging errors of this thread, whose caller reports them."""
@@ -179,6 +193,16 @@ def _is_not_hidden(record: logging.LogRecord) -> bool:
             return False
         trace = trace.tb_next
     return True
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None or record.msg != "Error while waiting for a connection.":
+        return True
+    if (reason := str(error)) not in _refusals:
+        _refusals.add(reason)
+        log.warning("Spark's calls are not accepted, epochs among them: %s; the job waits until they are", reason)
+    return False
 
 
 def _forward(lines: IO[bytes], log_file: Path | None) -> None:

@@ -24,7 +24,14 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
 from strandline.spark.base.class_archive import archive_of, class_options
 from strandline.spark.base.jvm_cache import cache_classes
-from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
+from strandline.spark.base.quiet import (
+    ignore_lost_updates,
+    java_options,
+    log_refused_calls_once,
+    new_log_file,
+    spark_log,
+    start_jvm,
+)
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +269,11 @@ def keep_accepting_calls(spark: SparkSession) -> None:
     epoch, would wait for ever. Calls that wait already are accepted.
     """
     server: Any = vars(spark.sparkContext._gateway).get("_callback_server")
-    if server is not None and not server.is_shutdown and not server.thread.is_alive():
+    if server is None or server.is_shutdown:
+        return
+    is_accepting = server.thread.is_alive()
+    log_refused_calls_once(are_accepted=is_accepting)
+    if not is_accepting:
         server.thread = threading.Thread(target=server.run, name="strandline-calls", daemon=True)
         server.thread.start()
 

@@ -156,7 +156,9 @@ def summarize(error: BaseException) -> StrandlineError:
         discreet=f"{what}: {kind}",
         is_sparks=True,
     )
-    vars(summary)["full_text"] = text
+    # The text of a query's error lacks the kind of its cause.
+    cause = getattr(error, "_cause", None)
+    vars(summary)["full_text"] = f"{text}\nCaused by: {cause}" if cause is not None else text
     return summary
 
 

@@ -42,6 +42,7 @@ from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.kafka import KafkaCommits
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress
+from strandline.spark.sources.tableerrors import explain_table_error
 
 _POLL_S = 0.01
 _QUERY_CHECK_S = 0.2
@@ -234,8 +235,9 @@ class Attempt:
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the cause of an error if its keepers know it, else the error itself."""
-        return self._fleet.explain(error)
+        """Return the cause of an error if its keepers or a source's table know it, else the error itself."""
+        sources = [(node.name, node.df) for node in self._b.plan.sources.nodes]
+        return explain_table_error(self._fleet.explain(error), sources)
 
     def abort(self) -> None:
         """Stop the watching thread's wait for keepers, one of which may never answer. The run must end."""

@@ -245,6 +245,7 @@ class Supervisor:
         desired = self.desired
         if desired.rollback is not None:
             self._go_back(desired.rollback)
+        self._held = self.blueprint.places.lock_again(self._held)
         starting = self._starting = Starting(self.preparation(desired))
         try:
             self.attempt = starting.start()

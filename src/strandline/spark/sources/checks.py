@@ -70,12 +70,13 @@ _REFUSALS = (
 )
 KAFKA = "org.apache.spark.sql.kafka010."
 """The prefix of the classes of Spark's connector for Kafka."""
-_DELTA = ("org.apache.spark.sql.delta.", "io.delta.")
+DELTA = ("org.apache.spark.sql.delta.", "io.delta.")
+"""The prefixes of the classes of Delta's connector."""
 _TOPICS = ("subscribe", "subscribepattern", "assign")
 _SAFE = (
     "org.apache.spark.sql.execution.streaming.",  # rate, and MemoryStream in tests
     KAFKA,
-    *_DELTA,
+    *DELTA,
     "org.apache.iceberg.",
     "org.apache.spark.sql.eventhubs.",
 )
@@ -166,7 +167,7 @@ def check_relation(relation: Relation) -> None:
                 hint='leave cleanSource out; strandline.files_source(…, clean="delete" or "archive") removes files '
                 "once no checkpoint can need them",
             )
-    if relation.implementation.startswith(_DELTA) and relation.options.get("startingversion", "").lower() == "latest":
+    if relation.implementation.startswith(DELTA) and relation.options.get("startingversion", "").lower() == "latest":
         raise ConfigurationError(
             f"the Delta source '{relation.provider}' has startingVersion=latest: Delta does not store which version "
             "that was, and a restart from a checkpoint before the first rows would leave out rows",
