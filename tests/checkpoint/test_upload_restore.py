@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +192,21 @@ def test_of_many_files_most_are_verified_at_once(
     (copy / "1.sst").write_bytes(damaged)
     fetch(jobdir, refs, tmp_path / "in", copy, Unverified((".sst",)))
     assert content(tmp_path / "in") == FILES
+
+
+def test_files_that_wait_for_verification_leave_descriptors_to_others(jobdir: JobDirectory, tmp_path: Path) -> None:
+    """With a low limit of open files, each restore from the local copy ended in "too many open files"."""
+    many = {f"{number}.sst": b"%d" % number for number in range(200)}
+    refs = upload(jobdir, local(tmp_path / "snapshot", many), C1, {}, kind_of("incremental"))[0]
+    unverified, limits = Unverified((".sst",)), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
+    try:
+        fetch(jobdir, refs, tmp_path / "in", tmp_path / "snapshot", unverified)
+        unverified.verify()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        unverified.clear()
+    assert content(tmp_path / "in") == many
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
