@@ -123,7 +123,8 @@ class Run:
             del files[name]
         for _ in range(self.rng.randint(1, 3)):
             self.numbers += 1
-            files[f"{self.numbers:06d}.sst"] = self.rng.randbytes(self.rng.randint(1, 400))
+            # As a backend's names, whatever the seed: no name ever has two contents.
+            files[f"{self.numbers:06d}-{self.claim.generation}.sst"] = self.rng.randbytes(self.rng.randint(1, 400))
 
     def local_files(self, uid: str, partition: int) -> list[LocalFile]:
         directory = self.tmp / f"{uid}-{partition}-{self.rng.getrandbits(64):x}"

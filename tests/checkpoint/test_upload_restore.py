@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from strandline.checkpoint.restore import Unverified, choose, fetch
 from strandline.checkpoint.upload import upload
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef
+from strandline.format.manifest import FileRef, Mode
 from strandline.storage.base import ObjectInfo
 from tests.checkpoint.helpers import Run, every_epoch, stored
 from tests.clock import ManualClock
@@ -65,19 +66,30 @@ def test_upload_places_each_kind_of_file(jobdir: JobDirectory, tmp_path: Path) -
     assert again_bytes == 3 + 5000 + 8
 
 
-def test_base_files_of_another_size_or_exclusive_ones_are_not_referenced(jobdir: JobDirectory, tmp_path: Path) -> None:
-    base = by_name(upload(jobdir, local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}), C1, {}, kind_of("full"))[0])
+def test_exclusive_files_of_the_base_are_not_referenced(jobdir: JobDirectory, tmp_path: Path) -> None:
+    files = local(tmp_path / "s", {"1.sst": b"abc", "CURRENT": b"MANIFEST-1"})
+    base = by_name(upload(jobdir, files, C1, {}, kind_of("full"))[0])
     assert not base["1.sst"].shared
-    shared = FileRef(name="2.sst", size=9, sha256="0" * 64, path="shared/aa/other", shared=True)
-    refs, uploaded_bytes = upload(
-        jobdir,
-        local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}),
-        CheckpointId(2),
-        {**base, "2.sst": shared},
-        kind_of("incremental"),
-    )
-    assert uploaded_bytes == 4
-    assert all(r.shared and jobdir.head(r.path) for r in refs)
+    files = local(tmp_path / "s", {"1.sst": b"abc", "CURRENT": b"MANIFEST-2"})
+    refs, uploaded_bytes = upload(jobdir, files, CheckpointId(2), base, kind_of("incremental"))
+    assert uploaded_bytes == 3 + 10
+    assert by_name(refs)["1.sst"].shared
+    assert jobdir.head(by_name(refs)["1.sst"].path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "damage"), [("full", b"abX"), ("full", b"ab"), ("incremental", b"ab"), ("full", bytes(2 << 20))]
+)
+def test_a_file_that_was_damaged_here_does_not_replace_the_stored_one(
+    jobdir: JobDirectory, tmp_path: Path, mode: Mode, damage: bytes
+) -> None:
+    """With a checksum of its own, it was intact for every later check, and the undamaged one was deleted."""
+    first = b"abc" if len(damage) < 9 else b"x" + damage[1:]
+    base = by_name(upload(jobdir, local(tmp_path / "s", {"1.sst": first}), C1, {}, kind_of(mode))[0])
+    before = stored(jobdir)
+    with pytest.raises(CorruptionError, match=r"1\.sst: the local file is damaged"):
+        upload(jobdir, local(tmp_path / "s", {"1.sst": damage}), CheckpointId(2), base, kind_of(mode))
+    assert stored(jobdir) == before
 
 
 def test_inline_puts_everything_into_the_manifest(jobdir: JobDirectory, tmp_path: Path) -> None:
@@ -180,6 +192,21 @@ def test_of_many_files_most_are_verified_at_once(
     (copy / "1.sst").write_bytes(damaged)
     fetch(jobdir, refs, tmp_path / "in", copy, Unverified((".sst",)))
     assert content(tmp_path / "in") == FILES
+
+
+def test_files_that_wait_for_verification_leave_descriptors_to_others(jobdir: JobDirectory, tmp_path: Path) -> None:
+    """With a low limit of open files, each restore from the local copy ended in "too many open files"."""
+    many = {f"{number}.sst": b"%d" % number for number in range(200)}
+    refs = upload(jobdir, local(tmp_path / "snapshot", many), C1, {}, kind_of("incremental"))[0]
+    unverified, limits = Unverified((".sst",)), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
+    try:
+        fetch(jobdir, refs, tmp_path / "in", tmp_path / "snapshot", unverified)
+        unverified.verify()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        unverified.clear()
+    assert content(tmp_path / "in") == many
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])

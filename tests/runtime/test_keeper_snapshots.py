@@ -108,6 +108,23 @@ def test_a_full_checkpoint_shares_nothing(nursery: Nursery) -> None:
     assert sum(ref.size for ref in after.info.files if ref.shared) <= after.info.uploaded_bytes
 
 
+def test_a_full_checkpoint_finds_files_that_were_damaged_since_the_last_one(nursery: Nursery) -> None:
+    """It replaced them in storage, where nothing could tell that they were damaged."""
+    keeper = nursery.start(mode="full")
+    fill(keeper, 100)
+    keeper.checkpoint(1)
+    keeper.poll(confirmed=1)
+    file = max(keeper.directory.glob("db-*/*.sst"), key=lambda path: path.stat().st_size)
+    data = file.read_bytes()
+    with file.open("r+b") as changed:
+        changed.seek(len(data) // 2)
+        changed.write(bytes([data[len(data) // 2] ^ 1]))
+    keeper.poll(confirmed=1, trigger=2, pending=2)
+    with pytest.raises(CorruptionError, match=r"\.sst: the local file is damaged"):
+        eventually(lambda: keeper.poll(confirmed=1, pending=2).epoch < 0, "the damage is found")
+    assert copies(keeper) == set()
+
+
 def test_reports_stay_until_the_driver_has_decided(nursery: Nursery) -> None:
     keeper = nursery.start()
     fill(keeper, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -148,7 +149,12 @@ def _refusal(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -
 
 
 _MOST_UNVERIFIED = 256
-"""Each takes a file descriptor."""
+
+
+def _most_unverified() -> int:
+    """Return how many files may wait for their verification: each takes one of the process's file descriptors."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_UNVERIFIED if soft == resource.RLIM_INFINITY else min(_MOST_UNVERIFIED, soft // 4)
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ class Unverified:
 
     def takes(self, file: FileRef) -> bool:
         """Whether a file may be verified later."""
-        return file.name.endswith(self.endings) and len(self._files) < _MOST_UNVERIFIED
+        return file.name.endswith(self.endings) and len(self._files) < _most_unverified()
 
     def add(self, path: Path, file: FileRef) -> None:
         """Add a file to verify."""

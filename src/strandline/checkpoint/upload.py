@@ -10,7 +10,7 @@ from strandline.checkpoint.folder import delete_quietly
 from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
 from strandline.checkpoint.kinds import SnapshotKind
 from strandline.checkpoint.parallel import in_parallel, sha256_of
-from strandline.core.errors import CheckpointError
+from strandline.core.errors import CheckpointError, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
@@ -29,7 +29,8 @@ def upload(
     """Upload a snapshot's files, except those of `base` that its kind references; return all, and the uploaded bytes.
 
     `base` holds the same partition's files in the last CONFIRMED checkpoint, never in a later one, by name. On failure,
-    or when `cancelled` returns True (CheckpointError), uploaded files are deleted if possible.
+    or when `cancelled` returns True (CheckpointError), uploaded files are deleted if possible. Raises CorruptionError
+    if a file that never changes is not what it is in `base`.
     """
     attempted: list[str] = []
 
@@ -45,7 +46,8 @@ def upload(
         path = shared_path() if shared else exclusive_path(checkpoint)
         attempted.append(path)
         hit("upload.file")
-        return _upload_one(jobdir, file, path, shared, checkpoint), file.size_bytes
+        known = base.get(file.name) if file.shared else None
+        return _upload_one(jobdir, file, path, shared, checkpoint, known), file.size_bytes
 
     try:
         done = in_parallel(one, files)
@@ -63,18 +65,28 @@ def _inline(file: LocalFile, checkpoint: CheckpointId) -> FileRef:
     return FileRef(name=file.name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), inline=data)
 
 
-def _upload_one(jobdir: JobDirectory, file: LocalFile, path: str, shared: bool, checkpoint: CheckpointId) -> FileRef:
+def _upload_one(
+    jobdir: JobDirectory, file: LocalFile, path: str, shared: bool, checkpoint: CheckpointId, known: FileRef | None
+) -> FileRef:
     if file.size_bytes <= _READ_WHOLE_UP_TO_BYTES:
         data = file.path.read_bytes()
         _check_size(file, len(data), checkpoint)
         sha256 = hashlib.sha256(data).hexdigest()
+        _check_known(file, sha256, known)
         jobdir.put(path, data)
     else:
         # Read twice: the second read is from the page cache, and the store can stream the file itself.
         _check_size(file, file.path.stat().st_size, checkpoint)
         sha256 = sha256_of(file.path)
+        _check_known(file, sha256, known)
         jobdir.put_file(path, file.path)
     return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path, shared=shared)
+
+
+def _check_known(file: LocalFile, sha256: str, known: FileRef | None) -> None:
+    """Without this, a file that was damaged on this machine would replace the undamaged one in a full checkpoint."""
+    if known is not None and sha256 != known.sha256:
+        raise CorruptionError(f"{file.path}: the local file is damaged: the last checkpoint has other bytes of it")
 
 
 def _check_size(file: LocalFile, size: int, checkpoint: CheckpointId) -> None:

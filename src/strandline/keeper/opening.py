@@ -100,7 +100,7 @@ def _open(
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
     snapshots = Snapshots(
-        program, partition, task.store, backend, jobdir, directory, restoring.shared_files if restoring else {},
+        program, partition, task.store, backend, jobdir, directory, restoring.known_files if restoring else {},
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
     if restoring is not None:

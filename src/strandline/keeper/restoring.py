@@ -61,11 +61,11 @@ class PartitionRestore:
         return self.parts[0] if fits and self.parts else None
 
     @property
-    def shared_files(self) -> dict[str, FileRef]:
-        """By name, files that the next checkpoint need not upload."""
+    def known_files(self) -> dict[str, FileRef]:
+        """By name, the files of the checkpoint that the partition adopts: the next one need not upload shared ones."""
         if self.base is None or self.restore.place is not None:
             return {}
-        return {file.name: file for file in self.base.files if file.shared}
+        return {file.name: file for file in self.base.files}
 
     @cached_property
     def _folder(self) -> Folder:

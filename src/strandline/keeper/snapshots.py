@@ -45,7 +45,7 @@ class Snapshots:
     _jobdir: JobDirectory
     _directory: Path
     _base: Mapping[str, FileRef]
-    """By name, this partition's shared files in the newest published checkpoint."""
+    """By name, this partition's files in the newest published checkpoint."""
     _write_behind_bytes: int
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Snapshots:
             self._pending = pending
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
-                self._base, self._base_of = {ref.name: ref for ref in mine.info.files if ref.shared}, confirmed
+                self._base, self._base_of = {ref.name: ref for ref in mine.info.files}, confirmed
                 drop_copies(self._directory, keep=(confirmed, pending))
                 if not self._has_swept:
                     self._has_swept = True
@@ -179,6 +179,8 @@ class Snapshots:
             )
             failpoints.hit("keeper.upload.after")
         except BaseException as error:
+            if isinstance(error, CorruptionError):
+                self._fail(error)
             reason = self._loggable(error)
             log.warning("checkpoint %d: upload failed: %s", checkpoint, reason)
             self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {reason}"))
