@@ -93,7 +93,12 @@ def spark_home(directory: Path) -> Path:
         if _AS_USERS_HAVE_IT or entry.name not in ("python", "jars"):
             (made / entry.name).symlink_to(entry)
     if not _AS_USERS_HAVE_IT:
-        _link_used(installed / "jars", made / "jars")
+        shared = _DIRECTORY / "light"
+        if directory == shared:
+            _link_used(installed / "jars", made / "jars")
+        else:
+            # An archive fits libraries that are the same files in the same order, and each directory has its own.
+            (made / "jars").symlink_to(spark_home(shared) / "jars")
     (made / "made-of").symlink_to(installed)
     (made / "made-by").write_text(own)
     try:
@@ -116,10 +121,6 @@ def _link_used(jars: Path, target: Path) -> None:
 
 def _without_defaults(jar: Path, target: Path) -> None:
     """Copy Hadoop's library without the defaults of the thousand settings that tests have no use for."""
-    others = _DIRECTORY / "light" / "jars" / jar.name
-    if others.exists():
-        target.symlink_to(others)
-        return
     with zipfile.ZipFile(jar) as given, zipfile.ZipFile(target, "w") as made:
         for entry in given.infolist():
             data = given.read(entry)

@@ -20,7 +20,7 @@ from strandline.core.ids import Epoch
 from strandline.ends.kafka.client import call_within
 from strandline.ends.kafka.record import LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaTarget, idle
-from strandline.spark.sinks.kafkasink import KafkaSinkAtOnce, MessageColumns
+from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, MessageColumns
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
 from tests.crashing import Crash
 from tests.ends.inprocess import OF_WAITING_ROWS
@@ -34,6 +34,9 @@ WAITING = [check for check in checks(Promise.WAITS, Promise.LASTING) if check no
 
 # One lane is written by the thread that a trial sees, to its last line: there a crash may come anywhere.
 MANY, ONE = "many lanes", "one lane"
+
+_UNANSWERED_S = 1.0
+"""The wait for an answer while the broker gives none."""
 
 CRASHING = [check for check in EXACT if "crash" in name_of(check)]
 
@@ -78,12 +81,15 @@ def test_a_start_outlasts_an_older_driver_that_takes_a_lane_again(kafka: Kafka, 
 
 
 @contextmanager
-def frozen(kafka: Kafka) -> Iterator[None]:
-    """It may do later what it was asked to."""
+def frozen(kafka: Kafka, target: KafkaTarget) -> Iterator[None]:
+    """Freeze the broker, which may do later what it was asked to. No wait for an answer, however long, gets one."""
+    before = target.cluster.answer_s
     kafka.freeze()
+    target.cluster.answer_s = _UNANSWERED_S
     try:
         yield
     finally:
+        target.cluster.answer_s = before
         kafka.thaw()
 
 
@@ -104,8 +110,15 @@ def mute() -> Iterator[None]:
 def test_what_waits_for_a_broker_that_is_away(kafka: Kafka, target: KafkaTarget, check: Check) -> None:
     target.cluster.answer_s = 5.0
     made = trial(kafka, target)
-    made.away, made.mute = lambda: frozen(kafka), mute
-    made.make = lambda: sink_of(target, patience_s=0)
+    made.away, made.mute = lambda: frozen(kafka, target), mute
+
+    def make() -> KafkaSink:
+        sink = sink_of(target, patience_s=0)
+        if target.cluster.answer_s == _UNANSWERED_S:
+            sink.start_patience_s = 2 * _UNANSWERED_S
+        return sink
+
+    made.make = make
     check(made)
 
 
