@@ -1,13 +1,13 @@
 """The table of value states: one live object a key, over a backend. See table.py for the layers.
 
-A key that is not live is looked up in the dirty layer, in those in flight from new to old, among the objects evicted
-last, and then in the backend.
+A key that is not live is looked up in the dirty layer, in those in flight from new to old, and then in the backend.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
@@ -32,7 +32,6 @@ class ValueTable(ObjectTable):
         cache_bytes: int,
     ) -> None:
         super().__init__(name, backend, cache_bytes)
-        self._evicted: dict[Any, Any] = {}
         self._encode_keys = encode_keys
         self._encode_values = encode_values
         self._decode_values = decode_values
@@ -50,7 +49,7 @@ class ValueTable(ObjectTable):
             self._absent |= missing
             return
         # From new to old: the first layer that has a key has its newest value.
-        for layer in (self._dirty, *self._inflight[::-1], self._evicted):
+        for layer in (self._dirty, *self._inflight[::-1]):
             if layer:
                 # With `keys()`: an intersection with the dict would iterate it, however few are missing.
                 hits = missing & layer.keys()
@@ -114,12 +113,14 @@ class ValueTable(ObjectTable):
         return [[] if value is None or value is _MISSING else [(None, value)] for value in values]
 
     def _shrink(self) -> None:
-        """Evict keys that were not used for two generations."""
+        """If the budget is full, keep those of the keys that were loaded last that take half of it."""
         # Keys that the epoch wrote have to stay: they do not count, or each batch would copy everything.
-        if (len(self.live) - len(self.undo)) * self._entry_bytes > self._cache_bytes / 2:
-            self._evicted = dict(self.live)
+        if (len(self.live) - len(self.undo)) * self._entry_bytes > self._cache_bytes:
+            dropped = len(self.live) - int(self._cache_bytes / 2 / self._entry_bytes)
+            kept = dict(islice(self.live.items(), dropped, None))
+            kept.update((key, self.live[key]) for key in self.undo)
             self.live.clear()
-            self.live.update((key, self._evicted[key]) for key in self.undo)
+            self.live.update(kept)
 
     @property
     def dirty_bytes(self) -> int:
@@ -127,7 +128,7 @@ class ValueTable(ObjectTable):
 
     @property
     def cached_bytes(self) -> int:
-        return int((len(self.live) + len(self._evicted)) * self._entry_bytes)
+        return int(len(self.live) * self._entry_bytes)
 
     def _copy(self) -> dict[Any, Any]:
         return dict(self.live)
