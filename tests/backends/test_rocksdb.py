@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.backends.base import LocalFile
+from strandline.backends.base import Backend, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, MIB, MemoryBudget, Tuning
 from strandline.backends.reading import open_reader
 from strandline.backends.rocksdb import RocksDBBackend, _batches
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
+from strandline.core.keygroups import first_key
 
 from .conftest import BUDGET, Lab, restore_files
 from .test_conformance import contents, numbered
@@ -109,6 +110,56 @@ def test_a_damaged_block_is_an_error_not_an_end(rocks: Lab) -> None:
         backend.get_many("a", [entries[0][0]])
     with pytest.raises(CorruptionError, match="state directory"):
         list(backend.scan("a"))
+
+
+def all_read(backend: Backend) -> list[object]:
+    keys = [key for key, _ in grouped(range(8))]
+    prefixes = [first_key(group) for group in range(8)]
+    return [backend.get_many("a", keys), list(backend.scan("a")), [backend.read_group("a", each) for each in prefixes]]
+
+
+def grouped(groups: range) -> list[tuple[bytes, bytes]]:
+    return [(first_key(group) + b"%d" % number, os.urandom(30)) for group in groups for number in range(9)]
+
+
+def test_whatever_is_zeroed_in_an_sst_file_is_an_error_or_of_no_effect(rocks: Lab) -> None:
+    """Also the range deletions, and the sequence numbers of loaded files, without which these would be deleted."""
+    backend = rocks.open()
+    backend.persist({"a": grouped(range(8))}, rocks.place())
+    backend.clip(range(4))
+    backend.persist({"a": grouped(range(1))}, rocks.place())
+    backend.load("a", iter(grouped(range(4, 6))))
+    files = backend.persist({}, rocks.place())
+    expected = all_read(backend)
+    assert all_read(rocks.restore(files)) == expected
+    errors = cases = 0
+    for file in filter(lambda file: file.shared, files):
+        data = file.path.read_bytes()
+        for at in range(0, len(data), 96):
+            directory = rocks.place()
+            for other in files:
+                restored = other.path.read_bytes()
+                if other is file:
+                    restored = data[:at] + bytes(len(data[at : at + 96])) + data[at + 96 :]
+                directory.mkdir(exist_ok=True)
+                (directory / other.name).write_bytes(restored)
+            cases += 1
+            try:
+                assert all_read(rocks.open(directory)) == expected
+            except CorruptionError:
+                errors += 1
+    assert errors > 0.9 * cases > 40, (errors, cases)
+
+
+def test_a_file_of_another_life_is_not_taken_for_the_one_of_its_name(rocks: Lab) -> None:
+    lives = [rocks.open().persist({"a": [(b"key", os.urandom(30))]}, rocks.place()) for _ in range(2)]
+    (mine, other) = (next(file for file in files if file.shared) for files in lives)
+    assert mine.size_bytes == other.size_bytes
+    directory = restore_files(lives[0], rocks.place())
+    (directory / mine.name).unlink()
+    shutil.copyfile(other.path, directory / mine.name)
+    with pytest.raises(CorruptionError, match="unique ID"):
+        rocks.open(directory).get_many("a", [b"key"])
 
 
 @pytest.mark.parametrize("at", [0, 0.5])

@@ -20,7 +20,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from strandline.checkpoint import restore
+from strandline.checkpoint import kinds, restore
 from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
@@ -357,6 +357,23 @@ def test_damage_is_named(folders: dict[str, Path], tmp_path: Path, form: str) ->
         path.unlink()
         path.write_bytes(data)
     with pytest.raises(CorruptionError, match=files["top"][0].file.path if files else "state directory"):
+        whole(snapshot, "top")
+
+
+def test_damage_that_rocksdb_does_not_report_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocksDB reads its MANIFEST up to the first header of a record that is zero: here, to fewer than half the rows."""
+    monkeypatch.setattr(kinds, "_INLINE_UP_TO_BYTES", 0)
+    snapshot = open_snapshot(str(checkpoint_of(tmp_path)))
+    whole(snapshot, "top")
+    (file, *_) = [file for file in snapshot.manifest.files() if file.name.startswith("MANIFEST")]
+    path = Path(snapshot.folder.url.removeprefix("file://"), file.path)
+    data = path.read_bytes()
+    starts = [0]
+    while starts[-1] < len(data):
+        starts.append(starts[-1] + 7 + int.from_bytes(data[starts[-1] + 4 : starts[-1] + 6], "little"))
+    kept = data[: starts[len(starts) // 2]]
+    path.write_bytes(kept + bytes(len(data) - len(kept)))
+    with pytest.raises(CorruptionError, match=file.path):
         whole(snapshot, "top")
 
 

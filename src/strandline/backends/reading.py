@@ -12,13 +12,16 @@ from typing import Any, Literal, Protocol
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from strandline.backends.heap import HEAP_FILE
-from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
+from strandline.backends.rocksfiles import BLOCK_CHECKED, ErrorTranslation, SstFiles
 from strandline.backends.rocksoptions import end_of_prefix
 from strandline.core.keygroups import BROADCAST_GROUP, first_key, group_of
 from strandline.core.settings import BackendName
 from strandline.format.heapfile import read_heap
 
 FileKind = Literal["rocksdb", "heap"]
+
+SELF_CHECKED = (*BLOCK_CHECKED, HEAP_FILE)
+"""The endings of files in which readers find damage, so that they may be opened before they are verified."""
 
 _READAHEAD_BYTES = 2 << 20
 _ENTRIES = 256
@@ -54,7 +57,7 @@ class PartitionReader(Protocol):
 def open_reader(kind: FileKind, directory: Path) -> PartitionReader:
     """Open a directory that holds every file of one snapshot of one partition, each under its name; files may be links.
 
-    Raises CorruptionError, also during reads, if files are damaged that `fetch` did not verify.
+    Raises CorruptionError, also during reads, if files of SELF_CHECKED are damaged; all others must be verified.
     """
     return _RocksDBReader(directory) if kind == "rocksdb" else _HeapReader(directory)
 

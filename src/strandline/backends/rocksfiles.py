@@ -9,8 +9,11 @@ from pathlib import Path
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
 from strandline.core.ids import unique_name
 
-BLOCK_CHECKED = (".sst", ".blob")
-"""The endings of files of which RocksDB verifies each block that it reads."""
+BLOCK_CHECKED = (".sst",)
+"""The endings of files of which RocksDB verifies each block that it reads, and that the file is the one it wrote.
+
+It reads an older blob file as the right one, and a MANIFEST only up to its first damaged record, without an error.
+"""
 _TAG_DIGITS = 16
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")

@@ -159,7 +159,11 @@ def _most_unverified() -> int:
 
 @dataclass(frozen=True)
 class Unverified:
-    """Files that were linked before their checksums were computed, since their reader checks each block."""
+    """Files that were linked before their checksums were computed, since their reader finds damage by itself.
+
+    Of SST files, RocksDB verifies the checksum of each block that it reads, metadata blocks included; and by the unique
+    id and the size in its MANIFEST, which is verified before, that a file is the one it wrote.
+    """
 
     endings: tuple[str, ...]
     """The endings of such files' names."""
@@ -214,16 +218,18 @@ def fetch(
     return from_local, remote
 
 
-def lay_out(folder: Folder, files: Sequence[FileRef], into: Path) -> None:
+def lay_out(folder: Folder, files: Sequence[FileRef], into: Path, checked: tuple[str, ...]) -> None:
     """Fetch the files of one partition's snapshot into the directory `into`, for reading only.
 
-    Files of a local directory are linked without a read; `fetch` fetches all others. Raises CorruptionError naming the
-    file that is missing or has another size.
+    Files of a local directory whose names end with one of `checked` are linked without a read, since their reader finds
+    damage; `fetch` fetches all others. Raises CorruptionError naming the file that is missing or has another size.
     """
     into.mkdir(parents=True, exist_ok=True)
+    fetched = []
     for file in files:
-        source = local_path(folder, file)
+        source = local_path(folder, file) if file.name.endswith(checked) else None
         if source is None:
+            fetched.append(file)
             continue
         target = into / _checked_name(folder, file)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +238,7 @@ def lay_out(folder: Folder, files: Sequence[FileRef], into: Path) -> None:
             _link_or_copy(source, target, file.size, or_symbolic=True)
         except FileNotFoundError as error:
             raise _missing(folder, file) from error
-    fetch(folder, [file for file in files if local_path(folder, file) is None], into)
+    fetch(folder, fetched, into)
 
 
 def local_path(folder: Folder, file: FileRef) -> Path | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.backends.reading import PartitionReader, file_kind, open_reader
+from strandline.backends.reading import SELF_CHECKED, PartitionReader, file_kind, open_reader
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import check_size, fetch, lay_out, local_path
@@ -170,7 +170,7 @@ class _Part:
     def __init__(self, folder: Folder, operator: OperatorInfo, part: PartitionInfo, place: Path) -> None:
         self._place = place
         try:
-            lay_out(folder, part.files, place)
+            lay_out(folder, part.files, place, SELF_CHECKED)
             self.reader: PartitionReader = open_reader(file_kind(operator.backend), place)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
