@@ -136,11 +136,11 @@ def _explain_schema(tables: Sequence[SourceTable], *, incompatible: bool) -> Con
     if incompatible:
         reason = "Delta does not read rows from before such a change"
         hint = (
-            f"start the program with Spark's setting {_READ_INCOMPATIBLE}=true, until a checkpoint has rows from after "
-            "the change: the job goes on from its last checkpoint, and reads all rows with the table's new columns"
+            f"start the program with Spark's setting {_READ_INCOMPATIBLE}=true: the job goes on from its last "
+            "checkpoint, and reads all rows with the table's new columns"
         )
     else:
-        reason = "a program that runs cannot read more than the columns with which it began"
+        reason = "a program that runs cannot read other columns than those with which it began"
         hint = "start the program again: the job goes on from its last checkpoint, with the table's new columns"
         if not explained:
             reason = "rows that the job reads next may not have the columns with which it began"
