@@ -19,6 +19,10 @@ BEFORE = StructType().add("id", LongType()).add("v", LongType())
 HEAD = "[STREAM_FAILED] Query [id = e63f69d8, runId = 600c157f] terminated with exception: "
 TAIL = " SQLSTATE: XXKST\n=== Streaming Query ===\nCurrent Committed Offsets: {DeltaSource[file:/data/t]: {}}"
 
+MISSING = (
+    "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///data/t/day=1%3A2/part-0.parquet."
+)
+
 
 def query_error(reason: str, cause: str = "") -> BaseException:
     # PySpark's own classes need a JVM.
@@ -27,10 +31,21 @@ def query_error(reason: str, cause: str = "") -> BaseException:
     return unwrap_error(error)
 
 
-def explain(error: BaseException, monkeypatch: pytest.MonkeyPatch, after: StructType = BEFORE) -> BaseException:
+def explain(
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+    after: StructType = BEFORE,
+    exists: tuple[str, ...] = ("/data/t/_delta_log", "/data/u/v1"),
+) -> BaseException:
     tables = [
-        SourceTable("source 'a', Delta table '/data/t'", "/data/t", lambda: tableerrors._changes(BEFORE, after)),
-        SourceTable("Iceberg table 'c.d.u'", "/data/u"),
+        SourceTable(
+            "source 'a', Delta table '/data/t'",
+            "/data/t",
+            "/data/t/_delta_log",
+            exists.__contains__,
+            lambda: tableerrors._changes(BEFORE, after),
+        ),
+        SourceTable("Iceberg table 'c.d.u'", "/data/u", "/data/u/v1", exists.__contains__),
     ]
     monkeypatch.setattr(tableerrors, "tables_of", lambda tables, _: tables)
     plan = SimpleNamespace(sources=SimpleNamespace(nodes=[SimpleNamespace(name="a", df=tables)]))
@@ -59,6 +74,20 @@ def test_a_table_whose_columns_have_changed_is_named_with_them(reason: str, monk
     assert "begin anew" in found.hint
     found = explain(query_error(reason), monkeypatch)
     assert "the columns of source 'a', Delta table '/data/t' were changed" in str(found)
+    assert "a program that runs" not in str(found), "it has begun with the columns that the table has"
+
+
+def test_the_setting_that_reads_on_behind_a_removed_column_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, Delta fails after every start, also of a job that had read all rows before the change."""
+    reason = (
+        "[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG] Streaming read is not supported on tables with"
+    )
+    for after in (BEFORE, StructType().add("id", LongType())):
+        found = explain(query_error(reason), monkeypatch, after)
+        assert isinstance(found, ConfigurationError)
+        assert "Delta does not read rows from before such a change" in found.message
+        assert "unsafeReadOnIncompatibleColumnMappingSchemaChanges.enabled=true" in found.hint
+        assert "begin anew" not in found.hint
 
 
 @pytest.mark.parametrize(
@@ -78,6 +107,12 @@ def test_a_table_whose_columns_have_changed_is_named_with_them(reason: str, monk
         ),
         ("[DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it", "", "does not have the version"),
         (
+            "[DELTA_MISSING_FILES_UNEXPECTED_VERSION] The stream from your Delta table was expecting process data from "
+            "version 3,\nbut the earliest available version in the _delta_log directory is 8.",
+            "",
+            "does not have the version",
+        ),
+        (
             "Cannot load current offset at snapshot 7351767977163584752, the snapshot was expired or removed",
             "",
             "does not have the version",
@@ -87,8 +122,7 @@ def test_a_table_whose_columns_have_changed_is_named_with_them(reason: str, monk
             "Failed to open input stream for file: /data/u/metadata/44899cc2-m0.avro",
             "org.apache.iceberg.exceptions.NotFoundException: Failed to open input stream for file: "
             "/data/u/metadata/44899cc2-m0.avro",
-            "Iceberg table 'c.d.u': it has no longer a file with rows that the job reads next: "
-            "/data/u/metadata/44899cc2-m0.avro",
+            "Iceberg table 'c.d.u': it has no longer a file with rows that the job reads next: metadata/44899cc2-m0.avro",
         ),
         (
             "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:///data/t/part-0.snappy.parquet. "
@@ -124,6 +158,28 @@ def test_what_may_pass_is_tried_again(reason: str, cause: str, monkeypatch: pyte
     error = query_error(reason, cause)
     assert isinstance(error, SparkError)
     assert explain(error, monkeypatch) is error
+
+
+@pytest.mark.parametrize(
+    ("reason", "exists"),
+    [
+        (MISSING, ("/data/u/v1",)),
+        (MISSING, ("/data/t/_delta_log", "/data/u/v1", "/data/t/day=1%3A2/part-0.parquet")),
+        (MISSING, ("/data/t/_delta_log", "/data/u/v1", "/data/t/day=1:2/part-0.parquet")),
+        ("[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE] The streaming query was reading", ("/data/u/v1",)),
+    ],
+)
+def test_a_directory_that_is_or_was_away_is_tried_again(
+    reason: str, exists: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = query_error(reason)
+    assert explain(error, monkeypatch, exists=exists) is error
+
+
+def test_a_missing_file_is_named_as_the_table_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = explain(query_error(MISSING), monkeypatch)
+    assert "source 'a', Delta table '/data/t': it has no longer a file" in str(found)
+    assert "reads next: day=1:2/part-0.parquet" in str(found)
 
 
 def test_a_jvm_that_has_ended_hides_no_error() -> None:

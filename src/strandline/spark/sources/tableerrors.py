@@ -7,19 +7,25 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError
 from strandline.spark.base.spark_errors import full_text
 from strandline.spark.sources.checks import DELTA, leaves_of, numbered_relations
 
+_SCHEME = re.compile("^[A-Za-z][A-Za-z0-9+.-]*:")
 _ICEBERG = "org.apache.iceberg."
 _SCHEMA_CHANGED = re.compile(
     r"\[DELTA_SCHEMA_CHANGED|\[DELTA_STREAMING_(?:SCHEMA_MISMATCH|METADATA_EVOLUTION|INCOMPATIBLE|CANNOT_CONTINUE)"
     r"|assertion failed: Invalid batch:"
 )
+_INCOMPATIBLE = "[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE"
+_READ_INCOMPATIBLE = "spark.databricks.delta.streaming.unsafeReadOnIncompatibleColumnMappingSchemaChanges.enabled"
 _GONE = re.compile(r"(?:NotFoundException: |FILE_NOT_EXIST\] )([^\n]*?\.(?:parquet|orc|avro)\b)")
 """A table's files of rows: their names are not used again. Its log, or all of it, may be replaced at this moment."""
 _CHANGED_ROWS = "rows of it were changed or deleted, and a stream reads only rows that are added"
@@ -42,7 +48,7 @@ _CAUSES = (
     ),
     (
         re.compile(
-            r"\[DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE\]|\[DELTA_VERSION_NOT_FOUND\]"
+            r"\[DELTA_(?:LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|MISSING_FILES_UNEXPECTED_VERSION|VERSION_NOT_FOUND)\]"
             r"|Cannot load current offset at snapshot -?\d+, the snapshot was expired or removed"
         ),
         "it does not have the version that the job reads next",
@@ -57,11 +63,20 @@ class SourceTable:
 
     name: str
     """Its name in messages, with that of the source."""
-    location: str
-    """Its directory, without a scheme."""
+    root: str
+    """Its directory."""
+    log: str
+    """A path that exists while the table does: one that a directory which is away for a while does not have."""
+    exists: Callable[[str], bool]
+    """Whether there is a file or directory of this path, by the file system that the table is read with."""
     changes: Callable[[], tuple[list[str], bool]] | None = None
     """For Delta: returns what has changed in its columns since the program began to read it, and whether only some
     were added."""
+
+    @property
+    def location(self) -> str:
+        """Its directory, without a scheme."""
+        return "/" + _SCHEME.sub("", self.root).strip("/")
 
 
 def explain_table_error(error: BaseException, sources: Sequence[tuple[str, DataFrame]]) -> BaseException:
@@ -79,8 +94,13 @@ def explain_table_error(error: BaseException, sources: Sequence[tuple[str, DataF
         # The JVM may have ended.
         with suppress(Exception):
             tables = [table for name, df in sources for table in tables_of(df, name)]
-            if schema_changed:
-                explained = _explain_schema([table for table in tables if table.changes])
+            if not all(table.exists(table.log) for table in tables):
+                # Without its directory, a table seems to lack files, or to be another one.
+                explained = None
+            elif schema_changed:
+                explained = _explain_schema(
+                    [table for table in tables if table.changes], incompatible=_INCOMPATIBLE in about
+                )
             elif gone:
                 explained = _explain_gone(gone, tables)
             elif cause and tables:
@@ -96,29 +116,40 @@ def explain_table_error(error: BaseException, sources: Sequence[tuple[str, DataF
 
 def _explain_gone(gone: Sequence[str], tables: Sequence[SourceTable]) -> ConfigurationError | None:
     for table in tables:
-        for file in gone:
-            if f"{table.location}/" in file:
+        for text in gone:
+            # Spark quotes paths, Iceberg does not.
+            ends = [part[2] for form in (unquote(text), text) if (part := form.partition(f"{table.location}/"))[1]]
+            if ends and not any(table.exists(f"{table.root.rstrip('/')}/{end}") for end in ends):
                 return ConfigurationError(
-                    f"{table.name}: it has no longer a file with rows that the job reads next: {file.split()[-1]}",
+                    f"{table.name}: it has no longer a file with rows that the job reads next: {ends[0]}",
                     hint="have VACUUM (Delta) or expire_snapshots (Iceberg) keep files for longer than the job may be "
                     f"behind; to go on without those rows, {BEGIN_ANEW}",
                 )
     return None
 
 
-def _explain_schema(tables: Sequence[SourceTable]) -> ConfigurationError | None:
+def _explain_schema(tables: Sequence[SourceTable], *, incompatible: bool) -> ConfigurationError | None:
     changed = [(table, *table.changes()) for table in tables if table.changes]
     explained = [(table.name, changes, only_added) for table, changes, only_added in changed if changes]
     names = "; ".join(f"{name}: {', '.join(changes)}" for name, changes, _ in explained)
     names = names or f"the columns of {' or '.join(table.name for table in tables)} were changed"
-    hint = "start the program again: the job goes on from its last checkpoint, with the table's new columns"
-    if not explained or not all(only_added for *_, only_added in explained):
-        hint += (
-            ". Delta does not read rows from before a change of columns that exist, unless its option "
-            f"schemaTrackingLocation is set: if the program ends with this error again, {BEGIN_ANEW}"
+    if incompatible:
+        reason = "Delta does not read rows from before such a change"
+        hint = (
+            f"start the program with Spark's setting {_READ_INCOMPATIBLE}=true: the job goes on from its last "
+            "checkpoint, and reads all rows with the table's new columns"
         )
-    message = f"{names}; a program that runs cannot read more than the columns with which it began"
-    return ConfigurationError(message, hint=hint) if tables else None
+    else:
+        reason = "a program that runs cannot read other columns than those with which it began"
+        hint = "start the program again: the job goes on from its last checkpoint, with the table's new columns"
+        if not explained:
+            reason = "rows that the job reads next may not have the columns with which it began"
+        if not explained or not all(only_added for *_, only_added in explained):
+            hint += (
+                ". If it ends with this error again, Delta does not read rows from before this change of columns: "
+                f"{BEGIN_ANEW}"
+            )
+    return ConfigurationError(f"{names}; {reason}", hint=hint) if tables else None
 
 
 def tables_of(df: DataFrame, name: str) -> list[SourceTable]:
@@ -132,15 +163,23 @@ def tables_of(df: DataFrame, name: str) -> list[SourceTable]:
             def changes(path: str = path, before: StructType = before) -> tuple[list[str], bool]:
                 return _changes(before, df.sparkSession.read.format("delta").load(path).schema)
 
-            tables.append(SourceTable(f"{source}Delta table '{path}'", _without_scheme(path), changes))
+            exists = partial(_exists, df.sparkSession)
+            tables.append(SourceTable(f"{source}Delta table '{path}'", path, f"{path}/_delta_log", exists, changes))
         elif relation is not None and relation.implementation.startswith(_ICEBERG):
-            location = _without_scheme(str(leaf.table().table().location()))
-            tables.append(SourceTable(f"{source}Iceberg table '{leaf.table().name()}'", location))
+            table = leaf.table().table()
+
+            def is_file(path: str, table: Any = table) -> bool:
+                return bool(table.io().newInputFile(path).exists())
+
+            log = table.operations().current().metadataFileLocation()
+            tables.append(SourceTable(f"{source}Iceberg table '{leaf.table().name()}'", table.location(), log, is_file))
     return tables
 
 
-def _without_scheme(path: str) -> str:
-    return "/" + re.sub("^[A-Za-z][A-Za-z0-9+.-]*:", "", path).strip("/")
+def _exists(spark: SparkSession, path: str) -> bool:
+    jvm: Any = spark._jvm
+    where = jvm.org.apache.hadoop.fs.Path(path)
+    return bool(where.getFileSystem(spark._jsc.hadoopConfiguration()).exists(where))
 
 
 def _changes(before: StructType, after: StructType) -> tuple[list[str], bool]:
