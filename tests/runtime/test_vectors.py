@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,6 +140,23 @@ def test_memory_is_bounded(keeps_all: bool) -> None:
     if not keeps_all:
         assert backend.entries == {b"%06d" % number: b"y" for number in range(100_000)}
         assert table.get(table.find([b"000000", b"099999", b"none"])) == [b"y", b"y", None]
+
+
+def test_changes_that_are_not_written_yet_hold_no_other_keys() -> None:
+    table = VectorTable("state", Stored(keeps_all=False), 1 << 16)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        for start in range(0, 100_000, 1000):
+            keys = [b"%060d" % number for number in range(start, start + 1000)]
+            table.put(table.find(keys).some([0]), [b"x"])
+            table.commit()
+            table.evict()
+        del keys
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 << 20
+    assert len(dict(table.freeze()())) == 100
 
 
 def test_what_was_used_last_stays() -> None:

@@ -82,15 +82,19 @@ class KeySlots:
 
 @dataclass(frozen=True)
 class Writes:
-    """Values that were written together: those of some slots."""
+    """Keys and values that were written together."""
 
     keys: Numbers
-    at: Numbers
     values: Numbers
+
+    @classmethod
+    def of(cls, slots: Slots, at: Numbers) -> Writes:
+        """Return the present values of some slots."""
+        return cls(slots.keys[at], slots.values[at])
 
     def entries(self) -> Iterator[Entry]:
         """Return the keys and values."""
-        return zip(self.keys[self.at].tolist(), self.values.tolist(), strict=True)
+        return zip(self.keys.tolist(), self.values.tolist(), strict=True)
 
 
 class VectorTable(StateTable[list[Writes]]):
@@ -161,7 +165,7 @@ class VectorTable(StateTable[list[Writes]]):
             return
         slots, at = self._slots, self._written_now()
         if not self._holds_all:
-            self._dirty.append(Writes(slots.keys, at, slots.values[at]))
+            self._dirty.append(Writes.of(slots, at))
             self._dirty_count += len(at)
             slots.layer[at] = self._layer
         self._end(at)
@@ -178,8 +182,7 @@ class VectorTable(StateTable[list[Writes]]):
         self._has_written = False
 
     def changed(self) -> Iterator[Entry]:
-        slots, at = self._slots, self._written_now()
-        return Writes(slots.keys, at, slots.values[at]).entries()
+        return Writes.of(self._slots, self._written_now()).entries()
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         keys, values = [], []
@@ -248,7 +251,7 @@ class VectorTable(StateTable[list[Writes]]):
     def _copy(self) -> list[Writes]:
         slots = self._slots
         at = np.flatnonzero(_has_value(slots.values[: slots.count]))
-        return [Writes(slots.keys, at, slots.values[at])]
+        return [Writes.of(slots, at)]
 
     def _take(self) -> list[Writes]:
         layer, self._dirty = self._dirty, []
