@@ -13,7 +13,6 @@ from strandline.core.keygroups import partition_of
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.quiet import spark_log
 from strandline.spark.keepers.exchange import Exchange, prepare_session
-from strandline.spark.lower.limits import has_narrow_rows
 from strandline.spark.lower.plan import Plan
 from tests.soak import soaking
 
@@ -145,4 +144,4 @@ def test_only_batches_of_few_numbers_are_not_measured(
 
     rows = spark.readStream.format("rate").load().selectExpr("value as k", *columns)
     plan = Plan([sl.stream(rows).key_by("k").process(Nothing(), output=output, uid="op").to(sl.sinks.noop())])
-    assert has_narrow_rows(plan.pipeline.nodes) is narrow
+    assert plan.has_narrow_rows is narrow

@@ -36,7 +36,7 @@ from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_fr
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
-from strandline.spark.lower.limits import has_narrow_rows, row_limit
+from strandline.spark.lower.limits import row_limit
 from strandline.spark.lower.nodes import TO, late_rows
 from strandline.spark.lower.plan import EpochFrames, Plan
 from strandline.spark.lower.reduction import limit_shuffle
@@ -93,7 +93,6 @@ class EpochDriver:
         # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
         self._session = clone_session(self._source.sparkSession)
         self._no_rows: DataFrame | None = None
-        self._has_narrow_rows = has_narrow_rows(self._plan.pipeline.nodes)
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
@@ -308,7 +307,7 @@ class EpochDriver:
     @suppress_error_logs()
     def _run(self, df: DataFrame, epoch: Epoch, begun_us: int | None = None) -> None:
         started = time.perf_counter()
-        prepare_session(df.sparkSession, narrow_rows=self._has_narrow_rows)
+        prepare_session(df.sparkSession, narrow_rows=self._plan.has_narrow_rows)
         if self._plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators))
         trigger = self._trigger(epoch)
