@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-import strandline as sl
 from strandline.core.keygroups import partition_of
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.quiet import spark_log
 from strandline.spark.keepers.exchange import Exchange, prepare_session
-from strandline.spark.lower.plan import Plan
 from tests.soak import soaking
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
@@ -122,26 +120,3 @@ def test_the_anchor_stays_where_it_is_whatever_else_is_taken_from_the_cache(spar
     log = spark_log()
     assert log is not None
     assert "locally checkpointed" not in log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("columns", "output", "narrow"),
-    [
-        (["timestamp"], "n bigint", True),
-        (["cast(value as string) as text"], "n bigint", False),
-        (["array(value) as many"], "n bigint", False),
-        (["named_struct('a', value) as pair"], "n bigint", False),
-        (["timestamp"], "text string", False),
-        ([f"value + {n} as n{n}" for n in range(41)], "n bigint", False),
-    ],
-)
-def test_only_batches_of_few_numbers_are_not_measured(
-    spark: Any, columns: list[str], output: str, narrow: bool
-) -> None:
-    class Nothing(sl.KeyedProcess):
-        def on_event(self, event: Any, ctx: Any) -> None:
-            return None
-
-    rows = spark.readStream.format("rate").load().selectExpr("value as k", *columns)
-    plan = Plan([sl.stream(rows).key_by("k").process(Nothing(), output=output, uid="op").to(sl.sinks.noop())])
-    assert plan.has_narrow_rows is narrow

@@ -432,3 +432,28 @@ def test_a_run_is_a_context_that_stops_it(spark: Any, case: Case) -> None:
     with pytest.raises(KeyError), small.job(stream, case.root, case.local_dir, sink=sink, process=Count()).start(spark):
         raise KeyError("the program around it fails")
     assert not keepers(case.local_dir)
+
+
+def test_rows_of_numbers_leave_the_limit_of_batches_as_it_is(spark: Any, case: Case, tmp_path: Path) -> None:
+    """It is the session's, and so that of the program's own steps, too, whose rows may be large."""
+    sizes = tmp_path / "sizes"
+
+    def measure(batches: Any) -> Any:
+        for batch in batches:
+            with sizes.open("a") as file:
+                file.write(f"{batch.nbytes}\n")
+            yield batch.select(["value"])
+
+    session = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "100000")
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 500).option("numPartitions", 1).load()
+    numbers = rows.selectExpr("value", "repeat('x', 1000) as text").mapInArrow(measure, "value bigint")
+    sink = sl.sinks.memory()
+    counts = sl.stream(numbers).key_by("value").agg(n=sl.agg.count(), uid="count")
+    job = sl.Job(
+        "numbers", sinks=[counts.to(sink)], checkpoints=sl.Checkpoints(case.root / "ck", every="1s"),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir),
+    )  # fmt: skip
+    with job.start(session):
+        eventually(lambda: len(sink.rows) >= 500, "the first epoch is visible")
+    assert 50_000 < max(map(int, sizes.read_text().split())) < 200_000

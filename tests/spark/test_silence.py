@@ -226,7 +226,6 @@ class Reading:
         driver._plan = SimpleNamespace(
             build=lambda df, run, operators, reports: SimpleNamespace(close=lambda: None),
             reductions={},
-            has_narrow_rows=False,
             pipeline=SimpleNamespace(counting={}, measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
         )
         driver._fleet = SimpleNamespace(slots={("op", 0)})

@@ -307,7 +307,7 @@ class EpochDriver:
     @suppress_error_logs()
     def _run(self, df: DataFrame, epoch: Epoch, begun_us: int | None = None) -> None:
         started = time.perf_counter()
-        prepare_session(df.sparkSession, narrow_rows=self._plan.has_narrow_rows)
+        prepare_session(df.sparkSession)
         if self._plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators))
         trigger = self._trigger(epoch)

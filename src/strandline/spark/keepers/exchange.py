@@ -41,8 +41,6 @@ SESSION_CONF = {
 }
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
-_UNCHECKED = (1 << 31) - 1
-"""The limit that Spark does not check."""
 _MOVES = 3
 """How often the partitions are placed again if they are not spread evenly over the executors."""
 _FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
@@ -255,16 +253,10 @@ def empty_frame(source: DataFrame, session: SparkSession) -> DataFrame:
         return no_rows(session, source.schema)
 
 
-def prepare_session(session: SparkSession, *, narrow_rows: bool = False) -> None:
-    """Set the configuration that the exchange needs on a session that no user has.
-
-    `narrow_rows`: no batch of rows can reach Spark's limit of bytes, which it would check for each row, at a third of
-    what its tasks cost.
-    """
+def prepare_session(session: SparkSession) -> None:
+    """Set the configuration that the exchange needs on a session that no user has."""
     for name, value in SESSION_CONF.items():
         session.conf.set(name, value)
-    if narrow_rows:
-        session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(_UNCHECKED))
     excluded = session.conf.get(_EXCLUDED_RULES, None) or ""
     if _FOLDABLE_PROPAGATION not in excluded:
         session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from strandline.core.errors import ConfigurationError
-from strandline.format.fixed import is_fixed
 from strandline.plan.columns import quoted
-from strandline.plan.graph import Node, OperatorNode
-from strandline.runtime.rowlayout import ORIGIN
+from strandline.plan.graph import OperatorNode
 from strandline.spark.base.spark_errors import raise_too_large
 from strandline.types.datatypes import StructType, parse_type
 
 _KEY_CHARACTERS = 100
 _WIDE = ("string", "binary")
-_FEW_COLUMNS = 40
-"""So many numbers a row are far less than 64 MiB in a batch of 50,000 rows, the limits of a batch."""
 
 
 @lru_cache(maxsize=256)
@@ -42,23 +38,6 @@ def row_limit(node: OperatorNode, max_bytes: int) -> tuple[str, str]:
         f"{largest}.name, ' with ', {largest}.size, '|; its key is ', concat_ws(', ', {keys}))"
     )
     return f"{size} > {max_bytes}L", raise_too_large(message)
-
-
-def has_narrow_rows(nodes: Iterable[Node]) -> bool:
-    """Whether the rows of all steps are a few numbers, so that no batch of them can reach Spark's limit of bytes."""
-    return all(
-        len(node.columns.types) <= _FEW_COLUMNS
-        and ORIGIN not in node.columns.hidden
-        and all(_is_number(ddl) for _, ddl in node.columns.types)
-        for node in nodes
-    )
-
-
-def _is_number(ddl: str) -> bool:
-    try:
-        return is_fixed(kind := parse_type(ddl)) and not isinstance(kind, StructType)
-    except ConfigurationError:
-        return False
 
 
 def _wide(name: str, ddl: str) -> Iterator[tuple[str, str]]:

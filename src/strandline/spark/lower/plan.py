@@ -28,7 +28,6 @@ from strandline.spark.base.empty import no_rows
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import keep_active_session
-from strandline.spark.lower.limits import has_narrow_rows
 from strandline.spark.lower.nodes import lower_node
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
@@ -58,7 +57,6 @@ class Plan:
             )
         self._outputs = list(outputs)
         self.pipeline = Pipeline([output.stream._node for output in outputs])
-        self.has_narrow_rows = has_narrow_rows(self.pipeline.nodes)
         self._check_dead_letters()
         self.sources = Sources(self.pipeline.sources)
         self._pinned_nodes = self._find_branches()
