@@ -236,7 +236,7 @@ class Store:
         """Return the committed entries of some encoded keys of a state: see `StateTable.kept`."""
         (table,) = [table for table in self._tables if table.name == name]
         codec = self.keys.codec
-        as_objects = isinstance(table, ObjectTable) and not isinstance(table, BroadcastTable) and not self._vectorised
+        as_objects = isinstance(table, ObjectTable) and not isinstance(table, BroadcastTable)
         return table.kept(KeysToRead(codec.decode_many(encoded) if as_objects else encoded, encoded, codec))
 
     @property
@@ -252,8 +252,7 @@ class Store:
         """Make a key current, so that the handles read its states. Read only, then call `abort`."""
         self.keys.learn((key,), (key_group,))
         self._scope.key = key
-        if not self._vectorised:
-            self.load((key,))
+        self.load((key,))
 
     def timers_of(self, key_group: int, key: Any) -> list[tuple[int, bool]]:
         """Return the times of a key's timers, and whether they are processing times. Reads all timers."""

@@ -19,7 +19,7 @@ _MISSING: Any = object()
 
 
 class ValueTable(ObjectTable):
-    """One value a key. Keys and values are objects that the codecs decode; in the vectorised form, both are bytes."""
+    """One value a key. Keys and values are objects that the codecs decode."""
 
     def __init__(
         self,

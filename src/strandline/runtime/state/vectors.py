@@ -146,6 +146,8 @@ class VectorTable(StateTable[list[Writes]]):
 
     def put(self, places: KeySlots, values: Sequence[bytes | None]) -> None:
         """Set the values of keys; None deletes one. Of equal keys, the last one counts."""
+        if not values:
+            return
         slots, at = places.slots, places.at
         new = np.empty(len(values), object)
         new[:] = values

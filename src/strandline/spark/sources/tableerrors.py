@@ -84,34 +84,35 @@ def explain_table_error(error: BaseException, sources: Sequence[tuple[str, DataF
 
     `sources` are the job's, with their names.
     """
-    text = full_text(error)
-    # Spark adds the plan and the positions of all sources.
-    about = text.partition("=== Streaming Query ===")[0]
-    schema_changed, gone = _SCHEMA_CHANGED.search(about), [match[1] for match in _GONE.finditer(text)]
-    cause = next((cause for cause in _CAUSES if cause[0].search(about)), None)
-    explained = None
-    if schema_changed or gone or cause:
-        # The JVM may have ended.
-        with suppress(Exception):
-            tables = [table for name, df in sources for table in tables_of(df, name)]
-            if not all(table.exists(table.log) for table in tables):
-                # Without its directory, a table seems to lack files, or to be another one.
-                explained = None
-            elif schema_changed:
-                explained = _explain_schema(
-                    [table for table in tables if table.changes], incompatible=_INCOMPATIBLE in about
-                )
-            elif gone:
-                explained = _explain_gone(gone, tables)
-            elif cause and tables:
-                named = [table for table in tables if table.location in about] or tables
-                explained = ConfigurationError(
-                    f"{' or '.join(table.name for table in named)}: {cause[1]}", hint=cause[2]
-                )
+    text, explained = full_text(error), None
+    # The JVM may have ended.
+    with suppress(Exception):
+        explained = _explain(text, sources)
     if explained is None:
         return error
     vars(explained)["full_text"] = text
     return explained
+
+
+def _explain(text: str, sources: Sequence[tuple[str, DataFrame]]) -> ConfigurationError | None:
+    # Spark adds the plan and the positions of all sources.
+    about = text.partition("=== Streaming Query ===")[0]
+    schema_changed, gone = _SCHEMA_CHANGED.search(about), [match[1] for match in _GONE.finditer(text)]
+    cause = next((cause for cause in _CAUSES if cause[0].search(about)), None)
+    if not (schema_changed or gone or cause):
+        return None
+    tables = [table for name, df in sources for table in tables_of(df, name)]
+    if not all(table.exists(table.log) for table in tables):
+        # Without its directory, a table seems to lack files, or to be another one.
+        return None
+    if schema_changed:
+        return _explain_schema([table for table in tables if table.changes], incompatible=_INCOMPATIBLE in about)
+    if gone:
+        return _explain_gone(gone, tables)
+    if not cause or not tables:
+        return None
+    named = [table for table in tables if table.location in about] or tables
+    return ConfigurationError(f"{' or '.join(table.name for table in named)}: {cause[1]}", hint=cause[2])
 
 
 def _explain_gone(gone: Sequence[str], tables: Sequence[SourceTable]) -> ConfigurationError | None:
