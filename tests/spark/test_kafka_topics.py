@@ -16,9 +16,10 @@ import pytest
 
 import strandline as sl
 from strandline.checkpoint.source_log import capture, write_files
-from strandline.spark.sources import kafka
+from strandline.spark.sources import identity, kafka
 from strandline.spark.sources.checks import Relation
 from strandline.spark.sources.filechecks import LaterLog
+from strandline.spark.sources.identity import IdentityChecks
 from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics
 from tests.spark.harness import eventually
 
@@ -66,7 +67,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.setattr(kafka, "_client", found.client)
-    monkeypatch.setattr(kafka, "_RETRY_S", 0.01)
+    monkeypatch.setattr(identity, "_RETRY_S", 0.01)
     return found
 
 
@@ -85,6 +86,7 @@ class Job:
         files = check_topics(spark, [self.source], found, batch)
         write_files(files, self.directory)
         self.topics = KafkaTopics(spark, [self.source], self.directory, files, batch)
+        self.identities = IdentityChecks([self.topics.compare])
         return self
 
     def log(self, batch: int, **offsets: dict[str, int]) -> None:
@@ -98,7 +100,7 @@ class Job:
     def checked(self, batch: int = BATCH) -> bool:
         """Wait for the check of a checkpoint of a batch."""
         files, until = capture(self.directory, batch), time.monotonic() + 20
-        while not self.topics.check(batch, files):
+        while not self.identities.check(batch, files):
             assert time.monotonic() < until
             time.sleep(0.002)
         return True
@@ -130,13 +132,13 @@ def test_ids_are_in_what_a_checkpoint_has(job: Job) -> None:
 
 def test_of_checkpoints_that_fail_while_kafka_is_away_only_the_last_is_asked_for(job: Job) -> None:
     def asking() -> int:
-        return sum(thread.name == "strandline-kafka-topics" for thread in threading.enumerate())
+        return sum(thread.name == "strandline-source-ids" for thread in threading.enumerate())
 
     job.cluster.is_away = True
     files = capture(job.directory, BATCH)
     for batch in range(BATCH + 1, BATCH + 5):
         job.log(batch, a={"0": 10, "1": 11}, b={"0": 12})
-        assert not job.topics.check(batch, files | capture(job.directory, batch))
+        assert not job.identities.check(batch, files | capture(job.directory, batch))
     eventually(lambda: asking() == 1, "one thread asks")
     job.cluster.is_away = False
     assert job.checked(BATCH + 4)
@@ -213,13 +215,13 @@ def test_a_checkpoint_waits_for_kafka(job: Job) -> None:
     before = job.cluster.asked
     until = time.monotonic() + 20
     while job.cluster.asked < before + 3:
-        assert not started.topics.check(BATCH, files)
+        assert not started.identities.check(BATCH, files)
         assert time.monotonic() < until
     job.cluster.is_away = False
     assert started.checked()
     # What was found of a batch holds: nobody asks again.
     before = job.cluster.asked
-    assert started.topics.check(BATCH, files)
+    assert started.identities.check(BATCH, files)
     assert job.cluster.asked == before
 
 
@@ -229,9 +231,9 @@ def test_a_checkpoint_of_a_topic_that_is_gone_is_published_only_where_rows_may_b
     before = job.cluster.asked
     until = time.monotonic() + 20
     while job.cluster.asked < before + 3:
-        assert not started.topics.check(BATCH, files)
+        assert not started.identities.check(BATCH, files)
         assert time.monotonic() < until
-    started.topics.close()
+    started.identities.close()
     job.cluster.topics["a"] = gone
     unworried = again(job, failondataloss="false")
     del job.cluster.topics["a"]

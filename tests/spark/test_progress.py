@@ -15,7 +15,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
 from strandline.spark.job.sourcewatch import SourceWatch
-from strandline.spark.sources.kafka import KafkaTopics
+from strandline.spark.sources.identity import IdentityChecks
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
@@ -79,10 +79,9 @@ class Sources:
         )
         jobdir = JobDirectory(LocalStore(root / "ck"), "job")
         claim: Any = None
-        topics = KafkaTopics(claim, [], self.directory, {}, -1)
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            True, 100, (), [], [topics.begin], topics,
+            True, 100, (), [], [], IdentityChecks([]),
         )  # fmt: skip
 
     def deliver(self) -> None:

@@ -99,6 +99,7 @@ def test_the_setting_that_reads_on_behind_a_removed_column_is_named(monkeypatch:
             "",
             "deleted and created again",
         ),
+        ("Table UUID does not match: current=3c1a != refreshed=9f20", "", "deleted and created again"),
         (
             "[DELTA_SOURCE_TABLE_IGNORE_CHANGES] Detected a data update in the source table at version 1. The source "
             "table can be found at path file:/data/t.",

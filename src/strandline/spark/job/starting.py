@@ -30,8 +30,10 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.sinks.files import FileSink, sink_for_pending
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.deltatables import DeltaTables, delta_tables
 from strandline.spark.sources.filechecks import ChangedFiles
 from strandline.spark.sources.files import open_source_files
+from strandline.spark.sources.identity import IdentityChecks
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.patternnames import PatternNames
@@ -112,7 +114,11 @@ class Starting:
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
         topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
-        self._cleanup.callback(topics.close)
+        tables = delta_tables(source, place.names)
+        identities = IdentityChecks(
+            [*([topics.compare] if place.kafka else []), *([DeltaTables(b.spark, tables).compare] if tables else [])]
+        )
+        self._cleanup.callback(identities.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaned = {
@@ -128,7 +134,7 @@ class Starting:
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
             source_numbers(source), [names.captured, cleaner.captured, changed.captured, commits.captured],
-            [names.begin, topics.begin], topics,
+            [names.begin, topics.begin], identities,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, run.exchanges, fleet, coordinator,

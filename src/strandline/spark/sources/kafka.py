@@ -10,7 +10,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,6 @@ log = logging.getLogger(__name__)
 COMMIT_GROUP = "strandline.commit.group"
 """The source's option for the group whose offsets are committed."""
 _TIMEOUT_S = 10
-_RETRY_S = 0.5
-"""The pause between checks of topic ids while Kafka does not answer."""
 _MAX_NAMES = 5
 
 SAME_OFFSETS = "strandline.same.offsets"
@@ -281,9 +278,6 @@ class KafkaTopics:
         }
         self._former: dict[KafkaSource, dict[str, tuple[int, str]]] = {source: {} for source in sources}
         """Topics that returned: the batch, and the id before. Files of older batches may be checked later."""
-        self._checked = -1
-        self._pending: tuple[int, Future[None]] | None = None
-        self._is_closed = threading.Event()
 
     def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
         """Before a batch is processed: store the ids of topics that the last batch did not have.
@@ -302,50 +296,16 @@ class KafkaTopics:
                     self._store_ids(source, kept | {name: each.id for name, each in client.topics(new).items()})
             self._read[source] = topics & self._known[source].keys()
 
-    def check(self, batch: int, files: Mapping[str, bytes]) -> bool:
-        """Whether the topics that were read are those of a checkpoint with these files.
+    def compare(self, batch: int, files: Mapping[str, bytes]) -> None:
+        """Check that the topics that were read are those of a checkpoint with these files.
 
-        Returns False until Kafka has answered another thread. Raises ConfigurationError if a topic was recreated, or
-        ConflictError if the program's options allow missing rows: the job then restarts.
+        Raises ConfigurationError if a topic was recreated, or ConflictError if the program's options allow missing
+        rows: the job then restarts. Raises UnavailableError if Kafka does not answer.
         """
-        if batch <= self._checked or not self._known:
-            return True
-        if self._pending is None or self._pending[0] != batch:
-            self._pending = batch, Future()
-            thread = threading.Thread(target=self._run, args=(*self._pending, files), daemon=True)
-            thread.name = "strandline-kafka-topics"
-            thread.start()
-        _, answer = self._pending
-        if not answer.done():
-            return False
-        self._pending = None
-        answer.result()
-        self._checked = batch
-        return True
-
-    def close(self) -> None:
-        """End the thread's requests to Kafka."""
-        self._is_closed.set()
-
-    def _run(self, batch: int, answer: Future[None], files: Mapping[str, bytes]) -> None:
-        is_logged = False
-        # The result is not needed if the checkpoint has failed meanwhile.
-        while not self._is_closed.is_set() and self._pending == (batch, answer):
-            try:
-                for source in self._known:
-                    former = {name: each for name, (at, each) in self._former[source].items() if at > batch}
-                    known = source.known(files) | former
-                    self._compare(source, {topic for topic, _ in source.reached(files, batch)}, known)
-                answer.set_result(None)
-                return
-            except UnavailableError as error:
-                if not is_logged:
-                    log.warning("a checkpoint waits: %s", error)
-                is_logged = True
-                self._is_closed.wait(_RETRY_S)
-            except BaseException as error:
-                answer.set_exception(error)
-                return
+        for source in self._known:
+            former = {name: each for name, (at, each) in self._former[source].items() if at > batch}
+            known = source.known(files) | former
+            self._compare(source, {topic for topic, _ in source.reached(files, batch)}, known)
 
     def _compare(self, source: KafkaSource, topics: set[str], known: Ids) -> None:
         with _client(self._spark, source) as client:

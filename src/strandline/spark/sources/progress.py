@@ -39,7 +39,7 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId, unique_name
 from strandline.format.manifest import Manifest
-from strandline.spark.sources.kafka import KafkaTopics
+from strandline.spark.sources.identity import IdentityChecks
 from strandline.spark.sources.log import damage_in_logs
 
 _OVERDUE_BATCHES = 8
@@ -108,7 +108,7 @@ class SourceProgress:
     """Callbacks with the files of each checkpoint."""
     _checks: Sequence[Callable[[int, Callable[[], bool]], None]]
     """Checks of a batch before it is processed."""
-    _topics: KafkaTopics
+    _identities: IdentityChecks
 
     def __post_init__(self) -> None:
         self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
@@ -151,7 +151,7 @@ class SourceProgress:
 
         `has_looked`: whether Spark has polled the sources, so that those which begin at "latest" have begun. Raises
         CorruptionError if files are missing that Spark needs for a restart. Raises ConfigurationError or ConflictError
-        if rows came from another topic than the checkpoint names.
+        if rows came from another topic or table than the checkpoint names.
         """
         request = self._request
         if request is None:
@@ -162,7 +162,7 @@ class SourceProgress:
         base = self._coordinator.confirmed
         try:
             files = self._files_of(request, has_looked)
-            if files is None or not self._topics.check(request.batch, files):
+            if files is None or not self._identities.check(request.batch, files):
                 return
             info = upload_source(
                 self._jobdir, files, request.checkpoint, request.batch, base.source if base else None, self._names

@@ -31,7 +31,8 @@ _GONE = re.compile(r"(?:NotFoundException: |FILE_NOT_EXIST\] )([^\n]*?\.(?:parqu
 _CHANGED_ROWS = "rows of it were changed or deleted, and a stream reads only rows that are added"
 _CAUSES = (
     (
-        re.compile(r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\]"),
+        # Iceberg's, while a query runs.
+        re.compile(r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\]|Table UUID does not match"),
         "it was deleted and created again, and the job's position is one in the table before",
         f"put that table back, or {BEGIN_ANEW}",
     ),
