@@ -242,6 +242,24 @@ def test_bytes_that_were_damaged_on_the_way_are_fetched_again(
     assert fetched.count(ref.path) == 2
 
 
+def test_downloads_that_are_damaged_each_time_otherwise_blame_no_checkpoint(
+    jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in storage does not change: the transfer, the memory or the disk of this machine fails."""
+    fetched: list[str] = []
+
+    def get_file(self: JobDirectory, path: str, target: Path) -> None:
+        real(self, path, target)
+        fetched.append(path)
+        if path == ref.path:
+            target.write_bytes(b"%d" % fetched.count(path) + FILES["1.sst"][1:])
+
+    ref, real = by_name(refs)["1.sst"], JobDirectory.get_file
+    monkeypatch.setattr(JobDirectory, "get_file", get_file)
+    with pytest.raises(UnavailableError, match=f"{ref.path}.*2 downloads .* differ"):
+        fetch(jobdir, refs, tmp_path / "in")
+
+
 def test_fetch_checks_inline_bytes_and_names(jobdir: JobDirectory, tmp_path: Path) -> None:
     with pytest.raises(CorruptionError, match="'x'"):
         fetch(jobdir, [FileRef(name="x", size=1, sha256="0" * 64, inline=b"y")], tmp_path / "in")

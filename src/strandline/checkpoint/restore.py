@@ -6,6 +6,7 @@ import hashlib
 import os
 import resource
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -288,6 +289,7 @@ def _fetch_one(
             return file.size
     where = f"{folder.url}/{file.path} ('{file.name}')"
     # Twice, since the transfer may damage a file, and a checkpoint with a damaged file is never restored.
+    wrong: list[str] = []
     for _ in range(_DOWNLOADS):
         try:
             folder.get_file(file.path, target)
@@ -297,8 +299,15 @@ def _fetch_one(
         if (size, sha256) == (file.size, file.sha256):
             return 0
         target.unlink()
+        wrong.append(f"{size} bytes with sha256 {sha256[:12]}…")
+    if len(set(wrong)) > 1:
+        raise UnavailableError(
+            f"{where}: {_DOWNLOADS} downloads to {into} on {socket.gethostname()} differ ({', '.join(wrong)}): the "
+            "transfer or this machine damages them",
+            hint="check the network, the memory of this machine, and the disk of local_dir",
+        )
     raise CorruptionError(
-        f"{where}: {size} bytes with sha256 {sha256[:12]}…, expected {file.size} with {file.sha256[:12]}…",
+        f"{where}: {wrong[0]}, expected {file.size} with {file.sha256[:12]}…",
         hint="`strandline snapshots verify` names every damaged file",
         path=file.path,
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +79,7 @@ def _open(
         _fetch(restoring, database, copies=True)
         failpoints.hit("keeper.restore.after")
     process = program.load()
-    opened = None
+    opened, damage = None, ""
     try:
         opened = open_task(program, process, partition, database, restoring)
     except UnavailableError:
@@ -87,6 +90,7 @@ def _open(
     except CorruptionError as error:
         if restoring is None:
             raise
+        damage = error.message.replace(str(database), "")
         log.warning("could not be opened, restoring from storage alone: %s", str(error))
     if opened is None:
         # The files in storage passed their checks, so that only the copy on this machine may be damaged. Frames of the
@@ -96,7 +100,7 @@ def _open(
         assert restoring is not None
         database = directory / f"db-{program.generation}-again"
         _fetch(restoring, database, copies=False)
-        with damage_in(restoring.restore.own_checkpoint):
+        with _damage_here_or_in(restoring, database, damage):
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
     snapshots = Snapshots(
@@ -116,6 +120,28 @@ def _fetch(restoring: PartitionRestore, database: Path, *, copies: bool) -> None
         "restored checkpoint %d: %d bytes from the local copy, %d from storage",
         restoring.restore.checkpoint, from_copy, from_storage,
     )  # fmt: skip
+
+
+@contextmanager
+def _damage_here_or_in(restoring: PartitionRestore, database: Path, damage: str) -> Iterator[None]:
+    """Decide where the damage is that a second opening meets, in files that were right as they came from storage.
+
+    It is in the checkpoint if a file in storage is named, or if the first opening met the same damage: then a file was
+    damaged before its upload. Else this machine reads wrong bytes. The checkpoint is kept, and the job restarts.
+    """
+    try:
+        yield
+    except CorruptionError as error:
+        if "path" in error.fields or error.message.replace(str(database), "") == damage:
+            with damage_in(restoring.restore.own_checkpoint):
+                raise
+        restoring.drop_copies()
+        raise CorruptionError(
+            f"{socket.gethostname()}, {database.parent}: this machine reads files of checkpoint "
+            f"{restoring.restore.checkpoint} as damaged that were right when they came from storage: {error.message}",
+            hint="the checkpoint is kept; check the memory of this machine, and the disk of local_dir",
+            is_local=True,
+        ) from error
 
 
 def open_task(
