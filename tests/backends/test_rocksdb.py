@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -182,6 +183,20 @@ def test_errors_name_the_directory_and_the_next_step(rocks: Lab) -> None:
         rocks.open(directory)
     assert str(directory) in caught.value.message
     assert caught.value.hint
+
+
+def test_too_many_open_files_are_not_taken_for_a_full_disk(rocks: Lab) -> None:
+    directory, limits = rocks.place(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 3, limits[1]))
+    try:
+        with pytest.raises(UnavailableError, match="oo many open files") as caught:
+            rocks.open(directory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "ulimit -n" in caught.value.hint
+    assert "disk" not in caught.value.hint
 
 
 def test_batches_are_bounded_and_sorted_within_runs() -> None:

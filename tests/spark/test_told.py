@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
 
 from strandline.core import errors
 from strandline.core.ids import Generation, Partition
@@ -22,6 +23,7 @@ from strandline.keeper.output import in_pieces
 from strandline.keeper.paths import Places
 from strandline.runtime.task.usererrors import user_error as user_error_of
 from strandline.spark.base import task_errors as marks
+from strandline.spark.base.spark_errors import summarize
 from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
 from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.keepers.death_report import death_of, is_dead
@@ -169,6 +171,25 @@ def test_where_values_are_shown(tmp_path: Path, shown: Any, program: bool, logs:
     assert "x.y(Z.java:1)" in text
     assert (SECRET in text) is logs
     assert places.spark_failures.stat().st_mode & 0o77 == 0
+
+
+def test_an_error_of_spark_is_written_with_its_stacks(tmp_path: Path) -> None:
+    """PySpark's texts have none: the file had a time, and no text."""
+    alive, places = session(), Places(tmp_path, "file:///x", "job")
+    telling = FailureReporter(Settings(), places, alive)
+    error = Py4JError(f"[STREAM_FAILED] Query [id = 1] terminated with exception: {SECRET} SQLSTATE: XXKST")
+    vars(error)["_stackTrace"] = f"x.StreamingQueryException: {SECRET}\n\tat x.y(Z.java:1)\n"
+    assert f"; its stacks are in {places.spark_failures}" in str(telling.complete(summarize(error)))
+    text = places.spark_failures.read_text()
+    assert text.partition(" ")[2].splitlines() == [
+        "[STREAM_FAILED]",
+        "x.StreamingQueryException",
+        "\tat x.y(Z.java:1)",
+        "",
+    ]
+    said = telling.complete(summarize(Py4JError(SECRET)))
+    assert "stacks are in" not in str(said)
+    assert places.spark_failures.read_text() == text
 
 
 def test_what_spark_said_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

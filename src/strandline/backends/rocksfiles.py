@@ -6,7 +6,7 @@ import re
 import threading
 from pathlib import Path
 
-from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
+from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError, local_files_hint
 from strandline.core.ids import unique_name
 
 BLOCK_CHECKED = (".sst",)
@@ -83,7 +83,7 @@ class ErrorTranslation:
             return None
         message = f"state directory {self._directory}: {error}"
         if isinstance(error, OSError):
-            return UnavailableError(message)
+            return UnavailableError(message, hint=local_files_hint(error))
         if str(error).startswith("Corruption") or "No such file" in str(error):
             return CorruptionError(message, hint="the job restores from its last complete checkpoint")
-        return UnavailableError(message, hint="look for a full or failing disk")
+        return UnavailableError(message, hint=local_files_hint(error))

@@ -49,6 +49,13 @@ def _rebuild(
     return kind(message, hint=hint, discreet=discreet, **fields)
 
 
+def local_files_hint(error: BaseException) -> str:
+    """Return the next step after an error of a file under `local_dir`."""
+    if "too many open files" in str(error).lower():
+        return "raise the limit of open files (ulimit -n, or the service's LimitNOFILE) on that machine"
+    return "look for a full or failing disk under local_dir"
+
+
 def discreet(error: BaseException) -> str:
     """Return an error's text for places that may hold no keys, events or other values.
 

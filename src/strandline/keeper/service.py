@@ -21,6 +21,7 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
     VersionMismatchError,
+    local_files_hint,
 )
 from strandline.core.failure import format_error
 from strandline.core.ids import Epoch, Partition, unique_name
@@ -156,7 +157,7 @@ class PartitionService:
                 raise UnavailableError(
                     f"operator '{program.uid}', partition {self._partition}: its state cannot be restored on "
                     f"{socket.gethostname()}: {error}",
-                    hint="look for a full disk under local_dir",
+                    hint=local_files_hint(error),
                 ) from error
             self._restore_ms = (time.perf_counter() - started) * 1000
             log.info("opened at epoch %d in %.0f ms", self.version, self._restore_ms)

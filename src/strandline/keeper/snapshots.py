@@ -21,7 +21,7 @@ from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Unverified
 from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError, StrandlineError, discreet
+from strandline.core.errors import CorruptionError, StrandlineError, discreet, local_files_hint
 from strandline.core.failure import format_error
 from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
@@ -210,7 +210,7 @@ class Snapshots:
             what = f"operator '{self._program.uid}', partition {self._partition}: writing state failed"
             failure = StrandlineError(
                 f"{what}: {error}", discreet=f"{what}: {discreet(error)}",
-                hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
+                hint=f"{local_files_hint(error)}; `strandline logs` shows the keeper's log",
             )  # fmt: skip
         # First: without memory, the log may fail, too.
         self._error = failure

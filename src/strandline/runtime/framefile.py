@@ -10,7 +10,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import UnavailableError, local_files_hint
 
 
 class FrameFile:
@@ -28,7 +28,7 @@ class FrameFile:
             self._file.write(frame)
             self._file.flush()
         except OSError as error:
-            raise UnavailableError(f"{self._what}: {error}", hint="look for a full disk under local_dir") from error
+            raise UnavailableError(f"{self._what}: {error}", hint=local_files_hint(error)) from error
         self._sizes.append(frame.size)
 
     def frames(self) -> Iterator[bytes]:

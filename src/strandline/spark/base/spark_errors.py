@@ -156,9 +156,10 @@ def summarize(error: BaseException) -> StrandlineError:
         discreet=f"{what}: {kind}",
         is_sparks=True,
     )
-    # The text of a query's error lacks the kind of its cause.
-    cause = getattr(error, "_cause", None)
-    vars(summary)["full_text"] = f"{text}\nCaused by: {cause}" if cause is not None else text
+    # The text of a query's error lacks the kind of its cause, and all texts of PySpark's errors lack the stacks.
+    cause, stack = getattr(error, "_cause", None), getattr(error, "_stackTrace", None)
+    causes = f"\nCaused by: {cause}" if cause is not None else ""
+    vars(summary)["full_text"] = f"{text}{causes}\n{stack}" if stack and stack not in text else f"{text}{causes}"
     return summary
 
 
@@ -190,8 +191,12 @@ def reason_of(text: str) -> str:
 
 
 def frames_of(text: str) -> str:
-    """Return a stack of Java or Python without the messages of errors, which may quote values."""
-    kept = []
+    """Return a stack of Java or Python without the messages of errors, which may quote values.
+
+    Of a message that begins with Spark's name of the error, it returns the name.
+    """
+    condition = _CONDITION.match(text)
+    kept = [condition[0]] if condition else []
     for line in text.splitlines():
         if java := _JAVA.match(line):
             kept.append(line[: java.end(1)])

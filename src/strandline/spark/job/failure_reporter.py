@@ -49,15 +49,21 @@ class FailureReporter:
         if not (whole := full_text(error)) or not isinstance(error, StrandlineError):
             return error
         path = self._write(whole)
-        pointer = f"; all that Spark said is in {path}" if path else ""
+        content = "all that Spark said is" if self._show_values == "logs" else "its stacks are"
+        pointer = f"; {content} in {path}" if path else ""
         return type(error)(
             f"{error.message}{pointer}", hint=error.hint, discreet=f"{error.discreet}{pointer}", **error.fields
         )
 
     def _write(self, whole: str) -> Path | None:
-        """Write Spark's message to a file; only the error types and stack frames, unless values may be in logs."""
+        """Write Spark's message to a file; only the error types and stack frames, unless values may be in logs.
+
+        Returns None if there is nothing to write, or the file cannot be written.
+        """
         path = self._places.spark_failures
         text = whole if self._show_values == "logs" else frames_of(whole)
+        if not text:
+            return None
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size > _MOST_BYTES:
