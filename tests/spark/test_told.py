@@ -178,12 +178,15 @@ def test_an_error_of_spark_is_written_with_its_stacks(tmp_path: Path) -> None:
     alive, places = session(), Places(tmp_path, "file:///x", "job")
     telling = FailureReporter(Settings(), places, alive)
     error = Py4JError(f"[STREAM_FAILED] Query [id = 1] terminated with exception: {SECRET} SQLSTATE: XXKST")
-    vars(error)["_stackTrace"] = f"x.StreamingQueryException: {SECRET}\n\tat x.y(Z.java:1)\n"
+    # Of a query's error, PySpark has the stack in another form; its cause's has the kinds, too.
+    vars(error)["_stackTrace"] = "x.y(Z.java:1)"
+    vars(error)["_cause"] = cause = Py4JError(SECRET)
+    vars(cause)["_stackTrace"] = f"x.IllegalStateException: {SECRET}\n\tat x.y(Z.java:1)\n"
     assert f"; its stacks are in {places.spark_failures}" in str(telling.complete(summarize(error)))
     text = places.spark_failures.read_text()
     assert text.partition(" ")[2].splitlines() == [
         "[STREAM_FAILED]",
-        "x.StreamingQueryException",
+        "x.IllegalStateException",
         "\tat x.y(Z.java:1)",
         "",
     ]

@@ -157,7 +157,8 @@ def summarize(error: BaseException) -> StrandlineError:
         is_sparks=True,
     )
     # The text of a query's error lacks the kind of its cause, and all texts of PySpark's errors lack the stacks.
-    cause, stack = getattr(error, "_cause", None), getattr(error, "_stackTrace", None)
+    cause = getattr(error, "_cause", None)
+    stack = getattr(error if cause is None else cause, "_stackTrace", None)
     causes = f"\nCaused by: {cause}" if cause is not None else ""
     vars(summary)["full_text"] = f"{text}{causes}\n{stack}" if stack and stack not in text else f"{text}{causes}"
     return summary
