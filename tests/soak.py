@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 PROFILE = "soak"
 _MANY = 30
-_FEW = 0.2
+_FEW = 0.1
 """What keeps a run of all tests within eight minutes."""
 
 
