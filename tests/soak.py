@@ -33,6 +33,10 @@ def soaking(values: Iterable[Any]) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.soak) for value in values]
 
 
+BACKENDS = [*soaking(["memory"]), "filesystem", "rocksdb"]
+"""Parameters of tests of operators: `memory` and `filesystem` are one backend but for its files, tests/backends has both."""
+
+
 def examples(count: int, **given: Any) -> settings:
     """Return the settings of a property that is tried with so many examples, and with many more in the soak tests."""
     factor = _MANY if settings.get_current_profile_name() == PROFILE else _FEW
