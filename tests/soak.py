@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 PROFILE = "soak"
 _MANY = 30
-_FEW = 0.2
+_FEW = 0.1
 """What keeps a run of all tests within eight minutes."""
 
 
@@ -31,6 +31,10 @@ def register() -> None:
 def soaking(values: Iterable[Any]) -> list[Any]:
     """Return parameters of a test that belong to the soak tests, beside those that are always run."""
     return [pytest.param(value, marks=pytest.mark.soak) for value in values]
+
+
+BACKENDS = [*soaking(["memory"]), "filesystem", "rocksdb"]
+"""Parameters of tests of operators: `memory` and `filesystem` are one backend but for its files, tests/backends has both."""
 
 
 def examples(count: int, **given: Any) -> settings:

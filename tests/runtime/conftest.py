@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.bench import KINDS, Bench
+from tests.runtime.bench import Bench
 from tests.runtime.clients import Nursery
+from tests.soak import BACKENDS
 
 Make = Callable[..., Bench]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BACKENDS)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Return what makes a partition over the backend under test."""
     made: list[Bench] = []

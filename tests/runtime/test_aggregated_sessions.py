@@ -21,8 +21,7 @@ from strandline.runtime.operators.aggregates import sketches
 from strandline.runtime.operators.aggregates.grouping import Groups, overlapping
 from strandline.runtime.state import panes
 from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, Row, close_to, expected
-from tests.runtime.bench import KINDS
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 GAP = 5
 
@@ -155,7 +154,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(12)
 @given(epochs=st.lists(st.tuples(rows, rows, st.integers(-3, 9), st.integers(0, 6), ways), min_size=1, max_size=12))
 def test_sessions_against_the_model(

@@ -19,8 +19,7 @@ from strandline.api.windows import Global, Sliding, Tumbling, windows_of
 from strandline.runtime.operators.aggregates import sketches
 from strandline.runtime.rowlayout import FIRED, TIME
 from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, Row, close_to, expected
-from tests.runtime.bench import KINDS
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,7 @@ rows = st.lists(
 ways = st.sampled_from(["keep", "abort", "snapshot", "restore", "write", "evict"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(15)
 @given(epochs=st.lists(st.tuples(rows, rows, ways), min_size=1, max_size=8))
 def test_running_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any) -> None:
@@ -132,7 +131,7 @@ WINDOWS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("which", WINDOWS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(8)
 @given(epochs=st.lists(st.tuples(rows, rows, st.integers(-3, 12), st.integers(0, 4), ways), min_size=1, max_size=10))
 def test_windowed_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, which: str, epochs: Any) -> None:
@@ -186,7 +185,7 @@ def test_the_clock_may_be_set_back(tmp_path: Path) -> None:
     bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(20)
 @given(epochs=st.lists(st.tuples(rows, rows, ways), min_size=1, max_size=8), count=st.integers(1, 4))
 def test_counted_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any, count: int) -> None:

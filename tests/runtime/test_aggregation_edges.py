@@ -25,7 +25,8 @@ from strandline.runtime.state.panebytes import MARK_END, key_of, pack_mark
 from strandline.runtime.state.panes import PaneTable
 from tests.backends.conftest import open_backend
 from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, plain, rows_of, to_rows
-from tests.runtime.bench import KINDS, Bench
+from tests.runtime.bench import Bench
+from tests.soak import BACKENDS
 
 
 def table_of(bench: Aggregating) -> PaneTable:
@@ -42,7 +43,7 @@ def counts(kind: str, root: Path, window: Any = None, lateness: int = 0, **given
     return Aggregating(kind, root, window or Tumbling("10s"), lateness, COUNTS, **given)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BACKENDS)
 def late_and_now(request: Any, tmp_path: Path) -> Iterator[tuple[Aggregating, Aggregating]]:
     """A program with a lateness, and the one that has taken it away."""
     for name in ("late", "now"):
@@ -175,7 +176,7 @@ def test_keys_that_change_again_and_again_do_not_fill_the_disk(tmp_path: Path) -
     bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_what_was_given_before_a_restore_is_not_given_again(tmp_path: Path, kind: str) -> None:
     bench = counts(kind, tmp_path, Sliding("20s", every="10s"))
     bench.epoch_of([("a", 1, 5)], watermark=0)
@@ -412,7 +413,7 @@ def test_aggregates_say_what_they_expect() -> None:
         sl.agg.sum(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_of_marks_that_differ_the_least_counts(tmp_path: Path, kind: str) -> None:
     """As where key groups come of several snapshots: what one of them has not given is given."""
     marks = ((0, 30), (1, 10), (2, 20))

@@ -16,7 +16,6 @@ from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
 from strandline.runtime.operators.joins import HOWS, JoinColumns
 from strandline.runtime.operators.sessionjoin import SessionJoin
 from strandline.runtime.state.maps import MapTable
-from tests.runtime.bench import KINDS
 from tests.runtime.test_joins import (
     LEFTS,
     RIGHTS,
@@ -29,7 +28,7 @@ from tests.runtime.test_joins import (
     steps,
     stored,
 )
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 BOUNDS = ", window_start timestamp, window_end timestamp"
 
@@ -53,7 +52,7 @@ def as_of_results(history: History, how: str, max_age: int | None, shared: bool)
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(30)
 @given(
     epochs=steps, how=st.sampled_from(AS_OF_HOWS), max_age=st.one_of(st.none(), st.integers(0, 12)),
@@ -158,7 +157,7 @@ def session_results(history: History, gap: int, how: str, shared: bool) -> Count
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(20)
 @given(
     epochs=steps, gap_ms=st.integers(1, 3), how=st.sampled_from(HOWS), shared=st.booleans(),

@@ -29,9 +29,9 @@ from strandline.runtime.rowlayout import SIDE
 from strandline.runtime.task import guarded
 from strandline.runtime.task.task import EpochTimes
 from strandline.types.datatypes import parse_schema
-from tests.runtime.bench import KINDS, Bench, batch_of
+from tests.runtime.bench import Bench, batch_of
 from tests.runtime.conftest import Make
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 _START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _START_US = int(_START.timestamp()) * 1_000_000
@@ -194,7 +194,7 @@ epochs = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(40)
 @given(epochs=epochs, together=st.sampled_from([1, 3, 5000]), cache_bytes=st.sampled_from([1, 1 << 20]))
 def test_what_fails_leaves_no_trace(

@@ -20,8 +20,8 @@ from strandline.core.ids import Partition
 from strandline.core.times import as_datetime
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.program import state_infos
-from tests.runtime.bench import KINDS, Bench, batch_of
-from tests.soak import examples
+from tests.runtime.bench import Bench, batch_of
+from tests.soak import BACKENDS, examples
 
 INPUT = f"{LEFT} struct<k: string, a: bigint>, {RIGHT} struct<name: string, v: bigint, version: bigint>, k string"
 OUTPUT = "k string, a bigint, seen bigint, rules string"
@@ -67,7 +67,7 @@ events = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), max_size=
 rules = st.lists(st.tuples(st.sampled_from("xyz"), st.none() | st.integers(0, 9), st.integers(0, 3)), max_size=4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(12)
 @given(
     epochs=st.lists(st.tuples(events, rules, st.sampled_from(["keep", "abort", "write", "snapshot", "restore"])), max_size=8),
@@ -128,7 +128,7 @@ def test_the_order_of_arrival_does_not_matter(tmp_path: Path) -> None:
     assert "('x', 5)" in said[0][0][3]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_what_one_partition_has_stored_is_a_copy_for_any_range_of_key_groups(tmp_path: Path, kind: str) -> None:
     bench = make(kind, tmp_path)
     bench.run(batch([], [("x", 1, 1), ("y", 2, 1)]))

@@ -31,8 +31,8 @@ from strandline.runtime.operators.joins import (
 from strandline.runtime.state.maps import MapTable
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type
-from tests.runtime.bench import KINDS, Bench, batch_of
-from tests.soak import examples
+from tests.runtime.bench import Bench, batch_of
+from tests.soak import BACKENDS, examples
 
 LEFTS, RIGHTS = parse_schema("k string, n bigint"), parse_schema("k string, m bigint")
 INPUT = f"{LEFT} struct<k: string, n: bigint>, {RIGHT} struct<k: string, m: bigint>, k string"
@@ -199,7 +199,7 @@ def follow(bench: Bench, epochs: Any, expected: Any, stays: Any = lambda history
     assert len(stored(bench)) == stays(history)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(30)
 @given(
     epochs=steps, within=st.tuples(st.integers(-6, 6), st.integers(-6, 6)), how=st.sampled_from(HOWS),
@@ -220,7 +220,7 @@ def test_an_interval_join(
         bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(20)
 @given(
     epochs=steps, size_ms=st.integers(1, 4), every_ms=st.integers(0, 4), how=st.sampled_from(HOWS),
@@ -353,7 +353,7 @@ class Enrich(KeyedCoProcess):
 ENRICHED = "k string, what string, n bigint, newest bigint"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_both_methods_share_state_and_timers(tmp_path: Path, kind: str) -> None:
     bench = make_bench(kind, tmp_path, Enrich(), ENRICHED)
     rows = [Arrival(True, "a", 1, 10), Arrival(False, "a", 2, 20), Arrival(True, "a", 3, 30), Arrival(True, "b", 4, 40)]

@@ -16,8 +16,8 @@ import pytest
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
 from strandline.keeper import protocol as p
 from strandline.spark.keepers.worker import _connect
-from tests.runtime.bench import KINDS
 from tests.runtime.clients import Keeper, Nursery, answers, eventually
+from tests.soak import BACKENDS
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_output_that_does_not_fit_is_told_again_to_who_asks_again(nursery: Nurse
             keeper.counts("k")
 
 
-@pytest.mark.parametrize("backend", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_function_that_does_not_open_is_told_again_to_who_asks_again(nursery: Nursery, backend: str) -> None:
     keeper = nursery.start(backend=backend, env={"TEST_NOT_OPENED": "1"})
     for _ in range(3):

@@ -30,8 +30,9 @@ from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.task.task import EpochTimes
 from strandline.storage.remote import open_store
-from tests.runtime.bench import KINDS, MIB, Bench, batch_of, program
+from tests.runtime.bench import MIB, Bench, batch_of, program
 from tests.runtime.clients import Counter, Keeper, Nursery, eventually, restore_of, shared
+from tests.soak import BACKENDS
 
 
 def fill(keeper: Keeper, keys: int, **given: Any) -> None:
@@ -55,7 +56,7 @@ def test_a_disk_on_which_nothing_can_be_restored_is_named(nursery: Nursery) -> N
     assert next_one.poll().epoch == 0
 
 
-@pytest.mark.parametrize("backend", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpoint_is_restored_as_of_its_epoch(nursery: Nursery, backend: str) -> None:
     keeper = nursery.start(backend=backend)
     keeper.counts("a", "b", "a")

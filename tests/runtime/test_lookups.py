@@ -31,11 +31,11 @@ from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.task.task import EpochTimes
 from tests.runtime import test_broadcast, test_evolution
 from tests.runtime.aggregating import COUNTS, Aggregating
-from tests.runtime.bench import KINDS, OPS, Bench, Event, Model, batch_of
+from tests.runtime.bench import OPS, Bench, Event, Model, batch_of
 from tests.runtime.clients import Nursery, eventually
 from tests.runtime.living import Living
 from tests.runtime.looking import find, operator_of, value_of
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 KEYS = ["a", "b", "c"]
 S = 1_000_000
@@ -57,7 +57,7 @@ events = st.tuples(st.sampled_from(KEYS), st.sampled_from(OPS), st.integers(0, 3
 epochs = st.lists(st.tuples(st.sampled_from(["keep", "abort", "freeze", "write"]), st.lists(events, max_size=8)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(12)
 @given(epochs)
 def test_what_was_kept_is_found_before_within_and_after_each_epoch(
@@ -89,7 +89,7 @@ def test_what_was_kept_is_found_before_within_and_after_each_epoch(
         bench.close()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BACKENDS)
 def kind(request: Any) -> str:
     found: str = request.param
     return found
@@ -337,7 +337,7 @@ def test_a_keeper_answers_in_the_middle_of_an_epoch_from_the_one_before(nursery:
     assert keeper.seen("a", "b", "c") == (2, [3, 2, 1])
 
 
-@pytest.mark.parametrize("backend", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_dirty_in_flight_and_in_the_backend_is_found(nursery: Nursery, backend: str) -> None:
     keeper = nursery.start(backend=backend, env={"STRANDLINE_FAILPOINTS": "keeper.persist.before=sleep:0.3@2"})
     keeper.counts("stored", "flying", "dirty")

@@ -26,7 +26,8 @@ from strandline.types.columns import to_arrow_type
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
 from tests.runtime.aggregating import SECOND, Aggregating, Row, to_rows
-from tests.runtime.bench import KINDS, MAX_PARALLELISM
+from tests.runtime.bench import MAX_PARALLELISM
+from tests.soak import BACKENDS
 
 RSD, ACCURACY = 0.05, 100
 LG_K, K = sketches.size_of("hll", RSD), sketches.size_of("kll", 1 / ACCURACY)
@@ -157,7 +158,7 @@ def test_running_results_are_close_whatever_the_cuts(tmp_path: Path, how: str, c
     bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize(
     ("window", "lateness"), [(Tumbling("20s"), 0), (Sliding("30s", every="10s"), 0), (Sliding("30s", every="10s"), 15)]
 )

@@ -21,9 +21,9 @@ from strandline.core.ids import Epoch
 from strandline.runtime.state import livekeys
 from strandline.runtime.task import task as task_module
 from strandline.runtime.task.task import EpochTimes
-from tests.runtime.bench import KINDS, Bench, Everything, batch_of
+from tests.runtime.bench import Bench, Everything, batch_of
 from tests.runtime.conftest import Make
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 
 class Totals(KeyedBatchProcess):
@@ -62,7 +62,7 @@ vector_epochs = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @examples(10)
 @given(epochs=vector_epochs, cache_bytes=st.sampled_from([1, 1 << 20]))
 def test_a_vectorised_function_against_a_dict(

@@ -20,8 +20,9 @@ from strandline.runtime.task import calls
 from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.task.task import EpochTimes
 from strandline.types.scalars import EPOCH, timestamp_to_us
-from tests.runtime.bench import KINDS, Bench, batch_of
+from tests.runtime.bench import Bench, batch_of
 from tests.runtime.conftest import Make
+from tests.soak import BACKENDS
 
 US = dt.timedelta(microseconds=1)
 EVENTS = "k string, op string, n bigint"
@@ -424,7 +425,7 @@ def test_an_epoch_whose_rows_wait_may_be_larger_than_memory(
     bench.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_looking_at_a_key_changes_nothing(tmp_path: Path, kind: str) -> None:
     given = {"input_schema": EVENTS, "output_schema": SAID, "timed": True}
     s = Stage(Bench(kind, tmp_path, Teller(), **given))

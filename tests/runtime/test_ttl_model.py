@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.states import TTL
-from tests.runtime.bench import KINDS, OPS, Bench, Model
+from tests.runtime.bench import OPS, Bench, Model
 from tests.runtime.living import Living, answers, epoch, stored
-from tests.soak import examples
+from tests.soak import BACKENDS, examples
 
 WRITES = {
     "set_value": "value", "set_pair": "pair", "add_tag": "tags", "append": "list", "extend": "list", "set_list": "list",
@@ -133,7 +133,7 @@ ttls = st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("expires", ["element", "list"])
 @examples(15)
 @given(ttl=ttls, epochs=epochs_at, cache_bytes=st.sampled_from([1, 1 << 20]))

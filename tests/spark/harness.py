@@ -225,11 +225,15 @@ def processes(*needles: str) -> dict[int, str]:
 
 def keepers(local_dir: Path) -> dict[int, str]:
     """Return the keepers that work below this directory."""
-    return {
-        pid: command
-        for pid, command in processes("strandline.keeper.process").items()
-        if "strandline.keeper.process" in command and str(local_dir) in command
-    }
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "strandline.keeper.process" in command and str(local_dir) in command:
+            found[int(path.parent.name)] = command
+    return found
 
 
 class App:

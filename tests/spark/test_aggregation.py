@@ -140,6 +140,8 @@ def test_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: tuple[b
     assert plain(in_fives.rows) == plain(by_fives(case))
 
 
+# Without Spark: tests/testing/test_aggregates.py, test_triggers.py; a job whose timers are the clock's: test_event_time.py.
+@pytest.mark.soak
 def test_windows_by_the_clock(spark: Any, case: Case) -> None:
     """Each row is in one, whatever restarts there are; a burst's last result is the whole of it."""
     events = source(spark, case.root / "in").key_by("k")

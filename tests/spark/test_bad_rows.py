@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from tests.soak import soaking
 from tests.spark.harness import Case, begin_reducing, settle
 
 pytestmark = pytest.mark.spark
@@ -150,7 +151,8 @@ class Latest(sl.KeyedProcess):
         yield ctx.key, len(self.seen.get())
 
 
-@pytest.mark.parametrize("reduced", [True, False])
+# What is not aggregated first goes the way that tests/testing/test_bad_rows.py has.
+@pytest.mark.parametrize("reduced", [True, *soaking([False])])
 def test_what_python_has_no_values_for_is_a_bad_row_wherever_it_is_read(
     spark: Any, case: Case, monkeypatch: Any, reduced: bool
 ) -> None:

@@ -267,7 +267,8 @@ def test_a_function_that_fails_ends_it_with_its_own_error(spark: Any, tmp_path: 
     assert not tried
 
 
-@pytest.mark.parametrize("existing", ["refuse", "replace"])
+# Which of both leaves what a snapshot covers: tests/ends/test_file_sink_existing.py.
+@pytest.mark.parametrize("existing", ["refuse", *soaking(["replace"])])
 def test_a_reprocessing_program_goes_on_where_the_older_one_has_shown_rows(
     spark: Any, tmp_path: Path, local_dir: Path, existing: Any
 ) -> None:

@@ -175,7 +175,7 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
     assert "memory ran out" in str(error)
 
 
-@pytest.mark.parametrize("log", ["offsets", "commits"])
+@pytest.mark.parametrize("log", ["commits", *soaking(["offsets"])])
 def test_a_log_that_spark_cannot_write_restarts_the_job_at_once(spark: Any, case: Case, log: str) -> None:
     """Another thread of Spark writes it, and Spark finds its error only before it plans the next epoch with rows."""
     case.short = True

@@ -31,6 +31,8 @@ def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path
     with subprocess.Popen([*keeper, str(me), process_start(me), "7"], stderr=subprocess.DEVNULL) as process:
         try:
             assert _local_keepers(local_dir, Generation(7)) == [process.pid]
+            assert _local_keepers(local_dir, Generation(7), [os.getpid(), process.pid]) == [process.pid]
+            assert _local_keepers(local_dir, Generation(7), [os.getpid()]) == []
             assert _local_keepers(local_dir, Generation(8)) == []
             assert _local_keepers(local_dir.parent, Generation(7)) == []
         finally:

@@ -100,7 +100,10 @@ def restored(case: Case) -> list[tuple[int, int]]:
     return [(int(local), int(remote)) for local, remote in found]
 
 
-@pytest.mark.parametrize("at", [0.01, 0.5], ids=["a block", "the index"])
+# Both are errors of a reader: tests/backends/test_rocksdb.py.
+@pytest.mark.parametrize(
+    "at", [pytest.param(0.01, id="a block"), pytest.param(0.5, id="the index", marks=pytest.mark.soak)]
+)
 def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case, at: float) -> None:
     case.short = True
     case.add(1)

@@ -239,6 +239,8 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(
         case.finish(run)
 
 
+# Without Spark: tests/runtime/test_rescale.py, tests/snapshot/test_regrouping.py; jobs that do so, without timers: others here.
+@pytest.mark.soak
 def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> None:
     """To other partitions of a job that runs, to the keepers after a kill, and with a savepoint to other key groups."""
     source = timed.Input(case.root, 5)

@@ -149,6 +149,8 @@ class Nothing(sl.KeyedProcess):
         return ()
 
 
+# Without Spark: tests/runtime/test_watermarks.py; a job that does not wait for what is idle: test_event_time.py.
+@pytest.mark.soak
 def test_a_source_that_is_behind_holds_windows_back_until_it_is_idle(spark: Any, case: Case) -> None:
     orders, payments = Input(case, "orders"), Input(case, "payments")
     sink = sl.sinks.memory(name="windows")

@@ -330,7 +330,10 @@ class Fleet:
                 # It has ended, or belongs to another user and only has a keeper's arguments.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.005)
+            # Looking at all processes of the machine costs more than the wait for these.
+            while pids and time.monotonic() < deadline:
+                time.sleep(0.005)
+                pids = _local_keepers(self._places.root, self._generation, pids)
 
     def close(self) -> None:
         """Release the driver's resources for the keepers."""
@@ -407,10 +410,10 @@ def _only_executor(spark: SparkSession) -> Executor | None:
     return Executor(int(sc._jvm.java.lang.ProcessHandle.current().pid()), sc.environment)
 
 
-def _local_keepers(root: Path, generation: Generation) -> list[int]:
-    """Return the process ids of a run's keepers on this machine."""
+def _local_keepers(root: Path, generation: Generation, among: Sequence[int] | None = None) -> list[int]:
+    """Return the process ids of a run's keepers on this machine: all of them, or those among some processes."""
     pids = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*") if among is None else (Path(f"/proc/{pid}") for pid in among):
         with contextlib.suppress(OSError):
             command = _command_of(process)
             if command[1:3] == ["-m", "strandline.keeper.process"] and len(command) > 7:
