@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -134,7 +135,12 @@ def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
 
 
 def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
+    with pytest.raises(
+        sl.errors.CorruptionError, match="has no record of the sink, and rows that the checkpoint lists may be"
+    ):
+        target.claim(replace(by(1), has_claimed=True))
     target.claim(by(1))
+    target.claim(replace(by(1), has_claimed=True))
     connection = target.connect(by(1), 0)
     assert connection.reached() is None
     connection.write(batch(("a", "1"), ("b", "2")), None, "m1")

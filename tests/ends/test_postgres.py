@@ -292,6 +292,10 @@ def test_a_record_that_is_gone_or_older_is_not_guessed_at(table: Table) -> None:
     table.sql("drop table strandline_deliveries")
     with pytest.raises(CorruptionError, match="the table strandline_deliveries is gone"):
         table.write(numbers(2))
+    with pytest.raises(CorruptionError, match="has no record of the sink, and rows that the checkpoint lists may be"):
+        table.target.claim(replace(writer(2), has_claimed=True))
+    table.target.claim(writer(2))
+    table.target.claim(replace(writer(3), has_claimed=True))
     assert table.sql("select n from results") == [(1,)]
 
 

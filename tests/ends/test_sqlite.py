@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 import strandline as sl
+from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.testing.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.ends import inprocess
@@ -157,6 +158,30 @@ def test_two_sinks_of_one_identity_do_not_share_a_record(tmp_path: Path) -> None
         ConfigurationError, match="has a record of sink 'out' of job 'job', life  under the same identity"
     ):
         target.claim(replace(writer(3), life="another"))
+
+
+def test_rows_are_not_written_again_after_record_was_changed(tmp_path: Path) -> None:
+    """The driver dies after it has delivered the first checkpoint's rows, and before it deletes their staged files."""
+    path = tmp_path / "results.db"
+    sql(path, "create table results (n integer)")
+    session: Any = inprocess.Session()
+    records = iter(["first", "second", "first"])
+    trial = Trial(
+        session,
+        make=lambda: sl.sinks.sqlite(path, "results", record=next(records)),
+        visible=lambda: [n for (n,) in sql(path, "select n from results")],
+    )
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    failpoints.arm("sink.delivered", lambda: 1 / 0, at=2)
+    with pytest.raises(ZeroDivisionError):
+        sink.commit(pending)
+    failpoints.disarm_all()
+    with pytest.raises(CorruptionError, match="has no record of the sink, and rows that the checkpoint lists may be"):
+        trial.start(pending, 1)
+    trial.expect(1)
+    trial.start(pending, 1)
+    trial.expect(1)
 
 
 def test_rows_that_an_older_program_has_staged_lack_what_the_new_one_names(tmp_path: Path) -> None:

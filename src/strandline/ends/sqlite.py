@@ -81,6 +81,7 @@ class SqliteTarget(DatabaseTarget):
                 db.execute(_create_sql(self.shape, self.shape.written(self._columns)))
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
+            writer.check_claimed(claimed is not None, f"{self.record} of {self.path}")
             if claimed is not None:
                 (owner,) = db.execute(
                     f"select writer from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]

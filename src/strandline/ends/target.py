@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.storage.place import Place
 
 
@@ -30,6 +30,8 @@ class Writer:
     """Storage for a target that cannot hold its own records: it may write anything below `{sink}/`."""
     life: str = ""
     """The life of the job, as an id."""
+    has_claimed: bool = False
+    """Whether an earlier run has claimed the target: without a record of it, the target may have its rows already."""
 
     @property
     def label(self) -> str:
@@ -48,6 +50,18 @@ class Writer:
                 f"{self.label}: {where} has a record of {owner} under the same identity {self.sink}; expected one of "
                 f"{self.owner}",
                 hint="give the sink another name: it begins with a new record in that target",
+            )
+
+    def check_claimed(self, is_claimed: bool, where: str) -> None:
+        """Raise CorruptionError if the target has no claim of the sink, and an earlier run has made one."""
+        if self.has_claimed and not is_claimed:
+            raise CorruptionError(
+                f"{self.label}: {where} has no record of the sink, and rows that the checkpoint lists may be there "
+                "already: it was put back, or is another one, or prefix= of sinks.kafka or record= of a database sink "
+                "now names another record",
+                hint="if prefix=, record= or the target was changed between two starts, give the sink the former one; "
+                "or give the sink another name and start the job with drop=[…] of the present one, which gives up all "
+                "rows that wait for it",
             )
 
 

@@ -60,6 +60,7 @@ class KafkaTarget(Target):
         # 2. Check that no newer run has begun, and register this one.
         older = record.read(committed=False).claims
         self._check(writer, older)
+        writer.check_claimed(bool(older), f"{record.topic} of Kafka")
         record.register_claim(writer.generation, {each for each in older if each < writer.generation})
         failpoints.hit("kafka.claimed")
         # 3. Take each lane: this aborts the transactions of older runs, and writes this run's generation.

@@ -25,6 +25,7 @@ _RECORD = """create table if not exists {record} (
   sink text, lane int, generation bigint not null, mark text, writer text not null,
   at timestamptz not null default now(), primary key (sink, lane)) with (fillfactor = 50)"""
 _COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s jobs came. Do not change it.'"
+_CLAIMED = "select writer from {record} where sink = %s and lane = %s"
 _CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
 on conflict (sink, lane) do update set generation = excluded.generation, at = now()
 where {record}.generation <= excluded.generation and {record}.writer = excluded.writer returning generation"""
@@ -122,6 +123,9 @@ class PostgresTarget(DatabaseTarget):
                 try:
                     with db.transaction():
                         db.execute(settings)
+                        if writer.has_claimed:
+                            claimed = db.execute(_CLAIMED.format(record=record), [writer.sink, _CLAIM]).fetchone()
+                            writer.check_claimed(claimed is not None, f"{self.record} of {self.where}")
                         row = db.execute(
                             _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.owner]
                         ).fetchone()
@@ -131,9 +135,7 @@ class PostgresTarget(DatabaseTarget):
                         raise
                     db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
             if row is None:
-                owner = db.execute(
-                    f"select writer from {record} where sink = %s and lane = %s", [writer.sink, _CLAIM]
-                ).fetchone()
+                owner = db.execute(_CLAIMED.format(record=record), [writer.sink, _CLAIM]).fetchone()
         if row is None:
             if owner is not None:
                 writer.check_owner(owner[0], repr(self))

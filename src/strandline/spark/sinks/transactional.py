@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
@@ -243,6 +243,8 @@ class Transactional(Sink):
                 self._remember(each.lanes)
         left: list[StagedTask] = []
         lanes = {each.lane for tasks in runs.values() for each in tasks}
+        # A program's start claims the target before it stages the first rows.
+        self._writer = replace(self._writer, has_claimed=bool(runs or self._marks))
         reason = self._claim(patience_s) or self._check_lanes(lanes, patience_s) if runs or begins else ""
         # One run after the other: each may have other lanes, and the rows of a key must stay in order.
         for _, tasks in sorted(runs.items()):
