@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,21 @@ def test_a_driver_outlives_a_shuffle_file_that_is_lost(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _LOST_FILE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "2", done.stderr[-2000:]
+
+
+_UNSTOPPED = """
+import sys, strandline as sl
+spark = sl.session("unstopped", "local[1]", **{"spark.python.unix.domain.socket.dir": sys.argv[1]})
+spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+"""
+
+
+def test_a_program_that_does_not_stop_its_session_leaves_no_socket() -> None:
+    # Not tmp_path, which may be too long for a socket's path.
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run([sys.executable, "-c", _UNSTOPPED, directory], check=True)
+        deadline = time.monotonic() + 30
+        # The JVM and its workers end after the program.
+        while (left := [*Path(directory).iterdir()]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -142,6 +143,8 @@ def session(
     log.info("Spark's log is %s", spark_log())
     cache_classes(spark)
     ignore_lost_updates(spark.sparkContext)
+    if is_new:
+        _remove_socket_at_exit(spark.sparkContext)
     _set_log_writer(spark)
     if ui and (address := spark.sparkContext.uiWebUrl):
         tell_always(f"Spark's UI is at {address}")
@@ -150,6 +153,19 @@ def session(
         if is_new_jvm and has_one_process(master) and not archive_of(java).exists():
             tell("`strandline warm-up`, run once, would shorten this machine's starts")
     return spark
+
+
+def _remove_socket_at_exit(context: Any) -> None:
+    """Remove the socket of PySpark's accumulators at the end of this process: PySpark does it only in `stop()`."""
+    address, pid = context._accumulatorServer.server_address, os.getpid()
+    if isinstance(address, str):
+
+        def remove() -> None:
+            # Forked processes may run this, too.
+            if os.getpid() == pid:
+                Path(address).unlink(missing_ok=True)
+
+        atexit.register(remove)
 
 
 def _set_default(conf: SparkConf, name: str, value: str) -> None:
