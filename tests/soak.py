@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 PROFILE = "soak"
 _MANY = 30
 _FEW = 0.1
-"""What keeps a run of all tests within eight minutes."""
+"""What bounds the time of a run of all tests."""
 
 
 def register() -> None:

@@ -223,20 +223,27 @@ def test_fetch_names_the_damaged_file(jobdir: JobDirectory, refs: list[FileRef],
     assert not (tmp_path / "in" / "1.sst").exists()
 
 
-def test_bytes_that_were_damaged_on_the_way_are_fetched_again(
-    jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a checkpoint that is whole would be passed over, and what came after the one before it done again."""
+def damage_downloads(monkeypatch: pytest.MonkeyPatch, damaged: str, contents: list[bytes]) -> list[str]:
+    """Let the first downloads of a file give these bytes; return the list to which all downloads add their path."""
     fetched: list[str] = []
+    real = JobDirectory.get_file
 
     def get_file(self: JobDirectory, path: str, target: Path) -> None:
         real(self, path, target)
         fetched.append(path)
-        if path == ref.path and fetched.count(path) == 1:
-            target.write_bytes(b"!" + FILES["1.sst"][1:])
+        if path == damaged and (count := fetched.count(path)) <= len(contents):
+            target.write_bytes(contents[count - 1])
 
-    ref, real = by_name(refs)["1.sst"], JobDirectory.get_file
     monkeypatch.setattr(JobDirectory, "get_file", get_file)
+    return fetched
+
+
+def test_bytes_that_were_damaged_on_the_way_are_fetched_again(
+    jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a checkpoint that is whole would be passed over, and what came after the one before it done again."""
+    ref = by_name(refs)["1.sst"]
+    fetched = damage_downloads(monkeypatch, ref.path, [b"!" + FILES["1.sst"][1:]])
     fetch(jobdir, refs, tmp_path / "in")
     assert content(tmp_path / "in") == FILES
     assert fetched.count(ref.path) == 2
@@ -246,16 +253,8 @@ def test_downloads_that_are_damaged_each_time_otherwise_blame_no_checkpoint(
     jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in storage does not change: the transfer, the memory or the disk of this machine fails."""
-    fetched: list[str] = []
-
-    def get_file(self: JobDirectory, path: str, target: Path) -> None:
-        real(self, path, target)
-        fetched.append(path)
-        if path == ref.path:
-            target.write_bytes(b"%d" % fetched.count(path) + FILES["1.sst"][1:])
-
-    ref, real = by_name(refs)["1.sst"], JobDirectory.get_file
-    monkeypatch.setattr(JobDirectory, "get_file", get_file)
+    ref = by_name(refs)["1.sst"]
+    damage_downloads(monkeypatch, ref.path, [b"1" + FILES["1.sst"][1:], b"2" + FILES["1.sst"][1:]])
     with pytest.raises(UnavailableError, match=f"{ref.path}.*2 downloads .* differ"):
         fetch(jobdir, refs, tmp_path / "in")
 

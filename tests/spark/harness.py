@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,31 +209,36 @@ def fired(directory: Path) -> set[str]:
 def processes(*needles: str) -> dict[int, str]:
     """Return the processes whose command line or environment names all of these, this one excluded."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    for pid, command in _commands().items():
+        left = [needle for needle in needles if needle not in command]
         try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            left = [needle for needle in needles if needle not in command]
-            environment = (entry / "environ").read_bytes().decode(errors="replace") if left and command else ""
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace") if left else ""
         except OSError:
             continue
-        if command and all(needle in environment for needle in left):
-            found[int(entry.name)] = command
+        if all(needle in environment for needle in left):
+            found[pid] = command
     return found
 
 
 def keepers(local_dir: Path) -> dict[int, str]:
     """Return the keepers that work below this directory."""
-    found = {}
+    # Without the environment of each process, which takes long to read.
+    return {
+        pid: command
+        for pid, command in _commands().items()
+        if "strandline.keeper.process" in command and str(local_dir) in command
+    }
+
+
+def _commands() -> dict[int, str]:
+    """Return the command lines of all other processes that have one."""
+    commands = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if "strandline.keeper.process" in command and str(local_dir) in command:
-            found[int(path.parent.name)] = command
-    return found
+            if command and int(path.parent.name) != os.getpid():
+                commands[int(path.parent.name)] = command
+    return commands
 
 
 class App:

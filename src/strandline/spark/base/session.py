@@ -157,15 +157,15 @@ def session(
 
 def _remove_socket_at_exit(context: Any) -> None:
     """Remove the socket of PySpark's accumulators at the end of this process: PySpark does it only in `stop()`."""
-    address, pid = context._accumulatorServer.server_address, os.getpid()
+    address = context._accumulatorServer.server_address
     if isinstance(address, str):
+        atexit.register(_remove_socket_of, os.getpid(), Path(address))
 
-        def remove() -> None:
-            # Forked processes may run this, too.
-            if os.getpid() == pid:
-                Path(address).unlink(missing_ok=True)
 
-        atexit.register(remove)
+def _remove_socket_of(pid: int, path: Path) -> None:
+    # Forked processes may run this, too.
+    if os.getpid() == pid:
+        path.unlink(missing_ok=True)
 
 
 def _set_default(conf: SparkConf, name: str, value: str) -> None:

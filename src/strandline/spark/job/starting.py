@@ -114,10 +114,10 @@ class Starting:
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
         topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
-        tables = delta_tables(source, place.names)
-        identities = IdentityChecks(
-            [*([topics.compare] if place.kafka else []), *([DeltaTables(b.spark, tables).compare] if tables else [])]
-        )
+        comparisons = [topics.compare] if place.kafka else []
+        if tables := delta_tables(source, place.names):
+            comparisons.append(DeltaTables(b.spark, tables).compare)
+        identities = IdentityChecks(comparisons)
         self._cleanup.callback(identities.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)

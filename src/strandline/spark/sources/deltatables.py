@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.core.errors import BEGIN_ANEW, ConflictError, UnavailableError
 from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sources.checks import leaves_of, numbered_relations, source_numbers
+from strandline.spark.sources.log import offset_lines
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class DeltaTable:
 
     def known_id(self, files: Mapping[str, bytes], batch: int) -> str | None:
         """Return the id in the offset of a batch; None if there is none."""
-        lines = files.get(f"offsets/{batch}", b"").splitlines()[2:]
+        lines = offset_lines(files, batch)
         line = lines[self.line] if self.line < len(lines) else b"-"
         known: str | None = json.loads(line).get("reservoirId") if line.startswith(b"{") else None
         return known
@@ -83,8 +84,6 @@ class DeltaTables:
                 continue
             try:
                 current = _current_id(self._spark, table)
-            except UnavailableError:
-                raise
             except (TypeError, Py4JError):
                 log.warning(
                     "%s: this release of Delta does not give the table's id: stop the job before you delete the table "

@@ -31,6 +31,7 @@ from strandline.spark.sources.log import (
     iterate_paths,
     last_step,
     logged_paths,
+    offset_lines,
     reached_steps,
     with_moved_files,
 )
@@ -113,7 +114,7 @@ class LaterLog:
     @property
     def partitions(self) -> set[tuple[str, int]]:
         """The partitions of Kafka with offsets in it, of all sources."""
-        lines = self.files.get(f"offsets/{self.batch}", b"").split(b"\n")[2:]
+        lines = offset_lines(self.files, self.batch)
         by_topic = [entry for line in lines if line.startswith(b"{") for entry in json.loads(line).items()]
         named = ((topic, at) for topic, offsets in by_topic if isinstance(offsets, dict) for at in offsets)
         # Other sources, as Kinesis, have names there.

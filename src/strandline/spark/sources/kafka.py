@@ -24,6 +24,7 @@ from strandline.core.errors import ConfigurationError, ConflictError, Unavailabl
 from strandline.core.ids import CheckpointId
 from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sources.checks import KAFKA, Relation, numbered_relations, source_numbers
+from strandline.spark.sources.log import offset_lines
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class KafkaSource:
     def reached(self, files: Mapping[str, bytes], batch: int) -> Offsets:
         """Return its offsets after a batch, or those where it began if there was no batch."""
         if batch >= 0:
-            lines = files.get(f"offsets/{batch}", b"").splitlines()[2:]
+            lines = offset_lines(files, batch)
             return self._parsed(lines[self.lines[0]]) if self.lines[0] < len(lines) else {}
         # A null byte, the version, and a line as in offsets/.
         first = files.get(f"sources/{self.number}/0", b"")

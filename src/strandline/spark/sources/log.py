@@ -37,6 +37,12 @@ class UnreadableLogError(ValueError):
     """Spark's log does not have the known format."""
 
 
+def offset_lines(files: Mapping[str, bytes], batch: int) -> list[bytes]:
+    """Return the lines of the sources' offsets after a batch; none without a file of the batch."""
+    # The first two lines have the version, and metadata of the query.
+    return files.get(f"offsets/{batch}", b"").splitlines()[2:]
+
+
 def reached_steps(
     files: Mapping[str, bytes], batch: int, sources: list[int], numbers: Sequence[int] = ()
 ) -> dict[int, int]:
