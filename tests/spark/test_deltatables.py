@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from strandline.core.errors import ConflictError, UnavailableError
+from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
 from strandline.spark.sources import deltatables, identity
 from strandline.spark.sources.deltatables import DeltaTable, DeltaTables
 from strandline.spark.sources.identity import IdentityChecks
@@ -47,12 +47,14 @@ class Table:
         return answer
 
 
-def check(monkeypatch: pytest.MonkeyPatch, table: Table, known: str | None = "old") -> IdentityChecks:
-    """Wait for the check of a checkpoint."""
+def check(
+    monkeypatch: pytest.MonkeyPatch, table: Table, known: str | None = "old", begun: str | None = None
+) -> IdentityChecks:
+    """Wait for the check of a checkpoint, in a run that began with an offset in the table `begun`."""
     monkeypatch.setattr(deltatables, "_current_id", table)
     monkeypatch.setattr(identity, "_RETRY_S", 0.01)
     spark: Any = None
-    checks, until = IdentityChecks([DeltaTables(spark, [TABLE]).compare]), time.monotonic() + 20
+    checks, until = IdentityChecks([DeltaTables(spark, [TABLE], files(begun), BATCH).compare]), time.monotonic() + 20
     while not checks.check(BATCH, files(known)):
         assert time.monotonic() < until
         time.sleep(0.002)
@@ -63,6 +65,12 @@ def test_no_checkpoint_has_rows_of_a_table_that_was_created_again(monkeypatch: p
     """Delta compares ids only when a query starts, and reads on at the old table's version in the new one."""
     with pytest.raises(ConflictError, match=r"source 'a', Delta table '/data/t'.*its id was old, and is new"):
         check(monkeypatch, Table("new"))
+
+
+def test_a_run_that_began_in_the_table_before_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each restart would begin there again, and Delta refuses the position only once it looks for more rows."""
+    with pytest.raises(ConfigurationError, match="its id was old, and is new"):
+        check(monkeypatch, Table("new"), begun="old")
 
 
 def test_the_table_is_looked_at_once_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:

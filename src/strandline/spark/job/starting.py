@@ -116,7 +116,7 @@ class Starting:
         topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
         comparisons = [topics.compare] if place.kafka else []
         if tables := delta_tables(source, place.names):
-            comparisons.append(DeltaTables(b.spark, tables).compare)
+            comparisons.append(DeltaTables(b.spark, tables, place.files, batch).compare)
         identities = IdentityChecks(comparisons)
         self._cleanup.callback(identities.close)
         commits = KafkaCommits(b.spark, place.kafka)

@@ -16,10 +16,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.errors import BEGIN_ANEW, ConflictError, UnavailableError
+from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
 from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sources.checks import leaves_of, numbered_relations, source_numbers
 from strandline.spark.sources.log import offset_lines
+from strandline.spark.sources.tableerrors import PUT_BACK, RECREATED
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +69,19 @@ def delta_tables(source: DataFrame, names: Sequence[str]) -> list[DeltaTable]:
 class DeltaTables:
     """The ids of the Delta tables that a job reads."""
 
-    def __init__(self, spark: SparkSession, tables: Sequence[DeltaTable]) -> None:
+    def __init__(
+        self, spark: SparkSession, tables: Sequence[DeltaTable], files: Mapping[str, bytes], batch: int
+    ) -> None:
+        """`files` and `batch`: Spark's files and batch that the run began with."""
         self._spark = spark
         self._tables = list(tables)
+        self._begun = {table: table.known_id(files, batch) for table in tables}
 
     def compare(self, batch: int, files: Mapping[str, bytes]) -> None:
-        """Raise ConflictError if a table is not the one of its offset in a batch: the job restarts.
+        """Raise an error if a table is not the one of its offset in a batch.
 
-        Then Delta refuses the offset, which ends the job; without one, the job reads the new table from its beginning.
+        It is a ConfigurationError, which ends the job, if the run began with an offset in the table before: each
+        restart would. Else it is a ConflictError: the job restarts, and may read the new table from its beginning.
         Raises UnavailableError if the table cannot be read.
         """
         for table in list(self._tables):
@@ -92,11 +98,10 @@ class DeltaTables:
                 self._tables.remove(table)
                 continue
             if current != known:
-                raise ConflictError(
-                    f"{table.text}: it was deleted and created again while the job read it (its id was {known}, and is "
-                    f"{current}), and the job's position is one in the table before",
-                    hint=f"the job restarts. If it ends then, put that table back, or {BEGIN_ANEW}",
-                )
+                text = f"{table.text}: {RECREATED} (its id was {known}, and is {current})"
+                if self._begun[table] is not None:
+                    raise ConfigurationError(text, hint=PUT_BACK)
+                raise ConflictError(text, hint=f"the job restarts. If it ends then, {PUT_BACK}")
 
 
 def _current_id(spark: SparkSession, table: DeltaTable) -> str:

@@ -29,12 +29,14 @@ _READ_INCOMPATIBLE = "spark.databricks.delta.streaming.unsafeReadOnIncompatibleC
 _GONE = re.compile(r"(?:NotFoundException: |FILE_NOT_EXIST\] )([^\n]*?\.(?:parquet|orc|avro)\b)")
 """A table's files of rows: their names are not used again. Its log, or all of it, may be replaced at this moment."""
 _CHANGED_ROWS = "rows of it were changed or deleted, and a stream reads only rows that are added"
+RECREATED = "it was deleted and created again, and the job's position is one in the table before"
+PUT_BACK = f"put that table back, or {BEGIN_ANEW}"
 _CAUSES = (
     (
         # Iceberg's, while a query runs.
         re.compile(r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\]|Table UUID does not match"),
-        "it was deleted and created again, and the job's position is one in the table before",
-        f"put that table back, or {BEGIN_ANEW}",
+        RECREATED,
+        PUT_BACK,
     ),
     (
         re.compile(r"\[DELTA_SOURCE_(?:IGNORE_DELETE|TABLE_IGNORE_CHANGES)\]"),
