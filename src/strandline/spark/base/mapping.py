@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark import AccumulatorParam
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
-from pyspark.sql.udf import UserDefinedFunction
+from pyspark.sql.udf import UserDefinedFunction, _wrap_function
 from pyspark.util import PythonEvalType
 
 from strandline.spark.base.expressions import columns_of
@@ -28,15 +29,31 @@ class Messages(AccumulatorParam[list[bytes]]):
         return value1
 
 
-def map_batches(df: DataFrame, function: Callable[[Batches], Batches], schema: StructType | str) -> DataFrame:
-    """Do what `mapInArrow` does, with any column names and fewer calls of the JVM.
+@dataclass(frozen=True)
+class BatchFunction:
+    """A function of a partition's batches, the schema of its result, and whether each epoch has another one."""
+
+    call: Callable[[Batches], Batches]
+    schema: StructType
+    changes: bool = True
+
+    def to_java(self, spark: SparkSession) -> Any:
+        """Return the function alone as the JVM has it, to replace another of `map_batches`."""
+        return _wrap_function(spark.sparkContext, self.call, self.schema)
+
+
+def map_batches(
+    df: DataFrame, function: Callable[[Batches], Batches], schema: StructType | str, name: str = ""
+) -> DataFrame:
+    """Do what `mapInArrow` does, with any column names and fewer calls of the JVM; `name` is for Spark's plans.
 
     `mapInArrow` takes names with dots or quotes for paths, and calls the JVM three times a column in every epoch.
     """
     if not isinstance(df, DataFrame):
         # Tests of sinks pass other objects with this method.
         return df.mapInArrow(function, schema)
+    name = name or type(function).__name__
     mapped: Any = UserDefinedFunction(
-        function, returnType=schema, name=type(function).__name__, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        function, returnType=schema, name=name, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
     )
     return DataFrame(df._jdf.mapInArrow(mapped._judf.apply(columns_of(df)), False, None), df.sparkSession)

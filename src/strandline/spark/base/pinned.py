@@ -15,18 +15,18 @@ from pyspark.sql import DataFrame
 
 
 class Pinned:
-    """The pinned rows of a DataFrame, in `rows`. The first reader computes them."""
+    """The pinned rows of a DataFrame, in `rows`, with their RDD. The first reader computes them."""
 
     def __init__(self, df: DataFrame) -> None:
         self.rows = df.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
         jdf: Any = self.rows._jdf
-        self._rdd = jdf.queryExecution().logical().rdd()
+        self.rdd = jdf.queryExecution().logical().rdd()
         # Some programs unpersist every RDD in the context's list.
         sc: Any = self.rows.sparkSession.sparkContext
         self._core = sc._jsc.sc()
-        self._core.persistentRdds().remove(self._rdd.id())
+        self._core.persistentRdds().remove(self.rdd.id())
 
     def release(self, *, blocking: bool = False) -> None:
         """Drop the rows; they cannot be read afterwards."""
         # `RDD.unpersist` does the same, but logs a warning.
-        self._core.unpersistRDD(self._rdd.id(), blocking)
+        self._core.unpersistRDD(self.rdd.id(), blocking)

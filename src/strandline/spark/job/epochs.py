@@ -20,13 +20,14 @@ from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.times import END_US
 from strandline.keeper.protocol import Ack, Instructions, Report
-from strandline.plan.graph import LateNode, OperatorNode
+from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.reached import WatermarkStatus
 from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import LONGEST_CHAIN
 from strandline.runtime.watermarks import Watermarks
+from strandline.spark.base.mapping import BatchFunction
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import FIRST_FAILURE
@@ -36,9 +37,10 @@ from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_fr
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
+from strandline.spark.lower.frames import EpochFrames, EpochWork, FrameBuilder
 from strandline.spark.lower.limits import row_limit
-from strandline.spark.lower.nodes import TO, late_rows
-from strandline.spark.lower.plan import EpochFrames, Plan
+from strandline.spark.lower.nodes import TO, function_of
+from strandline.spark.lower.plan import Plan
 from strandline.spark.lower.reduction import limit_shuffle
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class EpochDriver:
         # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
         self._session = clone_session(self._source.sparkSession)
         self._no_rows: DataFrame | None = None
+        self._frames = FrameBuilder(self._plan, self._operators, self._exchanges, self._route)
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
@@ -313,9 +316,8 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
-        operate = lambda node, rows: self._operate(node, rows, instructions)  # noqa: E731
         with self._record_failures(df, epoch):
-            frames = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
+            frames = self._frames.build(df, self._work(instructions))
             try:
                 acks = self._write(frames, epoch)
             finally:
@@ -360,7 +362,7 @@ class EpochDriver:
         if unread:
             # The epoch must reach every keeper, also if no sink reads its output.
             for uid in unread:
-                frames.operators[uid].write.format("noop").mode("overwrite").save()
+                frames.output_of(uid).write.format("noop").mode("overwrite").save()
             acks = {**acks, **self._fleet.take_acks(epoch)}
             if self._plan.keep(unread):
                 # A sink may have read a part of the output, after which the keeper discarded the epoch and applied it
@@ -374,16 +376,23 @@ class EpochDriver:
         self._staging.keep(staged)
         return acks
 
-    def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
-        if isinstance(node, LateNode):
-            return late_rows(node, rows, instructions.watermark_us, instructions.fired_us)
+    def _work(self, instructions: Instructions) -> EpochWork:
+        functions: dict[Node, BatchFunction] = {}
+        reports = self._failed_rows.reports(instructions.epoch)
+        for node in self._plan.pipeline.nodes:
+            if isinstance(node, OperatorNode):
+                functions[node] = self._fleet.function(node.uid, instructions, node.raw_schema)
+            elif isinstance(node, MapNode | FailedNode):
+                functions[node] = function_of(node, reports.get(node))
+        return EpochWork(functions, instructions.watermark_us, instructions.fired_us)
+
+    def _route(self, node: OperatorNode, rows: DataFrame) -> DataFrame:
         operator = self._operators[node]
         to = None if node.broadcast_order is None else TO
         order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
-        exchange = self._exchanges.of(node.uid)
         too_large = row_limit(node, self.max_row_bytes)
-        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
-        return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
+        exchange = self._exchanges.of(node.uid)
+        return exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
         trigger = self._coordinator.trigger(epoch, changed=not idle)

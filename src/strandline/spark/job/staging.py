@@ -12,7 +12,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
-from strandline.spark.lower.plan import EpochFrames
+from strandline.spark.lower.frames import EpochFrames
 from strandline.spark.sinks.base import Sink, committables_of, kind_of
 from strandline.spark.sinks.sink_errors import name_error
 

@@ -185,6 +185,12 @@ class Exchange:
                 self._place()
                 self._anchor.rows.count()
 
+    @property
+    def anchor(self) -> Any:
+        """The anchor's RDD."""
+        self._settle()
+        return self._anchor.rdd
+
     def close(self) -> None:
         """Release the anchor."""
         self._warming.join()
@@ -219,6 +225,11 @@ class Exchanges:
     def places(self) -> list[list[str]]:
         """The executor of each partition, by exchange."""
         return [exchange.places for exchange in self._exchanges.values()]
+
+    @property
+    def anchors(self) -> list[Any]:
+        """The RDD of each anchor."""
+        return [exchange.anchor for exchange in self._exchanges.values()]
 
     def close(self) -> None:
         """Release the anchors."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from pyspark import Accumulator, Broadcast
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Generation, Partition
@@ -26,7 +26,7 @@ from strandline.keeper.spawning import NURSERY
 from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 from strandline.spark.base.ddl import schema_of
-from strandline.spark.base.mapping import Messages, map_batches
+from strandline.spark.base.mapping import BatchFunction, Messages
 from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.keepers.death_report import death_of, is_dead
@@ -90,8 +90,8 @@ class Fleet:
         """The message of the error after the loss of an executor."""
         self._threads: list[threading.Thread] = []
 
-    def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
-        """Return the output of an operator's keepers for an epoch's rows, which come from `Exchange.route`."""
+    def function(self, uid: str, instructions: Instructions, output_schema: str) -> BatchFunction:
+        """Return the function of an epoch's rows, from `Exchange.route`, that returns the output of the keepers."""
         renew_s = 0.0 if self._only_executor else self._renew_s
         worker = EpochWorker(
             self._refs[uid],
@@ -102,7 +102,7 @@ class Fleet:
             self.is_as_restored,
             renew_s,
         )
-        return map_batches(routed, worker, schema_of(output_schema))
+        return BatchFunction(worker, schema_of(output_schema))
 
     def take_acks(self, epoch: int) -> dict[Slot, Ack]:
         """Return this epoch's acks, one for each slot, and discard all others."""

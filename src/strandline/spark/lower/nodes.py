@@ -27,7 +27,7 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, ROWS, SIDE, TIME
 from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.expressions import aggregate_sql, select_sql
-from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.mapping import BatchFunction
 from strandline.spark.base.spark_errors import raise_overflow
 from strandline.spark.base.task_errors import SEAL, run_sealed
 from strandline.spark.lower.failedrows import CountFailed
@@ -49,23 +49,16 @@ TO = "__strandline_to"
 """A column of broadcast rows: the partition that a copy is sent to."""
 
 
-def lower_node(
-    node: Node, parents: Sequence[DataFrame], copies: int, *, is_reduced: bool, report: Report | None = None
-) -> DataFrame:
-    """Return the DataFrame of a node that needs no keepers.
+def lower_node(node: Node, parents: Sequence[DataFrame], copies: int, *, is_reduced: bool) -> DataFrame:
+    """Return the DataFrame of a node that needs neither keepers nor Python.
 
     `copies`: the number of partitions that get broadcast rows; `is_reduced`: whether rows are aggregated to
-    accumulators, or each becomes one; `report`: the reporter of failed rows.
+    accumulators, or each becomes one.
     """
     df = parents[0]
     match node:
         case FrameStep():
             return node.step(df)
-        case MapNode():
-            return _lower_map(node, df, report)
-        case FailedNode():
-            assert report is not None
-            return map_batches(df, CountFailed(report, "it is malformed"), df.schema)
         case KeylessNode():
             return df.where(_is_bad(node)).drop(ORIGIN)
         case WatermarkNode():
@@ -100,10 +93,20 @@ def _is_bad(node: KeylessNode | LateNode) -> str:
     return f"{bad} or not ({readable})" if readable else bad
 
 
-def _lower_map(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:
-    names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_sealed, SEAL, node.row_function(hidden, report))
-    return map_batches(select_sql(df, _same([*names, *hidden])), worker, schema_of(node.raw_ddl))
+def function_of(node: MapNode | FailedNode, report: Report | None) -> BatchFunction:
+    """Return the function of a node that Python computes; `report` is the reporter of failed rows, if it has one."""
+    if isinstance(node, FailedNode):
+        assert report is not None
+        return BatchFunction(CountFailed(report, "it is malformed"), schema_of(node.columns.ddl))
+    function = node.row_function(node.columns.hidden, report)
+    return BatchFunction(partial(run_sealed, SEAL, function), schema_of(node.raw_ddl), changes=report is not None)
+
+
+def input_of(node: MapNode | FailedNode, df: DataFrame) -> DataFrame:
+    """Return the rows for the function of a node, of its parent's rows."""
+    if isinstance(node, FailedNode):
+        return df
+    return select_sql(df, _same([*parse_schema(node.input).names, *node.columns.hidden]))
 
 
 def _lower_output(node: OutputNode, df: DataFrame) -> DataFrame:

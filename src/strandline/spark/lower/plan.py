@@ -1,34 +1,25 @@
-"""A job's plan: checks its whole pipeline, and builds its DataFrames once an epoch."""
+"""A job's plan: its pipeline as a whole, which it checks, and its sinks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-
-from pyspark.sql import DataFrame
+from collections.abc import Collection, Iterable, Sequence
 
 from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import (
-    LateNode,
     MapNode,
     Node,
     OperatorNode,
     OutputNode,
     PartialNode,
-    SourceNode,
     sources_of,
     with_ancestors,
 )
-from strandline.plan.pipeline import Operator, Pipeline
-from strandline.runtime.task.rowfunction import Report
+from strandline.plan.pipeline import Pipeline
 from strandline.spark.base.empty import no_rows
-from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import keep_active_session
-from strandline.spark.lower.nodes import lower_node
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
@@ -36,8 +27,6 @@ from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.sinks.sink_errors import name_error
 from strandline.spark.streams.frames import FrameStep, probe_of
 from strandline.spark.streams.stream import Output
-
-RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
 
 
 class Plan:
@@ -104,44 +93,10 @@ class Plan:
         self._pinned_nodes |= nodes
         return is_new
 
-    def build(
-        self,
-        df: DataFrame,
-        run: RunOperator,
-        operators: Mapping[OperatorNode, Operator],
-        reports: Mapping[Node, Report] = MappingProxyType({}),
-    ) -> EpochFrames:
-        """Build one epoch's DataFrames, and pin those that several sinks read, so that they are computed once.
-
-        `reports`: the reporters of failed rows, by step.
-        """
-        copies = _copies(operators)
-        pins: list[Pinned] = []
-
-        def pin(df: DataFrame) -> DataFrame:
-            pins.append(Pinned(df))
-            return pins[-1].rows
-
-        if self.sources.are_several:
-            # Each source's branch would read the rows of all sources again.
-            df = pin(df)
-        frames = self.sources.split(df)
-        reducing = {uid for uid, reduction in self.reductions.items() if reduction.on}
-        reduced = {node.parent for node in self.pipeline.operators if node.uid in reducing}
-        for node in self.pipeline.nodes:
-            parents = [frames[parent] for parent in node.parents]
-            if isinstance(node, OperatorNode | LateNode):
-                frames[node] = run(node, *parents)
-            elif not isinstance(node, SourceNode):
-                report, is_reduced = reports.get(node), node in reduced
-                frames[node] = lower_node(node, parents, copies.get(node, 0), is_reduced=is_reduced, report=report)
-            if node in self._pinned_nodes:
-                frames[node] = pin(frames[node])
-        outputs = []
-        for name, sink, node in self.sinks:
-            hidden = node.columns.hidden
-            outputs.append((name, sink, frames[node].drop(*hidden) if hidden else frames[node]))
-        return EpochFrames(outputs, {node.uid: frames[node] for node in self.pipeline.operators}, pins)
+    @property
+    def pinned(self) -> Collection[Node]:
+        """The nodes whose rows are pinned in each epoch."""
+        return self._pinned_nodes
 
     def _check_dead_letters(self) -> None:
         """Raise ConfigurationError for dead letters without a sink: they would be lost."""
@@ -181,21 +136,6 @@ class Plan:
         return sinks
 
 
-@dataclass(frozen=True)
-class EpochFrames:
-    """One epoch's DataFrames: those of the sinks and operators, and those that are pinned."""
-
-    outputs: list[tuple[str, Sink, DataFrame]]
-    operators: dict[str, DataFrame]
-    """The output of each operator, by uid."""
-    pins: list[Pinned]
-
-    def close(self) -> None:
-        """Release the pinned rows."""
-        for pin in self.pins:
-            pin.release()
-
-
 def _dead_letters_error(where: str) -> ConfigurationError:
     return ConfigurationError(
         f"{where}: on_error is 'dead-letter', and its dead letters go to no sink",
@@ -207,15 +147,6 @@ def _dead_letters_error(where: str) -> ConfigurationError:
 def _index(names: Iterable[str], name: str) -> int:
     """Return a name's index; -1 if it is missing."""
     return next((at for at, each in enumerate(names) if each == name), -1)
-
-
-def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
-    """Return the number of copies of broadcast rows, by node: the highest parallelism of its operators."""
-    copies: dict[Node, int] = {}
-    for node, operator in operators.items():
-        if node.parent is not None and node.broadcast_order is not None:
-            copies[node.parent] = max(copies.get(node.parent, 0), operator.parallelism)
-    return copies
 
 
 def _operators_above(node: Node) -> set[Node]:

@@ -72,6 +72,8 @@ class FrameStep(StepNode):
     step: Step = field(kw_only=True)
     probe: DataFrame = field(kw_only=True)
     """A DataFrame for checks of the steps that follow; it never runs."""
+    is_fixed: bool = True
+    """False for a user's function, which each epoch calls again: it may return another computation."""
     failed: FailedNode | None = None
     """The dead letters of a source's malformed rows, which this step removes."""
 
@@ -128,7 +130,7 @@ def apply_step(node: Node, step: Step, method: str = "transform") -> FrameStep:
             hint="return a DataFrame computed from the argument",
         )
     _check_step(before, after, where, node.columns.hidden)
-    return FrameStep(_columns(after.schema), node, step=step, probe=after)
+    return FrameStep(_columns(after.schema), node, step=step, probe=after, is_fixed=method != "transform")
 
 
 def _check_step(before: DataFrame, after: DataFrame, where: str, hidden: Sequence[str]) -> None:

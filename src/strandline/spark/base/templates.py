@@ -1,0 +1,175 @@
+"""Physical plans that Spark makes once and that run again and again, each time with other rows and functions.
+
+Without them, two thirds of an epoch with few rows are Spark's planning. See docs/design/0013-plan-templates.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+_KNOWN = frozenset({
+    "ArrowEvalPythonExec", "BatchEvalPythonExec", "ExpandExec", "FilterExec", "GenerateExec", "HashAggregateExec",
+    "InputAdapter", "MapInArrowExec", "ObjectHashAggregateExec", "ProjectExec", "RDDScanExec", "ShuffleExchangeExec",
+    "ShuffledHashJoinExec", "SortAggregateExec", "SortExec", "UnionExec", "WholeStageCodegenExec",
+})  # fmt: skip
+"""The nodes that read nothing but their children's rows. ReusedExchangeExec is not one: it would give old rows."""
+_MAP = "MapInArrowExec"
+_SCAN = "RDDScanExec"
+
+_Copy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""Returns a copy of a node of a plan with these RDDs and functions of the JVM, by name."""
+
+
+@dataclass(frozen=True)
+class PlanTemplate:
+    """The physical plan of a DataFrame, which never runs itself: its copies do, with their own rows and functions."""
+
+    _spark: SparkSession
+    _schema: Any
+    _copy: _Copy
+
+    def frame(self, rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> DataFrame:
+        """Return the DataFrame of these RDDs, with these functions in place of those of the same names.
+
+        It makes the template's session the active one.
+        """
+        jvm: Any = self._spark._jvm
+        # New nodes take the settings of the active session.
+        jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
+        return frame_of(self._spark, self._copy(rdds, functions).execute(), self._schema)
+
+
+class NoTemplateError(Exception):
+    """Each run needs a plan of its own."""
+
+
+def template_of(
+    df: DataFrame, rdds: Mapping[str, Any], fixed: Collection[Any], functions: Collection[str]
+) -> PlanTemplate:
+    """Return the template of a DataFrame that reads these RDDs; raise NoTemplateError if there is none.
+
+    `fixed` are RDDs that it reads, too, and that are the same in all runs; `functions` are names of functions of
+    `map_batches`, which runs replace.
+    """
+    jdf: Any = df._jdf
+    try:
+        execution = jdf.queryExecution()
+        _check_lasts(df.sparkSession, execution.analyzed())
+        copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
+    except Py4JError as error:
+        raise NoTemplateError("this version of Spark has other methods") from error
+    if copy is None:
+        raise NoTemplateError("it reads none of the RDDs")
+    return PlanTemplate(df.sparkSession, jdf.schema(), copy)
+
+
+def frame_of(spark: SparkSession, rdd: Any, schema: Any) -> DataFrame:
+    """Return the DataFrame of an RDD of Spark's own rows."""
+    session: Any = spark._jsparkSession
+    return DataFrame(session.internalCreateDataFrame(rdd, schema, False), spark)
+
+
+def rdd_of(df: DataFrame) -> Any:
+    """Return the RDD that a DataFrame reads and does nothing else; None if it is another DataFrame."""
+    jdf: Any = df._jdf
+    plan = jdf.queryExecution().analyzed()
+    return plan.rdd() if plan.nodeName() == "LogicalRDD" else None
+
+
+def empty_rdd(spark: SparkSession) -> Any:
+    """Return an RDD without partitions."""
+    context: Any = spark.sparkContext
+    return context._jsc.emptyRDD().rdd()
+
+
+def _check_lasts(spark: SparkSession, plan: Any) -> None:
+    """Raise NoTemplateError for random numbers, and for times and subqueries, whose results Spark puts into a plan."""
+    jvm: Any = spark._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if not plan.deterministic() or any(
+        map(plan.containsPattern, (patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION()))
+    ):
+        raise NoTemplateError("its results are not the same at any time")
+
+
+class _Reader:
+    """Reads a physical plan; of each node, it returns how to copy it, or None if it is the same in all runs.
+
+    Nodes are copied by public methods of Spark's trees, which keep nothing of what a node has computed.
+    """
+
+    def __init__(
+        self, spark: SparkSession, rdds: Mapping[str, Any], fixed: Collection[Any], functions: Collection[str]
+    ) -> None:
+        self._spark: Any = spark
+        self._rdds, self._fixed, self._functions = rdds, fixed, functions
+        jvm: Any = spark._jvm
+        self._nil = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+
+    def read(self, node: Any) -> _Copy | None:
+        kind = node.getClass().getSimpleName()
+        if kind not in _KNOWN:
+            raise NoTemplateError(f"it has a {kind}")
+        if kind == _SCAN:
+            return self._read_scan(node)
+        children = [node.children().apply(at) for at in range(node.children().size())]
+        copies = [self.read(child) for child in children]
+        if kind == _MAP and (name := node.func().name()) in self._functions:
+            return self._read_map(node, name, children[0], copies[0])
+        if not any(copies):
+            return None
+        pairs = list(zip(children, copies, strict=True))
+        return lambda rdds, functions: node.withNewChildren(
+            self._seq([child if copy is None else copy(rdds, functions) for child, copy in pairs])
+        )
+
+    def _read_scan(self, node: Any) -> _Copy | None:
+        rdd = node.rdd()
+        name = next((name for name, known in self._rdds.items() if rdd == known), None)
+        if name is not None:
+            fill = self._copier(node, [rdd])
+            return lambda rdds, _: fill(rdds[name])
+        if rdd not in self._fixed:
+            raise NoTemplateError(f"it reads {rdd.toString()}")
+        return None
+
+    def _read_map(self, node: Any, name: str, child: Any, copy: _Copy | None) -> _Copy | None:
+        if copy is None:
+            raise NoTemplateError(f"'{name}' does not read the rows of an epoch")
+        udf = node.func()
+        fill_udf, fill = self._copier(udf, [udf.func()]), self._copier(node, [udf, child])
+
+        def map_(rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+            function = functions.get(name)
+            return fill(udf if function is None else fill_udf(function), copy(rdds, functions))
+
+        return map_
+
+    def _copier(self, node: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """Return a function that copies a node with others in place of these arguments of its constructor."""
+        all_, values = node.productIterator(), []
+        while all_.hasNext():
+            values.append(all_.next())
+        places = [values.index(argument) for argument in arguments]
+        context = self._spark.sparkContext
+        array = context._gateway.new_array(context._jvm.java.lang.Object, len(values))
+        for at, value in enumerate(values):
+            array[at] = value
+
+        def copy(*others: Any) -> Any:
+            for at, other in zip(places, others, strict=True):
+                array[at] = other
+            return node.makeCopy(array)
+
+        return copy
+
+    def _seq(self, nodes: Sequence[Any]) -> Any:
+        seq = self._nil
+        for node in reversed(nodes):
+            seq = getattr(seq, "$colon$colon")(node)
+        return seq
