@@ -6,11 +6,15 @@ Without them, two thirds of an epoch with few rows are Spark's planning. See doc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic import dataframe as classic
+from pyspark.sql.types import StructType
+
+from strandline.spark.base.mapping import BatchFunction, map_batches
 
 _KNOWN = frozenset({
     "ArrowEvalPythonExec", "BatchEvalPythonExec", "ExpandExec", "FilterExec", "GenerateExec", "HashAggregateExec",
@@ -23,49 +27,109 @@ _SCAN = "RDDScanExec"
 
 _Copy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 """Returns a copy of a node of a plan with these RDDs and functions of the JVM, by name."""
-
-
-@dataclass(frozen=True)
-class PlanTemplate:
-    """The physical plan of a DataFrame, which never runs itself: its copies do, with their own rows and functions."""
-
-    _spark: SparkSession
-    _schema: Any
-    _copy: _Copy
-
-    def frame(self, rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> DataFrame:
-        """Return the DataFrame of these RDDs, with these functions in place of those of the same names.
-
-        It makes the template's session the active one.
-        """
-        jvm: Any = self._spark._jvm
-        # New nodes take the settings of the active session.
-        jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
-        return frame_of(self._spark, self._copy(rdds, functions).execute(), self._schema)
+_Shape = Callable[[DataFrame], DataFrame]
 
 
 class NoTemplateError(Exception):
     """Each run needs a plan of its own."""
 
 
-def template_of(
-    df: DataFrame, rdds: Mapping[str, Any], fixed: Collection[Any], functions: Collection[str]
-) -> PlanTemplate:
-    """Return the template of a DataFrame that reads these RDDs; raise NoTemplateError if there is none.
+class PlanTemplate:
+    """The physical plan of a DataFrame, which never runs itself: its copies do, with their own rows and functions."""
 
-    `fixed` are RDDs that it reads, too, and that are the same in all runs; `functions` are names of functions of
-    `map_batches`, which runs replace.
-    """
-    jdf: Any = df._jdf
-    try:
-        execution = jdf.queryExecution()
-        _check_lasts(df.sparkSession, execution.analyzed())
-        copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
-    except Py4JError as error:
-        raise NoTemplateError("this version of Spark has other methods") from error
-    if copy is None:
-        raise NoTemplateError("it reads none of the RDDs")
-    return PlanTemplate(df.sparkSession, jdf.schema(), copy)
+    def __init__(
+        self, df: DataFrame, rdds: Mapping[str, Any], fixed: Collection[Any], functions: Collection[str]
+    ) -> None:
+        """Raise NoTemplateError if a plan that reads these RDDs has no template.
+
+        `fixed` are RDDs that it reads, too, and that are the same in all runs; `functions` are names of functions of
+        `map_batches`, which runs replace.
+        """
+        jdf: Any = df._jdf
+        try:
+            execution = jdf.queryExecution()
+            _check_lasts(df.sparkSession, execution.analyzed())
+            copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
+        except Py4JError as error:
+            raise NoTemplateError("this version of Spark has other methods") from error
+        if copy is None:
+            raise NoTemplateError("it reads none of the RDDs")
+        self._copy: _Copy = copy
+        self.df = df
+        self.schema = jdf.schema()
+        self._of = rdds, fixed, functions
+        self._mapped: dict[str, tuple[_Shape | None, PlanTemplate | None]] = {}
+        """By the function's name, the template of the last shape."""
+
+    def copy(self, rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+        """Return a plan that reads these RDDs, with these functions in place of those of the same names.
+
+        It makes the template's session the active one.
+        """
+        jvm: Any = self.df.sparkSession._jvm
+        # New nodes take the settings of the active session.
+        jvm.SparkSession.setActiveSession(self.df.sparkSession._jsparkSession)
+        return self._copy(rdds, functions)
+
+    def mapped(self, function: BatchFunction, name: str, shape: _Shape | None) -> PlanTemplate | None:
+        """Return the template of a function of its rows, as `shape` computes them; None if it has none."""
+        if name in self._mapped and self._mapped[name][0] == shape:
+            return self._mapped[name][1]
+        rdds, fixed, functions = self._of
+        template = None
+        with suppress(NoTemplateError):
+            df = map_batches(shape(self.df) if shape else self.df, function.call, function.schema, name)
+            template = PlanTemplate(df, rdds, fixed, [*functions, name])
+        self._mapped[name] = shape, template
+        return template
+
+
+class RepeatedFrame(classic.DataFrame):
+    """The rows of a template's copy: a DataFrame of which Spark makes nothing before it is used as one."""
+
+    def __init__(self, template: PlanTemplate, rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+        self._frame: Any = None
+        super().__init__(None, template.df.sparkSession)
+        self._template, self._rdds, self._functions = template, rdds, functions
+
+    @property
+    def _jdf(self) -> Any:
+        if self._frame is None:
+            rdd = self._template.copy(self._rdds, self._functions).execute()
+            self._frame = frame_of(self.sparkSession, rdd, self._template.schema)._jdf
+        return self._frame
+
+    @_jdf.setter
+    def _jdf(self, jdf: Any) -> None:
+        self._frame = jdf
+
+    @property
+    def schema(self) -> StructType:
+        """The schema, which is the template's."""
+        return self._template.df.schema
+
+    def collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
+        """Return the strings that a function returns of the rows, as `shape` computes them; None without a template.
+
+        `shape` does the same at each call.
+        """
+        template = None if self._frame else self._template.mapped(function, name, shape)
+        if template is None:
+            return None
+        plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
+        return [row.getString(0) for row in plan.executeCollect()]
+
+    def discard(self) -> None:
+        """Compute all rows."""
+        self._template.copy(self._rdds, self._functions).execute().count()
+
+
+def discard(df: DataFrame) -> None:
+    """Compute all rows of a DataFrame."""
+    if isinstance(df, RepeatedFrame):
+        df.discard()
+    else:
+        df.write.format("noop").mode("overwrite").save()
 
 
 def frame_of(spark: SparkSession, rdd: Any, schema: Any) -> DataFrame:

@@ -31,6 +31,7 @@ from strandline.spark.base.mapping import BatchFunction
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import FIRST_FAILURE
+from strandline.spark.base.templates import discard
 from strandline.spark.job.progress import JobProgress, Work
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
@@ -362,7 +363,7 @@ class EpochDriver:
         if unread:
             # The epoch must reach every keeper, also if no sink reads its output.
             for uid in unread:
-                frames.output_of(uid).write.format("noop").mode("overwrite").save()
+                discard(frames.output_of(uid))
             acks = {**acks, **self._fleet.take_acks(epoch)}
             if self._plan.keep(unread):
                 # A sink may have read a part of the output, after which the keeper discarded the epoch and applied it

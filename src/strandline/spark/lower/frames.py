@@ -13,7 +13,7 @@ from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorN
 from strandline.plan.pipeline import Operator
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
-from strandline.spark.base.templates import NoTemplateError, PlanTemplate, empty_rdd, frame_of, rdd_of, template_of
+from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of, rdd_of
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.lower.nodes import input_of, late_rows, lower_node
 from strandline.spark.lower.plan import Plan
@@ -87,9 +87,11 @@ class FrameBuilder:
         pins: list[Pinned] = []
         rdds = {_SOURCE: rows}
         for name, pinned in template.pins.items():
-            pins.append(Pinned(pinned.frame(rdds, functions)))
+            pins.append(Pinned(RepeatedFrame(pinned, dict(rdds), functions)))
             rdds[name] = pins[-1].rdd
-        outputs = [(name, sink, output.frame(rdds, functions)) for name, sink, output in template.outputs]
+        outputs: list[tuple[str, Sink, DataFrame]] = [
+            (name, sink, RepeatedFrame(output, rdds, functions)) for name, sink, output in template.outputs
+        ]
 
         def operators() -> Mapping[str, DataFrame]:
             built = self._build(df, work)
@@ -125,7 +127,7 @@ class FrameBuilder:
         frames = self._build(without_rows(_SOURCE, df), work, pin)
 
         def template(df: DataFrame) -> PlanTemplate:
-            return template_of(df, rdds, self.exchanges.anchors, self._names.values())
+            return PlanTemplate(df, rdds, self.exchanges.anchors, self._names.values())
 
         pins = {name: template(df) for name, df in pinned.items()}
         outputs = [(name, sink, template(df)) for name, sink, df in frames.outputs]

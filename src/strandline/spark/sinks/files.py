@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -201,7 +202,7 @@ class FileSink(Sink):
             if not name.startswith(("_", ".")) and not self._is_empty(files.local(f"{directory}/{name}"), name, size)
         )
 
-    @property
+    @cached_property
     def _object_format(self) -> ObjectFormat:
         return ObjectFormat(self.format, {key.lower(): _text_of(value) for key, value in self.options.items()})
 

@@ -166,8 +166,8 @@ class KafkaSink(_Topics, Transactional):
         self.layout = layout
         self.target: KafkaTarget = target
 
-    def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
-        return super().write(self.layout.messages(df), epoch)
+    def shape(self, df: DataFrame) -> DataFrame:
+        return self.layout.messages(df)
 
     def close(self) -> None:
         super().close()
@@ -190,7 +190,7 @@ class KafkaSinkAtOnce(_Topics, Sink):
     def write(self, df: DataFrame, epoch: Epoch) -> None:
         del epoch
         try:
-            write_tasks(self.layout.messages(df), _Produce(self.target, self._label))
+            write_tasks(df, _Produce(self.target, self._label), self.layout.messages)
         except Exception as error:
             cause = unwrap_error(error)
             if isinstance(cause, UnavailableError):

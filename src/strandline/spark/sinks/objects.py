@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
@@ -23,7 +24,7 @@ from strandline.ends.committables import TaskAttempt
 from strandline.ends.tables.columns import plain_type
 from strandline.ends.tables.datafiles import ParquetFile, cast_rows
 from strandline.plan.columns import quoted
-from strandline.spark.base.ddl import arrow_schema
+from strandline.spark.base.ddl import arrow_schema, schema_of
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
@@ -87,7 +88,7 @@ class ObjectFormat:
                     "line feed at its end",
                     hint="leave the option out",
                 )
-        columns = arrow_schema(self.shape(empty).schema)
+        columns = arrow_schema(self.columns_of(empty))
         if self.name == "text" and columns.types != [pa.string()]:
             raise ConfigurationError(
                 f"{where}: format 'text' takes one column of text, not {', '.join(columns.names)}",
@@ -111,6 +112,10 @@ class ObjectFormat:
             null = replace(self, options={**self.options, "nullvalue": ""})._text([F.lit(None).cast("string"), more])
             df = df.where(self._text([*columns, more]) != null)
         return df.select(self._text(columns))
+
+    def columns_of(self, df: DataFrame) -> StructType:
+        """Return the schema of the rows for the tasks."""
+        return schema_of("value string") if self.name in ("json", "csv") else df.schema
 
     def _is(self, option: str) -> bool:
         return self.options.get(option, "false").lower() == "true"
@@ -156,9 +161,8 @@ class ObjectFormat:
 
 def stage(df: DataFrame, form: ObjectFormat, place: Place, directory: str) -> list[str]:
     """Write an epoch's rows into a folder; return the names of the files, without those of failed attempts."""
-    shaped = form.shape(df)
-    schema = form.in_file(arrow_schema(shaped.schema))
-    lists = write_tasks(shaped, _WriteFiles(form, place, directory, schema, form.header(df)))
+    schema = form.in_file(arrow_schema(form.columns_of(df)))
+    lists = write_tasks(df, _WriteFiles(form, place, directory, schema, form.header(df)), form.shape)
     return sorted(name for names in lists for name in msgspec.json.decode(names, type=list[str]))
 
 

@@ -14,6 +14,7 @@ from strandline.core.ids import Epoch, unique_name
 from strandline.plan.callables import call, check_function, check_shippable
 from strandline.spark.base.session import restored_settings
 from strandline.spark.base.task_errors import SEAL
+from strandline.spark.base.templates import discard
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.sink_errors import ForEach
 
@@ -128,4 +129,4 @@ class NoopSink(Sink):
     """Compute all rows and discard them, for benchmarks."""
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
-        df.write.format("noop").mode("overwrite").save()
+        discard(df)

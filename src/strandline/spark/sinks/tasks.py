@@ -13,25 +13,33 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.ends.committables import TaskAttempt
-from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.ddl import schema_of
+from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.task_errors import SEAL, sealed_errors
+from strandline.spark.base.templates import RepeatedFrame
 
 _COLUMN = "committable"
+_NAME = "write_tasks"
 
 
 WriteTask = Callable[[Iterator[pa.RecordBatch], TaskAttempt], str | None]
 """Stages a partition's rows; returns the committable that shows them, or None if none is needed."""
 
 
-def write_tasks(df: DataFrame, write: WriteTask) -> list[str]:
+def write_tasks(df: DataFrame, write: WriteTask, shape: Callable[[DataFrame], DataFrame] | None = None) -> list[str]:
     """Call `write` on the executors, once for each partition that has rows; return the committables in order.
 
     One action does it all, so that an operator's rows are computed once. Spark may attempt a task again after a
     failure, or in parallel to a slow attempt: the result has the committable of one attempt whose `write` has returned.
     Files that other attempts stage are never committed: `Sink.recover` deletes them.
+    `shape` computes what `write` gets of a partition's rows; Spark may use what it returned in an earlier epoch.
     """
     # As rows of the last stage, of which Spark takes one attempt's; an accumulator may count two.
-    committables = [row[0] for row in map_batches(df, TaskWriter(write), f"{_COLUMN} string").collect()]
+    writer = BatchFunction(TaskWriter(write), schema_of(f"{_COLUMN} string"))
+    committables = df.collect_mapped(writer, _NAME, shape) if isinstance(df, RepeatedFrame) else None
+    if committables is None:
+        rows = map_batches(shape(df) if shape else df, writer.call, writer.schema, _NAME)
+        committables = [row[0] for row in rows.collect()]
     failpoints.hit("sink.staged")
     return committables
 

@@ -159,7 +159,11 @@ class Transactional(Sink):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         generation, parallel = self._opened.generation, self.target.parallel
-        return write_tasks(df, RowStager(self._place, self._sink, generation, epoch, parallel))
+        return write_tasks(df, RowStager(self._place, self._sink, generation, epoch, parallel), self.shape)
+
+    def shape(self, df: DataFrame) -> DataFrame:
+        """Return the rows for the target, by a computation that is the same in all epochs."""
+        return df
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         return self._report(*self._deliver(pending, self.patience_s))
