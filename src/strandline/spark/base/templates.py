@@ -5,6 +5,7 @@ Without them, two thirds of an epoch with few rows are Spark's planning. See doc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -58,6 +59,7 @@ class PlanTemplate:
         self.df = df
         self.schema = jdf.schema()
         self._of = rdds, fixed, functions
+        self._lock = threading.Lock()
         self._mapped: dict[str, tuple[_Shape | None, PlanTemplate | None]] = {}
         """By the function's name, the template of the last shape."""
 
@@ -67,9 +69,11 @@ class PlanTemplate:
         It makes the template's session the active one.
         """
         jvm: Any = self.df.sparkSession._jvm
-        # New nodes take the settings of the active session.
-        jvm.SparkSession.setActiveSession(self.df.sparkSession._jsparkSession)
-        return self._copy(rdds, functions)
+        # A thread of a sink may use its rows while the next epoch begins.
+        with self._lock:
+            # New nodes take the settings of the active session.
+            jvm.SparkSession.setActiveSession(self.df.sparkSession._jsparkSession)
+            return self._copy(rdds, functions)
 
     def mapped(self, function: BatchFunction, name: str, shape: _Shape | None) -> PlanTemplate | None:
         """Return the template of a function of its rows, as `shape` computes them; None if it has none."""

@@ -362,8 +362,9 @@ class EpochDriver:
         unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
         if unread:
             # The epoch must reach every keeper, also if no sink reads its output.
-            for uid in unread:
-                discard(frames.output_of(uid))
+            for node in self._operators:
+                if node.uid in unread:
+                    discard(frames.rows_of(node))
             acks = {**acks, **self._fleet.take_acks(epoch)}
             if self._plan.keep(unread):
                 # A sink may have read a part of the output, after which the keeper discarded the epoch and applied it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -21,6 +22,8 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.streams.frames import FrameStep
 
 _SOURCE = "source"
+_MOST_CHANGES = 5
+"""Of the plan, by users' functions of DataFrames: then it is made in each epoch."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,8 @@ class EpochFrames:
 
     outputs: list[tuple[str, Sink, DataFrame]]
     pins: list[Pinned]
-    _operators: Callable[[], Mapping[str, DataFrame]]
-
-    def output_of(self, uid: str) -> DataFrame:
-        """Return the output of an operator."""
-        return self._operators()[uid]
+    rows_of: Callable[[Node], DataFrame]
+    """Returns the rows of a node of the pipeline."""
 
     def close(self) -> None:
         """Release the pinned rows."""
@@ -71,7 +71,8 @@ class FrameBuilder:
         }
         """Of functions, in Spark's plans."""
         # Late rows are compared with the epoch's watermark, which is a part of the plan.
-        self._may_repeat = not any(isinstance(node, LateNode) or _changes(node) for node in nodes)
+        self._may_repeat = not any(isinstance(node, LateNode) for node in nodes)
+        self._changes = 0
         self._copies = _copies(self.operators)
 
     def build(self, df: DataFrame, work: EpochWork) -> EpochFrames:
@@ -93,18 +94,28 @@ class FrameBuilder:
             (name, sink, RepeatedFrame(output, rdds, functions)) for name, sink, output in template.outputs
         ]
 
-        def operators() -> Mapping[str, DataFrame]:
-            built = self._build(df, work)
-            pins.extend(built.pins)
-            return built._operators()
+        @cache
+        def planned() -> EpochFrames:
+            frames = self._build(df, work)
+            pins.extend(frames.pins)
+            return frames
 
-        return EpochFrames(outputs, pins, operators)
+        def rows_of(node: Node) -> DataFrame:
+            return planned().rows_of(node)
+
+        return EpochFrames(outputs, pins, rows_of)
 
     def _template(self, df: DataFrame, work: EpochWork) -> _Template | None:
         reducing = frozenset(uid for uid, reduction in self.plan.reductions.items() if reduction.on)
         key = reducing, frozenset(self.plan.pinned)
-        if key not in self._templates:
-            self._templates[key] = None
+        template = self._templates.get(key)
+        if template is not None and not template.is_current():
+            self._changes += 1
+            self._may_repeat = self._changes < _MOST_CHANGES
+        elif key in self._templates:
+            return template
+        self._templates[key] = None
+        if self._may_repeat:
             with suppress(NoTemplateError):
                 self._templates[key] = self._make_template(df, work)
         return self._templates[key]
@@ -131,7 +142,12 @@ class FrameBuilder:
 
         pins = {name: template(df) for name, df in pinned.items()}
         outputs = [(name, sink, template(df)) for name, sink, df in frames.outputs]
-        return _Template(pins, outputs)
+        steps = [
+            (node, frames.rows_of(node.parent), _analyzed(frames.rows_of(node)))
+            for node in self.plan.pipeline.nodes
+            if isinstance(node, FrameStep) and not node.is_fixed and node.parent is not None
+        ]
+        return _Template(pins, outputs, steps)
 
     def _build(
         self, df: DataFrame, work: EpochWork, pin: Callable[[DataFrame], DataFrame] | None = None
@@ -169,7 +185,7 @@ class FrameBuilder:
         for name, sink, node in plan.sinks:
             hidden = node.columns.hidden
             outputs.append((name, sink, frames[node].drop(*hidden) if hidden else frames[node]))
-        return EpochFrames(outputs, pins, lambda: {node.uid: frames[node] for node in plan.pipeline.operators})
+        return EpochFrames(outputs, pins, frames.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -179,10 +195,17 @@ class _Template:
     pins: Mapping[str, PlanTemplate]
     """In the order in which they read each other."""
     outputs: list[tuple[str, Sink, PlanTemplate]]
+    steps: list[tuple[FrameStep, DataFrame, Any]]
+    """Users' functions of DataFrames, each with an argument and the plan that it returned."""
+
+    def is_current(self) -> bool:
+        """Whether users' functions return what they returned when the template was made."""
+        return all(_analyzed(node.step(df)).sameResult(plan) for node, df, plan in self.steps)
 
 
-def _changes(node: Node) -> bool:
-    return isinstance(node, FrameStep) and not node.is_fixed
+def _analyzed(df: DataFrame) -> Any:
+    jdf: Any = df._jdf
+    return jdf.queryExecution().analyzed()
 
 
 def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:

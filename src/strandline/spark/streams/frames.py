@@ -73,7 +73,7 @@ class FrameStep(StepNode):
     probe: DataFrame = field(kw_only=True)
     """A DataFrame for checks of the steps that follow; it never runs."""
     is_fixed: bool = True
-    """False for a user's function, which each epoch calls again: it may return another computation."""
+    """False for a user's function, which each epoch calls: it may return another computation each time."""
     failed: FailedNode | None = None
     """The dead letters of a source's malformed rows, which this step removes."""
 

@@ -1,0 +1,285 @@
+"""Epochs from copies of one physical plan: what they give is what Spark gives if it plans each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.sql import functions as F
+
+import strandline as sl
+from strandline.spark.base import templates
+from strandline.spark.base.ddl import schema_of
+from strandline.spark.base.mapping import BatchFunction, map_batches
+from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of
+from strandline.spark.keepers.exchange import prepare_session
+from strandline.spark.lower.frames import FrameBuilder
+from tests.spark import small
+from tests.spark.functions import Count
+from tests.spark.harness import Case, settle
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def session(spark: Any) -> Any:
+    """A session with the settings of epochs."""
+    session = spark.newSession()
+    prepare_session(session)
+    session.conf.set("spark.sql.shuffle.partitions", "3")
+    return session
+
+
+@pytest.fixture
+def plans(monkeypatch: Any) -> list[int]:
+    """The numbers of nodes of the plans that were built."""
+    built: list[int] = []
+    build = FrameBuilder._build
+
+    def count(self: FrameBuilder, *given: Any) -> Any:
+        built.append(len(self.plan.pipeline.nodes))
+        return build(self, *given)
+
+    monkeypatch.setattr(FrameBuilder, "_build", count)
+    return built
+
+
+def rows_of(session: Any, ids: range, partitions: int) -> Any:
+    df = session.range(ids.start, ids.stop, 1, partitions).selectExpr("id", "id % 5 as k")
+    return df._jdf.queryExecution().toRdd()
+
+
+def template_of(session: Any, step: Callable[[Any], Any], functions: tuple[str, ...] = ()) -> PlanTemplate:
+    rdd = empty_rdd(session)
+    schema = rows_schema(session)
+    return PlanTemplate(step(frame_of(session, rdd, schema)), {"source": rdd}, (), functions)
+
+
+def rows_schema(session: Any) -> Any:
+    return session.range(0).selectExpr("id", "id % 5 as k")._jdf.schema()
+
+
+class Add:
+    """Adds a number to each id; the number is another one in each run."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            ids = [i + self.number for i in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "project": lambda df: df.where("id % 3 > 0").selectExpr("k", "id * 2 as twice"),
+    "aggregate": lambda df: df.groupBy("k").agg(F.sum("id"), F.collect_set("id")),
+    "sum of texts": lambda df: df.groupBy(F.col("k").cast("string")).agg(F.max(F.col("id").cast("string"))),
+    "explode": lambda df: df.select("k", F.explode(F.array("id", "k"))),
+    "union": lambda df: df.union(df.where("k > 2")),
+    "shuffle": lambda df: df.repartition(4, "k").sortWithinPartitions("id"),
+    "udf": lambda df: df.select(F.udf(lambda i: i + 1, "bigint")("id")),
+    "map": lambda df: df.select("id").mapInArrow(Add(1), "id bigint"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_copy_gives_what_a_plan_of_its_own_gives(session: Any, step: str) -> None:
+    """The first rows are in one partition, which Spark would not shuffle for an aggregation; later ones are not."""
+    compute = STEPS[step]
+    template = template_of(session, compute)
+    for ids, partitions in ((range(1), 1), (range(5, 200), 4), (range(0), 2), (range(40), 1), (range(3, 90), 3)):
+        rdd = rows_of(session, ids, partitions)
+        expected = [str(row) for row in compute(frame_of(session, rdd, rows_schema(session))).collect()]
+        repeated = RepeatedFrame(template, {"source": rdd}, {})
+        assert sorted(str(row) for row in repeated.collect()) == sorted(expected)
+        assert sorted(str(row) for row in repeated.collect()) == sorted(expected), "it may be read twice"
+        assert repeated.schema == compute(frame_of(session, rdd, rows_schema(session))).schema
+        assert repeated.where("false").count() == 0
+
+
+def test_each_copy_has_its_own_function(session: Any) -> None:
+    schema = schema_of("id bigint")
+    template = template_of(session, lambda df: map_batches(df.select("id"), Add(0), schema, "add"), ("add",))
+    for number in (1, 10):
+        functions = {"add": BatchFunction(Add(number), schema).to_java(session)}
+        frame = RepeatedFrame(template, {"source": rows_of(session, range(3), 2)}, functions)
+        frame.discard()
+
+        def as_text(batches: Iterator[pa.RecordBatch], number: int = number) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield pa.RecordBatch.from_pydict({"text": [f"{i}/{number}" for i in batch.column(0).to_pylist()]})
+
+        mapped = BatchFunction(as_text, schema_of("text string"))
+        expected = [f"{i + number}/{number}" for i in range(3)]
+        assert sorted(frame.collect_mapped(mapped, "as_text") or []) == sorted(expected)
+        assert frame.collect_mapped(mapped, "as_text", only_first) == [f"{number}/{number}"]
+        assert [row.id for row in frame.collect()] == [number, number + 1, number + 2]
+        # It has been used as a DataFrame, whose rows Spark may have kept.
+        assert frame.collect_mapped(mapped, "as_text") is None
+
+
+def only_first(df: Any) -> Any:
+    return df.where("id in (1, 10)")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda df: df.withColumn("r", F.rand()), id="random"),
+        pytest.param(lambda df: df.selectExpr("uuid()"), id="uuid"),
+        pytest.param(lambda df: df.withColumn("at", F.current_timestamp()), id="time"),
+        pytest.param(lambda df: df.where("id > unix_timestamp()"), id="time in a condition"),
+        pytest.param(lambda df: df.where("id > (select 3)"), id="subquery"),
+        pytest.param(lambda df: df.join(df.sparkSession.range(3), "id"), id="table"),
+        pytest.param(lambda df: df.limit(1), id="limit"),
+        pytest.param(lambda df: df.sparkSession.range(3), id="nothing of it"),
+        pytest.param(lambda df: df.groupBy("k").count().union(df.groupBy("k").count()), id="one shuffle for two"),
+    ],
+)
+def test_what_depends_on_more_than_the_rows_has_no_template(session: Any, step: Callable[[Any], Any]) -> None:
+    with pytest.raises(NoTemplateError):
+        template_of(session, step)
+
+
+class Tasks(sl.sinks.Sink):
+    """Shows what its tasks return of the rows of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tasks", visibility="epoch")
+        self.rows: Counter[str] = Counter()
+
+    def write(self, df: Any, epoch: int) -> None:
+        assert df.columns == ["user", "n"]
+        for text in sl.sinks.write_tasks(df, texts):
+            self.rows.update(text.split())
+
+
+def texts(batches: Iterator[pa.RecordBatch], attempt: Any) -> str:
+    return " ".join(f"{row['user']}/{row['n']}" for batch in batches for row in batch.to_pylist())
+
+
+def odd(row: Any) -> Any:
+    if row.v % 7 == 0:
+        raise ValueError("seven")
+    return [(row.user, row.v)] if row.v % 2 else []
+
+
+def program(rows: sl.Stream, sinks: dict[str, Any]) -> list[Any]:
+    """A chain, an aggregation, a function that fails, a union, and several readers of the same rows."""
+    counts = rows.key_by("user").process(Count(), output=small.OUTPUT, uid="count")
+    odds = rows.flat_map(odd, "user string, v bigint", on_error="dead-letter")
+    totals = odds.key_by("user").agg({"total": sl.agg.sum("v"), "n": sl.agg.count()}, uid="totals", parallelism=3)
+    again = counts.where("n > 1").key_by("n").process(Count(), output="n bigint, m bigint", uid="again")
+    streams = {
+        "tasks": counts,
+        "counts": counts.with_column("twice", F.col("n") * 2),
+        "letters": odds.dead_letters.select("operator", "event"),
+        "totals": totals,
+        "again": again,
+        "both": rows.select("user", "v").union(odds),
+    }
+    return [stream.to(sinks[name]) for name, stream in streams.items()]
+
+
+def run_program(spark: Any, root: Path, local_dir: Path) -> dict[str, Counter[Any]]:
+    names = ("counts", "letters", "totals", "again", "both")
+    sinks: dict[str, Any] = {"tasks": Tasks()} | {name: sl.sinks.memory(name=name) for name in names}
+    job = sl.Job(
+        "templates",
+        sinks=program(sl.stream(small.source(spark, root / "in")), sinks),
+        checkpoints=sl.Checkpoints(root / "ck"),
+        restart=sl.Restart.never(),
+        settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB"),
+    )
+    for number in range(4):
+        small.write_rows(root / "in", number, [(f"u{i % (number + 2)}", "a", i) for i in range(10 + number)])
+    with job.start(spark) as run:
+        settle(run)
+    return {name: Counter(sink.rows) for name, sink in sinks.items()}
+
+
+def test_a_program_of_many_steps_gives_the_same_in_both_ways(
+    spark: Any, tmp_path: Path, local_dir: Path, plans: list[int], monkeypatch: Any
+) -> None:
+    repeated = run_program(spark, tmp_path / "repeated", local_dir / "repeated")
+    # A plan with the aggregation in Spark, and one without.
+    assert len(plans) <= 2, "no epoch was planned again"
+    plans.clear()
+    monkeypatch.setattr(FrameBuilder, "_template", lambda *_: None)
+    planned = run_program(spark, tmp_path / "planned", local_dir / "planned")
+    assert len(plans) == 4
+    assert repeated == planned
+    assert all(planned.values())
+
+
+def test_another_version_of_spark_may_have_no_templates(
+    spark: Any, case: Case, plans: list[int], monkeypatch: Any
+) -> None:
+    def fail(*_: Any) -> None:
+        raise Py4JError("there is no such method")
+
+    monkeypatch.setattr(templates._Reader, "read", fail)
+    sink = sl.sinks.memory()
+    for number in range(2):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
+    with case.job_of("old", counts.to(sink)).start(spark) as run:
+        settle(run)
+    assert small.rows_of(sink) == small.counted(["u", "u"])
+    # The first was tried, and each was planned.
+    assert len(plans) == 3
+
+
+def test_a_function_of_dataframes_may_return_something_else_in_each_epoch(
+    spark: Any, case: Case, plans: list[int]
+) -> None:
+    changing, same, calls = sl.sinks.memory(), sl.sinks.memory(), []
+    epochs = 8
+
+    def change(df: Any) -> Any:
+        calls.append(1)
+        return df.withColumn("call", F.lit(len(calls)))
+
+    for number in range(epochs):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    rows = sl.stream(small.source(spark, case.root / "in"))
+    kept = rows.transform(lambda df: df.where("v > 0").withColumn("w", F.udf(lambda v: v + 1, "bigint")("v")))
+    with case.job_of("same", kept.select("w").to(same)).start(spark) as run:
+        settle(run)
+    assert len(plans) == 1
+    assert [row.w for row in same.rows] == [2] * epochs
+    plans.clear()
+    with case.job_of("changing", rows.transform(change).select("call").to(changing)).start(spark) as run:
+        settle(run)
+    assert len({row.call for row in changing.rows}) == epochs
+    # At first, a plan was made to be used again; from then on, in each epoch.
+    assert len(plans) >= epochs
+
+
+def test_a_function_of_an_epoch_may_read_its_rows_in_threads(spark: Any, case: Case) -> None:
+    """A thread of Python has a thread of its own in the JVM, with other properties and no active session."""
+    read: list[Counter[Any]] = [Counter(), Counter()]
+
+    def both(df: Any, epoch: int) -> None:
+        def take(at: int) -> None:
+            read[at].update(map(tuple, df.collect()))
+
+        threads = [threading.Thread(target=take, args=[at]) for at in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    for number in range(3):
+        small.write_rows(case.root / "in", number, [(f"u{number}", "a", 1), ("u", "a", 1)])
+    counts = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(Count(), small.OUTPUT, uid="count")
+    with case.job_of("threads", counts.to(sl.sinks.foreach_batch(both))).start(spark) as run:
+        settle(run)
+    assert read == [small.counted(["u", "u", "u", "u0", "u1", "u2"])] * 2
