@@ -91,6 +91,10 @@ class PlanTemplate:
 class RepeatedFrame(classic.DataFrame):
     """The rows of a template's copy: a DataFrame of which Spark makes nothing before it is used as one."""
 
+    def __new__(cls, *_: Any) -> RepeatedFrame:
+        # PySpark's would call __init__ with its own arguments.
+        return object.__new__(cls)
+
     def __init__(self, template: PlanTemplate, rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
         self._frame: Any = None
         super().__init__(None, template.df.sparkSession)
