@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -111,10 +112,10 @@ class RepeatedFrame(classic.DataFrame):
     def _jdf(self, jdf: Any) -> None:
         self._frame = jdf
 
-    @property
+    @cached_property
     def schema(self) -> StructType:
-        """The schema, which is the template's."""
-        return self._template.df.schema
+        """The schema, which is the template's; a copy, to which a function may add columns."""
+        return StructType(list(self._template.df.schema.fields))
 
     def collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
         """Return the strings that a function returns of the rows, as `shape` computes them; None without a template.
