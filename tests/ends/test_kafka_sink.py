@@ -20,7 +20,7 @@ from strandline.core import failpoints
 from strandline.core.ids import Epoch
 from strandline.ends.kafka.client import call_within
 from strandline.ends.kafka.record import LaneRecord, SinkRecord
-from strandline.ends.kafka.target import KafkaTarget, idle
+from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, MessageColumns
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
 from tests.crashing import Crash
@@ -251,6 +251,9 @@ def test_a_driver_that_was_replaced_commits_nothing(
         target.connect(by(1), lane).write(batch(("a", "old")), since, "m2")
     failpoints.disarm_all()
     idle.end()
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, KafkaConnection) and each._target is target]
+    assert not kept, "the client's error keeps its frames, and what they refer to"
     with pytest.raises(sl.errors.FencedError, match="run 2 of the job writes to Kafka; this is run 1"):
         target.connect(by(1), lane)
     with pytest.raises(sl.errors.FencedError):
