@@ -126,7 +126,7 @@ def get_answer(future: Any, client: Any, errors: ClientErrors, cluster: Cluster)
 
     until = time.monotonic() + cluster.answer_s + 1
     while not future.done() and time.monotonic() < until:
-        client.poll(0.05)
+        client.poll(0.005)
         if errors.rejection is not None:
             raise KafkaException(errors.rejection)
     return future.result(0.1)
