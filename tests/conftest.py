@@ -128,6 +128,8 @@ def kafka() -> Iterator[kafkaserver.Kafka]:
     except kafkaserver.UnavailableServerError as error:
         pytest.skip(str(error))
     yield server
+    # Clients in the tracebacks of expected errors would report that it is gone until this process ends.
+    gc.collect()
     server.stop()
 
 

@@ -173,6 +173,18 @@ class Kafka:
             producer.produce(topic, value.encode(), key, partition)
         assert producer.flush(60) == 0
 
+    def begin(self, transactional_id: str) -> Any:
+        """Return a producer that has begun a transaction under this id."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": transactional_id, "linger.ms": 1})
+        # Without connections, a client waits half a second before it finds its coordinator.
+        for _ in range(2):
+            producer.list_topics(timeout=30)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        return producer
+
     def messages(self, topic: str) -> list[Any]:
         """Return what a `read_committed` reader sees of a topic, partition after partition."""
         return list(self._messages(topic))

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
@@ -195,3 +198,15 @@ def assert_restorable(jobdir: JobDirectory, manifest: Mapping[str, bytes] | Mani
     for file in manifest.files():
         data = file.inline if file.inline is not None else jobdir.get(file.path)
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256), file
+
+
+def damage_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the read of each file that is sent to a store give one other byte than reads before it."""
+    real = Folder.put_file
+
+    def put_file(self: Folder, path: str, source: Path) -> str:
+        data = source.read_bytes()
+        source.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        return real(self, path, source)
+
+    monkeypatch.setattr(Folder, "put_file", put_file)

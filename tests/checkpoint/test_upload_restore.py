@@ -19,7 +19,7 @@ from strandline.core.errors import CheckpointError, CorruptionError, Unavailable
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Mode
 from strandline.storage.base import ObjectInfo
-from tests.checkpoint.helpers import Run, every_epoch, stored
+from tests.checkpoint.helpers import Run, damage_uploads, every_epoch, stored
 from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
@@ -89,6 +89,21 @@ def test_a_file_that_was_damaged_here_does_not_replace_the_stored_one(
     before = stored(jobdir)
     with pytest.raises(CorruptionError, match=r"1\.sst: the local file is damaged"):
         upload(jobdir, local(tmp_path / "s", {"1.sst": damage}), CheckpointId(2), base, kind_of(mode))
+    assert stored(jobdir) == before
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_file_of_which_other_bytes_are_sent_is_in_no_checkpoint(
+    jobdir: JobDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """The manifest had the checksum of another read: only a restore found that the stored file does not fit."""
+    files = local(tmp_path / "s", {"2.sst": FILES["2.sst"]})
+    base = by_name(upload(jobdir, files, C1, {}, kind_of("full"))[0]) if known else {}
+    before = stored(jobdir)
+    damage_uploads(monkeypatch)
+    error, reason = (CorruptionError, "local file is damaged") if known else (CheckpointError, "different bytes")
+    with pytest.raises(error, match=rf"2\.sst.*{reason}"):
+        upload(jobdir, files, CheckpointId(2), base, kind_of("full"))
     assert stored(jobdir) == before
 
 

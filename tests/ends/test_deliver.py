@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError, FencedError, SinkError
+from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError
 from strandline.core.ids import Epoch
 from strandline.ends.rejected import RejectedRows
 from strandline.ends.target import Rows, Writer
@@ -65,15 +65,40 @@ def test_who_knows_the_ids_has_each_row_once(check: Check) -> None:
     check(trial_of(batch_size=4))
 
 
-def test_the_staging_place_may_change_when_no_rows_wait(tmp_path: Path) -> None:
-    """The record of what was delivered is in the former one."""
+@pytest.mark.parametrize("first", ["staging", "with the checkpoints"])
+@pytest.mark.parametrize("last", ["idle", "rows"])
+def test_the_staging_place_may_change_when_no_rows_wait(tmp_path: Path, first: str, last: str) -> None:
+    """The record of what was delivered is in the former one. The last checkpoint lists rows that came after it."""
+    trial = trial_of(staging=tmp_path / "one") if first == "staging" else trial_of()
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    assert sink.commit(pending) == []
+    trial.make = trial_of(staging=tmp_path / "two").make
+    sink = trial.start(pending if last == "rows" else [], 1)
+    sink.commit(trial.stage(sink, 2))
+    trial.expect(1, 2)
+    names = [name for _, ids in CALLS for name in ids]
+    assert len(names) == len(set(names)), "rows came again"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_rows_that_wait_in_a_former_staging_place_are_not_lost(tmp_path: Path, gone: bool) -> None:
     trial = trial_of(staging=tmp_path / "one")
     sink = trial.start()
     sink.commit(trial.stage(sink, 1))
-    idle = trial.stage(sink)
+    pending = trial.stage(sink, 2)
+    former, trial.make = trial.make, trial_of(staging=tmp_path / "two").make
+    if gone:
+        (tmp_path / "one").rename(tmp_path / "away")
+    with pytest.raises(CorruptionError, match="staging= or checkpoints= of the job was changed"):
+        trial.start(pending, 2)
+    if gone:
+        assert not (tmp_path / "one").exists()
+        return
+    trial.make = former
+    trial.start(pending, 2).close()
     trial.make = trial_of(staging=tmp_path / "two").make
-    sink = trial.start(idle, 1)
-    sink.commit(trial.stage(sink, 2))
+    trial.start(pending, 2)
     trial.expect(1, 2)
 
 

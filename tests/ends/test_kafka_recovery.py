@@ -116,12 +116,7 @@ class Hung:
 
     def _carry_out(self, found: Rows, *, record: bool) -> None:
         """Commit the rest of the same transaction: what its partitions were told."""
-        from confluent_kafka import Producer
-
-        settings = {"bootstrap.servers": self.kafka.servers, "transactional.id": f"{self.target.prefix}-s1-{self.lane}"}
-        producer = Producer(settings)
-        producer.init_transactions(30)
-        producer.begin_transaction()
+        producer = self.kafka.begin(f"{self.target.prefix}-s1-{self.lane}")
         at: list[int] = []
         producer.produce(self.topic, b"0 b", partition=0, on_delivery=lambda _, message: at.append(message.offset()))
         assert producer.flush(30) == 0
@@ -269,13 +264,9 @@ def test_rows_that_are_gone_before_they_are_written_again(kafka: Kafka, target: 
 
 def test_a_transaction_of_another_writer_keeps_it_from_being_seen(kafka: Kafka, target: KafkaTarget) -> None:
     """Who writes goes on; who has to know waits, and says for what."""
-    from confluent_kafka import Producer
-
     target.claim(by(1))
     lane = Hung(kafka, target)
-    other = Producer({"bootstrap.servers": kafka.servers, "transactional.id": f"other-{target.prefix}"})
-    other.init_transactions(30)
-    other.begin_transaction()
+    other = kafka.begin(f"other-{target.prefix}")
     other.produce(lane.topic, b"1 other", partition=1)
     assert other.flush(30) == 0
     connection = lane.connect()

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from strandline.api.badrecords import OnError
 from strandline.api.windows import Global, Session, Sliding, Tumbling
 from strandline.core.errors import UserCodeError
 from strandline.plan.windows import operator_of
+from strandline.runtime.operators.windows import sessions
 from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import pickle_process
@@ -43,7 +45,9 @@ def make(request: Any, tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture(params=[joined, folded])
-def contents(request: Any) -> Contents:
+def contents(request: Any, monkeypatch: pytest.MonkeyPatch) -> Contents:
+    if request.param is folded:
+        monkeypatch.setattr(sessions, "_FEW_SESSIONS", 0)
     made: Contents = request.param()
     return made
 
@@ -359,8 +363,12 @@ def test_an_error_in_a_function_leaves_everything_as_it_was(make: Make) -> None:
     assert bench.step((), 10) == [row("a", 0, 10, "1"), row("b", 0, 10, "2")]
 
 
-def test_thousands_of_windows_of_a_key_are_not_searched_for_each(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, entries, searched = make(Tumbling("10s"), joined()), MapTable.entries, [0]
+@pytest.mark.parametrize("lateness", [0, 10_000])
+@pytest.mark.parametrize("kind", [Tumbling("10s"), Session("10s")])
+def test_thousands_of_windows_of_a_key_are_not_searched_for_each(
+    make: Make, kind: Any, lateness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, entries, searched = make(kind, joined(), lateness=lateness), MapTable.entries, [0]
 
     class Watched(dict[Any, Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -372,9 +380,26 @@ def test_thousands_of_windows_of_a_key_are_not_searched_for_each(make: Make, mon
             return super().items()
 
     monkeypatch.setattr(MapTable, "entries", lambda table, key: Watched(entries(table, key)))
-    bench.step([("a", v, 10 * v) for v in range(500)])
-    assert bench.step((), 5000) == [row("a", 10 * v, 10 * v + 10, str(v)) for v in range(500)]
+    bench.step([("a", v, 20 * v) for v in range(500)])
+    assert bench.step((), 10_000) == [row_of(kind)("a", 20 * v, 20 * v + 10, str(v)) for v in range(500)]
+    assert bench.step((), 30_000) == []
     assert searched[0] <= 10_000
+
+
+def test_sessions_that_a_failed_call_has_merged_are_apart(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_FEW_SESSIONS", 0)
+
+    def add(sum_so_far: int, event: Any) -> int:
+        return sum_so_far + 10 // event.v
+
+    contents = Folding(
+        "bigint", ["result"], create=partial(identity, 0), add=add, merge=lambda one, other: one + other,
+    )  # fmt: skip
+    bench = make(Session("10s"), contents, result="bigint")
+    bench.program = msgspec.structs.replace(bench.program, on_error=OnError("skip"))
+    bench.restore(bench.snapshot(), bench.epoch)
+    bench.step([("a", 1, 0), ("a", 2, 20), ("a", 0, 10), ("a", 5, 25), ("a", 10, 3)])
+    assert bench.step((), 100) == [session("a", 0, 13, 11), session("a", 20, 35, 7)]
 
 
 def test_events_without_a_time_are_late(make: Make) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.backends.base import LocalFile
-from strandline.runtime.operators.windows import contents
+from strandline.runtime.operators.windows import contents, sessions
 from strandline.runtime.state.store import Frozen
 from tests.runtime.windowed import SECOND, Event, Model, Row, Timed, WindowBench, folded, gap_of, joined
 from tests.soak import examples
@@ -39,13 +39,13 @@ class WindowMachine(RuleBasedStateMachine):
         processing=st.sampled_from([False, False, False, True]), keeping=st.booleans(),
         cache_bytes=st.sampled_from([1, 2000, 1 << 20]), by_event_time=st.booleans(),
         early_events=st.sampled_from([0, 0, 1, 3]), accumulate=st.sampled_from([True, True, False]),
-        few_chunks=st.sampled_from([0, 64]),
+        few_chunks=st.sampled_from([0, 64]), few_sessions=st.sampled_from([0, 32]),
     )  # fmt: skip
     def start(
         self, kind: Any, lateness: int, early: int, processing: bool, keeping: bool, cache_bytes: int,
-        by_event_time: bool, early_events: int, accumulate: bool, few_chunks: int,
+        by_event_time: bool, early_events: int, accumulate: bool, few_chunks: int, few_sessions: int,
     ) -> None:  # fmt: skip
-        contents._FEW_CHUNKS = few_chunks
+        contents._FEW_CHUNKS, sessions._FEW_SESSIONS = few_chunks, few_sessions
         lateness = 0 if processing else lateness
         more: Any = {
             "early_by_event_time": early > 0 and by_event_time and not processing,
@@ -63,7 +63,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.snapshots: list[tuple[list[LocalFile], Any]] = []
 
     def teardown(self) -> None:
-        contents._FEW_CHUNKS = 64
+        contents._FEW_CHUNKS, sessions._FEW_SESSIONS = 64, 32
         if hasattr(self, "root"):
             self.step([], 1000, 1000)
             assert self.bench.task.next_timers_us == (None, None)
@@ -169,6 +169,41 @@ def test_whatever_the_cuts(kind: Any, given_events: list[Timed], cuts: list[int]
     assert len(found) == len({row[:3] for row in found})
     bench.close()
     shutil.rmtree(root)
+
+
+@examples(40)
+@given(
+    epochs=st.lists(
+        st.tuples(st.lists(st.tuples(keys, st.integers(0, 99), st.integers(-40, 100)), max_size=30), st.integers(0, 60),
+                  st.booleans()),
+        max_size=8,
+    ),
+    kind=st.sampled_from([Session("6s"), Session(gap_of)]), lateness=st.sampled_from([0, 25, 200]),
+    accumulate=st.booleans(), early_events=st.sampled_from([0, 3]),
+)  # fmt: skip
+def test_many_sessions_give_what_few_do(
+    epochs: list[tuple[list[Timed], int, bool]], kind: Any, lateness: int, accumulate: bool, early_events: int
+) -> None:
+    """Those of a key with many are found in an order that is kept, instead of by a search of all."""
+    given: list[list[Any]] = []
+    for few in (0, 1_000_000):
+        sessions._FEW_SESSIONS, watermark = few, 0
+        root = Path(tempfile.mkdtemp(prefix="sl-windows-"))
+        rules: dict[str, Any] = {"lateness": lateness, "accumulate": accumulate, "early_events": early_events}
+        bench = WindowBench("memory", root, kind, joined(), **rules)
+        given.append([])
+        for events, moves, abort in epochs:
+            watermark += moves
+            placed = [(k, v, watermark + (time or 0)) for k, v, time in events]
+            if abort:
+                bench.step(placed, watermark, abort=True)
+            given[-1] += [bench.step(placed, watermark), *bench.late, bench.task.next_timers_us]
+        given[-1] += [bench.step((), 10_000), bench.task.next_timers_us]
+        bench.close()
+        shutil.rmtree(root)
+    sessions._FEW_SESSIONS = 32
+    assert given[0] == given[1]
+    assert given[0][-1] == (None, None)
 
 
 def all_at_once(kind: Any, given_events: list[Timed]) -> dict[Any, list[str]]:

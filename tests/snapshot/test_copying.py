@@ -16,7 +16,7 @@ from strandline.snapshot.savepoints.savepoint import begin
 from strandline.snapshot.tools.copy import copy_snapshot
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import Run, late_clock
+from tests.checkpoint.helpers import Run, damage_uploads, late_clock
 from tests.snapshot.test_savepoint import ROWS, Killed, folder_at, kill, paths, rows_of, take
 from tests.storage.faulty import FaultyStore
 
@@ -110,6 +110,15 @@ def test_what_is_damaged_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "other" / "_metadata").rename(tmp_path / "one" / "_metadata")
     with pytest.raises(CorruptionError, match="not the manifest"):
         copy_snapshot(snapshot, folder_at(tmp_path / "three"))
+
+
+def test_a_file_of_which_other_bytes_are_sent_is_in_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is begun again leaves a file whose path has its checksum as it is."""
+    take(folder_at(tmp_path / "one"))
+    damage_uploads(monkeypatch)
+    with pytest.raises(CorruptionError, match="other bytes"):
+        copy_snapshot(open_snapshot(str(tmp_path / "one")), folder_at(tmp_path / "two"))
+    assert not paths(folder_at(tmp_path / "two"))
 
 
 def test_folders_that_are_others_are_left_alone(tmp_path: Path) -> None:

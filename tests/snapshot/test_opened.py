@@ -184,6 +184,11 @@ def test_a_path_that_is_not_there(job: Path) -> None:
         opened(job / "chk-17")
     assert "chk-1, chk-2, chk-3, generations, shared" in caught.value.hint
     assert not (job / "chk-17").exists(), "looking makes nothing"
+    for number in range(10):
+        (job / f".hidden-{number}").touch()
+    with pytest.raises(NotFoundError) as caught:
+        opened(job / "chk-17")
+    assert "there is: chk-1, chk-2, chk-3, generations, shared, .hidden-0, " in caught.value.hint
     with pytest.raises(NotFoundError, match="it is a file"):
         opened(next(path for path in job.glob("shared/*/*")))
 

@@ -33,7 +33,7 @@ from strandline.snapshot.savepoints.savepoint import (
 from strandline.snapshot.savepoints.tablewriter import TableWriter
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import manifest
+from tests.checkpoint.helpers import damage_uploads, manifest
 from tests.snapshot.rows import SCHEMA, Row
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
@@ -242,6 +242,17 @@ def test_storage_that_fails_fails_the_savepoint(tmp_path: Path) -> None:
         tables_in(folder, 2)
     discard(folder)
     assert not paths(folder)
+
+
+def test_a_table_of_which_other_bytes_are_sent_fails_the_savepoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_at(tmp_path)
+    begin(folder)
+    damage_uploads(monkeypatch)
+    with pytest.raises(CorruptionError, match="other bytes"):
+        tables_in(folder, 2)
+    assert paths(folder) == {WRITING}
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped"])

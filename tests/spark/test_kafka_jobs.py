@@ -222,11 +222,7 @@ def test_a_job_that_is_set_back_reads_again_what_is_there_and_kafka_keeps_what_i
 
 
 def transact(kafka: Kafka, topic: str, users: str, name: str, *, commit: bool) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": name})
-    producer.init_transactions(30)
-    producer.begin_transaction()
+    producer = kafka.begin(name)
     for user in users:
         producer.produce(topic, json.dumps({"user": user, "kind": "x", "v": 1}), user)
     assert producer.flush(30) == 0

@@ -45,8 +45,8 @@ class FaultyStore:
     def create(self, path: str, data: bytes) -> None:
         self._do("create", path, lambda: self._write(path, lambda: self.inner.create(path, data)))
 
-    def put_file(self, path: str, source: Path) -> None:
-        self._do("put_file", path, lambda: self._write(path, lambda: self.inner.put_file(path, source)))
+    def put_file(self, path: str, source: Path) -> str:
+        return str(self._do("put_file", path, lambda: self._write(path, lambda: self.inner.put_file(path, source))))
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
         inner = source.inner if isinstance(source, FaultyStore) else source
@@ -103,10 +103,11 @@ class FaultyStore:
         self._run = 0
         return None
 
-    def _write(self, path: str, work: Callable[[], None]) -> None:
-        work()
+    def _write(self, path: str, work: Callable[[], Any]) -> Any:
+        result = work()
         if self._clock is not None:
             self._written_ms[path] = self._clock.now_ms()
+        return result
 
     def _stamped(self, info: ObjectInfo) -> ObjectInfo:
         return replace(info, modified_ms=self._written_ms.get(info.path, info.modified_ms))

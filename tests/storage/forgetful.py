@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import random
 import shutil
@@ -88,8 +89,10 @@ class ForgetfulDisk(Disk):
         super().write(path, data)
         self._set(path, _File(data))
 
-    def copy(self, source: Path, path: Path) -> None:
-        self.write(path, source.read_bytes())
+    def copy(self, source: Path, path: Path) -> str:
+        data = source.read_bytes()
+        self.write(path, data)
+        return hashlib.sha256(data).hexdigest()
 
     def sync_file(self, path: Path) -> None:
         self._live()

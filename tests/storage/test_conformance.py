@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 import uuid
@@ -101,7 +102,7 @@ def test_absent_objects(store: ObjectStore, tmp_path: Path) -> None:
 def test_files_stream_both_ways(store: ObjectStore, tmp_path: Path, size: int) -> None:
     source = tmp_path / "source.sst"
     source.write_bytes(random.Random(size).randbytes(size))
-    store.put_file("shared/ab/file", source)
+    assert store.put_file("shared/ab/file", source) == hashlib.sha256(source.read_bytes()).hexdigest()
     assert store.head("shared/ab/file").size_bytes == size
     target = tmp_path / "in" / "target.sst"
     target.parent.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,8 +56,17 @@ class Folder:
         if not is_own:
             raise ConflictError(f"{self.url}/{path}: another writer's object is there")
 
-    def put_file(self, path: str, source: Path) -> None:
-        self.store.put_file(self._prefix + path, source)
+    def put_file(self, path: str, source: Path) -> str:
+        return self.store.put_file(self._prefix + path, source)
+
+    def put_known(self, path: str, source: Path, sha256: str) -> None:
+        """Upload a local file with this sha256. Raises CorruptionError, after a deletion, if other bytes were sent."""
+        if self.put_file(path, source) != sha256:
+            delete_quietly(self, [path])
+            raise CorruptionError(
+                f"{source} on {socket.gethostname()}: read with other bytes than expected, for {self.url}/{path}",
+                hint="check the memory of this machine, and the disk of its temporary files",
+            )
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
         to = self._prefix + path

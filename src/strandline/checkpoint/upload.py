@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from strandline.backends.base import LocalFile
@@ -75,11 +76,16 @@ def _upload_one(
         _check_known(file, sha256, known)
         jobdir.put(path, data)
     else:
-        # Read twice: the second read is from the page cache, and the store can stream the file itself.
         _check_size(file, file.path.stat().st_size, checkpoint)
-        sha256 = sha256_of(file.path)
+        # Read a new file twice: nothing else shows that the read for the store, from the page cache, gave other bytes.
+        first = known.sha256 if known else sha256_of(file.path)
+        sha256 = jobdir.put_file(path, file.path)
         _check_known(file, sha256, known)
-        jobdir.put_file(path, file.path)
+        if sha256 != first:
+            raise CheckpointError(
+                f"checkpoint {checkpoint}: two reads of {file.path} on {socket.gethostname()} gave different bytes",
+                hint="check the memory of this machine, and the disk of local_dir",
+            )
     return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path, shared=shared)
 
 

@@ -138,7 +138,8 @@ class StagedFile:
                     f"{sink}: {folder.url} does not have {self.path}, which was staged in {self.place} before the last "
                     "checkpoint: staging= or checkpoints= of the job was changed",
                     hint="start the job with the former staging= until no rows wait for the sink (see `strandline "
-                    f"status`), and change it then; or copy {self.path.partition('/')[0]}/ from there to {folder.url}",
+                    "status`), stop it, and change staging= then; or copy "
+                    f"{self.path.partition('/')[0]}/ from there to {folder.url}",
                 ) from error
             raise CorruptionError(
                 f"{sink}: staged rows are missing that the target has no record of: {where}",

@@ -42,8 +42,11 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def put_file(self, path: str, source: Path) -> None:
-        """Upload a local file as a stream."""
+    def put_file(self, path: str, source: Path) -> str:
+        """Upload a local file as a stream; return the sha256 of the bytes that were sent, in hex.
+
+        A second read of the file may give other bytes: a disk or the memory may fail.
+        """
         ...
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:

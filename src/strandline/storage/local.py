@@ -8,6 +8,7 @@ another process may have made one of them and not have synced it yet.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -74,8 +75,6 @@ def _refresh_names(directory: Path) -> None:
 class Disk:
     """The functions by which a LocalStore changes and syncs a disk. Each raises OSError, as the system's do."""
 
-    copy = staticmethod(shutil.copyfile)
-    """Write a new file with a copy of another's bytes: no link, since the other file may change."""
     sync_file = staticmethod(sync_file)
     sync_directory = staticmethod(sync_directory)
     rename = staticmethod(os.replace)
@@ -90,6 +89,13 @@ class Disk:
         """Write a new file."""
         with open(path, "xb") as file:
             file.write(data)
+
+    def copy(self, source: Path, path: Path) -> str:
+        """Write a new file with a copy of another's bytes, no link, since the other may change; return their sha256."""
+        sha256 = hashlib.sha256()
+        with open(path, "xb") as file:
+            file.writelines(hashed_chunks(source, _CHUNK_BYTES, sha256))
+        return sha256.hexdigest()
 
 
 class LocalStore:
@@ -124,10 +130,12 @@ class LocalStore:
     def put(self, path: str, data: bytes) -> None:
         self._put(path, lambda temporary: self._disk.write(temporary, data))
 
-    def put_file(self, path: str, source: Path) -> None:
+    def put_file(self, path: str, source: Path) -> str:
         if not source.is_file():
             raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
-        self._put(path, lambda temporary: self._disk.copy(source, temporary))
+        hashes: list[str] = []
+        self._put(path, lambda temporary: hashes.append(self._disk.copy(source, temporary)))
+        return hashes[-1]
 
     def _put(self, path: str, write: Callable[[Path], object]) -> None:
         target = self._at(path)
@@ -313,6 +321,14 @@ class LocalStore:
             if not writing and isinstance(error, FileNotFoundError | IsADirectoryError):
                 raise NotFoundError(f"{where}: no such object") from None
             raise UnavailableError(f"{where}: {error.strerror or error}", hint=_FULL if writing else "") from None
+
+
+def hashed_chunks(source: Path, size_bytes: int, sha256: hashlib._Hash) -> Iterator[bytes]:
+    """Read a file in chunks, and add each to a hash before it is yielded."""
+    with open(source, "rb") as file:
+        while chunk := file.read(size_bytes):
+            sha256.update(chunk)
+            yield chunk
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from strandline.core.errors import (
 from strandline.core.failure import without_secrets
 from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
-from strandline.storage.local import LocalStore, downloaded
+from strandline.storage.local import LocalStore, downloaded, hashed_chunks
 
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
@@ -184,11 +185,18 @@ class _ObstoreStore:
                 raise UnavailableError(f"{self.url}/{path}: another write of it was under way") from None
             raise
 
-    def put_file(self, path: str, source: Path) -> None:
+    def put_file(self, path: str, source: Path) -> str:
         if not source.is_file():
             raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
         with self._errors(path, writing=True):
-            obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            sha256 = hashlib.sha256()
+            # The library keeps a part in memory until it is stored: no retry of its own reads the file again.
+            obstore.put(
+                self._store, path, hashed_chunks(source, _PART_BYTES, sha256),
+                use_multipart=source.stat().st_size > _PART_BYTES, chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )  # fmt: skip
+            return sha256.hexdigest()
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
         """Have the storage copy an object between two folders of one bucket."""

@@ -55,8 +55,8 @@ class RetryingStore:
 
         self._retry(attempt)
 
-    def put_file(self, path: str, source: Path) -> None:
-        self._retry(lambda: self._store.put_file(path, source))
+    def put_file(self, path: str, source: Path) -> str:
+        return self._retry(lambda: self._store.put_file(path, source))
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
         inner = source._store if isinstance(source, RetryingStore) else source

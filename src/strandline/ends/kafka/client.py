@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 from strandline.core.errors import (
@@ -126,7 +126,7 @@ def get_answer(future: Any, client: Any, errors: ClientErrors, cluster: Cluster)
 
     until = time.monotonic() + cluster.answer_s + 1
     while not future.done() and time.monotonic() < until:
-        client.poll(0.05)
+        client.poll(0.005)
         if errors.rejection is not None:
             raise KafkaException(errors.rejection)
     return future.result(0.1)
@@ -275,6 +275,22 @@ def call_within(seconds: float, call: Callable[..., T], *args: Any) -> T:
     finally:
         # The traceback refers to this frame and to the client: this breaks the cycle.
         del error
+
+
+@contextmanager
+def ignoring_errors() -> Iterator[None]:
+    """Ignore errors of a client that is not used any more."""
+    try:
+        yield
+    except Exception as error:
+        drop_frames(error)
+
+
+def drop_frames(error: BaseException) -> None:
+    """Drop the tracebacks of a client's error: it never releases a SystemError, whose frames would keep all clients."""
+    for each in (error, error.__cause__, error.__context__):
+        if each is not None:
+            each.__traceback__ = None
 
 
 def discard(client: Any) -> None:

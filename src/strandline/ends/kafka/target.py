@@ -23,7 +23,16 @@ from msgspec import structs
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, Cluster, call_within, create_client, discard, translate_error
+from strandline.ends.kafka.client import (
+    ClientErrors,
+    Cluster,
+    call_within,
+    create_client,
+    discard,
+    drop_frames,
+    ignoring_errors,
+    translate_error,
+)
 from strandline.ends.kafka.producer import LIMIT, DeliveryReports, UnfitRowError, flush_rows, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.recovery import Lane, find_open, starts_in
@@ -180,7 +189,7 @@ class KafkaConnection(Connection):
             if self._current.is_incomplete or self._current != _records.get(self._key):
                 self._current = taken_lane.complete(self._current)
         except (KafkaException, SystemError) as error:
-            with suppress(KafkaException, SystemError):
+            with ignoring_errors():
                 self._producer.poll(0)
             self.end()
             raise self._translate(error) from error
@@ -291,6 +300,8 @@ class KafkaConnection(Connection):
         """
         from confluent_kafka import KafkaException
 
+        if isinstance(error, SystemError):
+            drop_frames(error)
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if isinstance(cause, KafkaException):
             return translate_error(cause, self._writer.label, self._target.cluster, self._errors)
@@ -333,7 +344,7 @@ class KafkaConnection(Connection):
 
     def end(self) -> None:
         """Close the clients. Kafka aborts the open transaction when the lane is next taken, or after a minute."""
-        with suppress(Exception):
+        with ignoring_errors():
             self._producer.purge()
             self._producer.poll(0)
         for client in (self._producer, self._consumer):

@@ -47,6 +47,8 @@ class MapTable(ObjectTable):
         self._values = values
         self._held = 0
         self._writes = 0
+        self.undone = 0
+        """How often writes were undone: what was derived from the entries may be wrong since."""
 
     def get(self, key: Any, sub: Any) -> Any:
         """Return one entry, or None."""
@@ -115,6 +117,7 @@ class MapTable(ObjectTable):
         chunk.append(element)
 
     def _take_back(self, key: Any, sub: Any, before: Any, is_first: bool) -> None:
+        self.undone += 1
         self.live[key][sub] = before
         if is_first:
             del self.undo[key, sub]
@@ -161,6 +164,7 @@ class MapTable(ObjectTable):
         self._held = 0
 
     def abort(self) -> None:
+        self.undone += 1
         for (key, sub), value in self.undo.items():
             self.live[key][sub] = value
             if value is None and self._holds_all:

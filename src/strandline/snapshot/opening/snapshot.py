@@ -394,7 +394,7 @@ def nothing_error(here: Folder) -> NotFoundError:
         kinds = [f"jobs: {_join(jobs)}"] * bool(jobs) + [f"savepoints: {_join(savepoints)}"] * bool(savepoints)
         hint = f"there are below it {'; '.join(kinds)}: give the path of one, as {here.url}/{(jobs + savepoints)[0]}"
     else:
-        names = sorted({path.partition("/")[0] for path in paths})
+        names = list({path.partition("/")[0] for path in paths})
         hint = f"there is below it: {_join(names)}" if names else "nothing is there at all: is the path right?"
     return NotFoundError(
         f"{here.url}: no snapshot there: neither a {METADATA} (of a savepoint or a checkpoint chk-N), nor chk-N or "
@@ -408,15 +408,17 @@ def _list_siblings(path: Path) -> str:
     while not path.parent.is_dir():
         path = path.parent
     try:
-        names = sorted(entry.name for entry in path.parent.iterdir())
+        names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         names = []
     return f"in {path.parent} there is: {_join(names)}" if names else f"{path.parent} is empty"
 
 
 def _join(names: list[str]) -> str:
+    """List names in order, hidden ones last: a home directory has more of these than are listed."""
+    in_order = sorted(names, key=lambda name: (name.startswith("."), name))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return ", ".join(in_order[:_MOST_NAMES]) + more
 
 
 def check_form(manifest: Manifest, where: str) -> None:

@@ -105,7 +105,7 @@ def uploading(folder: Folder) -> BackgroundWork[LocalTable]:
 
     def upload(local: LocalTable) -> None:
         hit("savepoint.upload")
-        folder.put_file(local.table.file.path, local.path)
+        folder.put_known(local.table.file.path, local.path, local.table.file.sha256)
         local.path.unlink()
 
     return BackgroundWork(upload)

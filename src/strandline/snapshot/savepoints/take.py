@@ -168,7 +168,7 @@ class _Native:
             raise CorruptionError(
                 f"{self._here.url}/{file.path} ('{file.name}'): not as the checkpoint's manifest says", path=file.path
             )
-        self._target.put_file(to, local)
+        self._target.put_known(to, local, file.sha256)
         local.unlink()
 
 

@@ -106,6 +106,6 @@ def _send(source: Folder, target: Folder, file: FileRef, scratch: Path) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         fetch(source, [file], Path(directory))
         hit("copy.file")
-        target.put_file(file.path, Path(directory, file.name))
+        target.put_known(file.path, Path(directory, file.name), file.sha256)
     if problem := find_problem(target, file):
         raise CorruptionError(f"{target.url}/{file.path}: {problem}: it was copied there")

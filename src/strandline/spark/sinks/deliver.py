@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql import Row
 
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.core.errors import ConfigurationError, FencedError
+from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, NotFoundError, StrandlineError
+from strandline.core.ids import Epoch
 from strandline.core.settings import Duration, parse_duration_ms
+from strandline.ends.committables import decode_committables
+from strandline.ends.staged import COMMITTABLES, StagedTask
 from strandline.ends.target import Connection, Rows, Target, Writer
 from strandline.plan.callables import call, check_function, check_shippable, name_of
 from strandline.spark.sinks.sink_errors import function_error, user_lines
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
+from strandline.storage.place import Place
 
 _LONGEST_PAUSE_S = 10.0
 
@@ -67,6 +74,37 @@ class DeliverSink(Transactional):
     def reached(self) -> str | None:
         # The lanes' records are in the staging folder, which may change: without them, no rows are lost.
         return None
+
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str]:
+        try:
+            return super().recover(pending, epoch, fresh=fresh)
+        except CorruptionError:
+            # After a clean stop, the checkpoint lists rows that were delivered since: a former place has the record.
+            if not self._take_records(pending):
+                raise
+        return super().recover(pending, epoch, fresh=fresh)
+
+    def _take_records(self, pending: Sequence[str]) -> bool:
+        """Copy the lanes' records from the places in which the rows were staged; return whether there are any."""
+        tasks = decode_committables(pending, COMMITTABLES, self._writer.label)
+        here, has_records = folder_at(self._place), False
+        for each in {(each.place, each.lane): each for each in tasks if isinstance(each, StagedTask)}.values():
+            path = f"{self._sink}/lanes/{each.lane}"
+            with suppress(StrandlineError):
+                if each.place != here.url and (mark := _newest(self._former(each.place), path)) is not None:
+                    _record(here, path, mark)
+                    has_records = True
+        return has_records
+
+    def _former(self, url: str) -> Folder:
+        """Return the folder in which an earlier run has staged rows. Raises NotFoundError if its directory is gone."""
+        with_checkpoints = self._opened.staging
+        if with_checkpoints is not None and (folder := folder_at(with_checkpoints)).url == url:
+            return folder
+        parts = urlsplit(url)
+        if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
+            raise NotFoundError(f"{url}: no such directory")
+        return folder_at(Place(url=url, options=self._options, fsync=self._place.fsync))
 
 
 class _FunctionTarget(Target):

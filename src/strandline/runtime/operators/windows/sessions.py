@@ -15,7 +15,9 @@ result; one that is not has a timer at its end, or has emitted its result there.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from strandline.api.states import Map, State
@@ -23,6 +25,103 @@ from strandline.api.windows import Session, Window
 from strandline.core.times import END_US
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.operators.windows.operator import EndingWindows, Rules
+from strandline.runtime.state.handles import MapHandle
+
+_FEW_SESSIONS = 32
+_MOST_ORDERED = 1000
+"""The number of keys whose sessions are kept in order at a time."""
+
+
+@dataclass(slots=True)
+class _Order:
+    """The sessions of one key, in order."""
+
+    names: list[int]
+    timed_to: int = -END_US
+    """The name of the last session up to which all that have ended have a timer."""
+
+
+class SessionMapHandle(MapHandle):
+    """The sessions of the current key. A search of all for each event and timer would take the square of their number.
+
+    So the sessions of keys with many are put in order, once an epoch.
+    """
+
+    __slots__ = ("_as_of", "_orders")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._orders: dict[Any, _Order] = {}
+        self._as_of = (0, 0)
+        """The epoch, and the number of undone writes, that the orders are of."""
+
+    def __setitem__(self, at: Any, session: Any) -> None:
+        super().__setitem__(at, session)
+        if (order := self._kept_order()) is not None:
+            place = bisect_left(order.names, at)
+            if order.names[place : place + 1] != [at]:
+                order.names.insert(place, at)
+            order.timed_to = min(order.timed_to, at - 1)
+
+    def __delitem__(self, at: Any) -> None:
+        super().__delitem__(at)
+        if (order := self._kept_order()) is not None:
+            order.names.pop(bisect_left(order.names, at))
+
+    def overlapping(self, start: int, end: int) -> list[int]:
+        """Return the names of the sessions that overlap a span, in order."""
+        stored = self.table.entries(self._scope.key)
+        if len(stored) < _FEW_SESSIONS:
+            return sorted([at for at, one in stored.items() if one is not None and start < one.end and one.start < end])
+        names = self._order(stored).names
+        first = bisect_left(names, start)
+        if first and start < stored[names[first - 1]].end:
+            first -= 1
+        last = bisect_left(names, end, first)
+        if last < len(names) and stored[names[last]].start < end:
+            last += 1
+        return names[first:last]
+
+    def due(self, now_us: int, lateness_us: int) -> list[int]:
+        """Return the names of the sessions, of those that began before now, that a timer may concern, in order.
+
+        Of those that wait for late events, these are the ones that have not been returned in this epoch before.
+        """
+        names, stored = self.overlapping(-END_US, now_us), self.table.entries(self._scope.key)
+        if len(stored) < _FEW_SESSIONS:
+            return names
+        order = self._order(stored)
+        over = bisect_right(names, now_us - lateness_us, key=lambda at: stored[at].end)
+        due = names[:over] + names[max(over, bisect_right(names, order.timed_to)) :]
+        ended = bisect_right(names, now_us, key=lambda at: stored[at].end)
+        if ended:
+            if self.table.journal is not None:
+                self.table.journal.note((self._orders.pop, self._scope.key, None))
+            order.timed_to = max(order.timed_to, names[ended - 1])
+        return due
+
+    def _order(self, stored: dict[int, Any]) -> _Order:
+        order = self._kept_order()
+        if order is None:
+            if len(self._orders) >= _MOST_ORDERED:
+                self._orders.clear()
+            names = sorted([at for at, one in stored.items() if one is not None])
+            order = self._orders[self._scope.key] = _Order(names)
+        return order
+
+    def _kept_order(self) -> _Order | None:
+        as_of = (self._scope.epoch, self.table.undone)
+        if self._as_of != as_of:
+            self._orders.clear()
+            self._as_of = as_of
+        return self._orders.get(self._scope.key) if self._orders else None
+
+
+class SessionMap(Map):
+    """The sessions of a key, by name. They are stored as a map."""
+
+    handle = SessionMapHandle
+    """The class of the handle that replaces the declaration while the function runs."""
 
 
 class SessionWindows(EndingWindows):
@@ -36,7 +135,7 @@ class SessionWindows(EndingWindows):
 
     def _windows_state(self, value_type: str) -> State:
         fields = f"start: bigint, end: bigint, fresh: boolean, value: {value_type}{self._count_ddl}"
-        return Map("bigint", f"struct<{fields}>")
+        return SessionMap("bigint", f"struct<{fields}>")
 
     def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
         """Merge the sessions that the event touches and add it, or begin a new session."""
@@ -45,7 +144,7 @@ class SessionWindows(EndingWindows):
             self._reject(event, ctx)
             return None
         start, end = time, time + (self._length or self._length_after(event) + 1)
-        touched = self._overlapping(ctx.key, start, end)
+        touched = [(at, self.windows[at]) for at in self.windows.overlapping(start, end)]
         if not touched:
             if reached is not None and end + self._rules.lateness_us <= reached:
                 self._reject(event, ctx)
@@ -77,12 +176,6 @@ class SessionWindows(EndingWindows):
     def _last_us(self, window: Window) -> int:
         return window.end_us
 
-    def _overlapping(self, key: Any, start: int, end: int) -> list[tuple[int, Any]]:
-        """Return the sessions of a key that overlap a span, by name. It copies no others: there may be thousands."""
-        stored = self.windows.table.entries(key).items()
-        names = sorted([at for at, one in stored if one is not None and start < one.end and one.start < end])
-        return [(at, self.windows[at]) for at in names]
-
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
         """Merge sessions, named as the oldest; return its name, whether it can stay as it is, and its value."""
         at, first = touched[0]
@@ -99,7 +192,8 @@ class SessionWindows(EndingWindows):
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
         lateness = self._rules.lateness_us
         # The timers of a session are after its start: those that begin later are not concerned.
-        for at, session in self._overlapping(ctx.key, -END_US, now_us):
+        for at in self.windows.due(now_us, lateness):
+            session = self.windows[at]
             if session.end > now_us:
                 # Sessions that have emitted their result, and wait for late events, need no timer here.
                 if session.fresh:
