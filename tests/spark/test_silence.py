@@ -223,10 +223,12 @@ class Reading:
         driver._trigger = lambda epoch: None
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
         driver._generation, driver._no_rows, driver._batch = 1, None, 5
+        driver._frames = SimpleNamespace(build=lambda df, work: SimpleNamespace(close=lambda: None))
         driver._plan = SimpleNamespace(
-            build=lambda df, run, operators, reports: SimpleNamespace(close=lambda: None),
             reductions={},
-            pipeline=SimpleNamespace(counting={}, measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
+            pipeline=SimpleNamespace(
+                nodes=[], counting={}, measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}
+            ),
         )
         driver._fleet = SimpleNamespace(slots={("op", 0)})
         driver._failed_rows = SimpleNamespace(reports=lambda epoch: {}, take=lambda epoch, now_us: 0)
