@@ -152,7 +152,10 @@ def _column(columns: Columns, column: str, what: str, type_of: TypeOf, how: str 
         return c, parse_type(ddl)
     except ConfigurationError as error:
         # A type that only Spark knows. Texts that a collation holds equal have different hashes.
-        if how == "count" or (how == "approx_count_distinct" and not _COLLATED.search(ddl)):
+        if how == "approx_count_distinct" and not _COLLATED.search(ddl):
+            type_of(_hash_sql(c), what)
+            return c, StringType()
+        if how == "count":
             return c, StringType()
         raise ConfigurationError(
             f"{what} is of a type that is not supported: {error.message}",
@@ -203,7 +206,7 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         return LongType() if how == "count_distinct" else array, [part]
     if how == "approx_count_distinct":
         # Sketch the hash, since Spark's sketches accept few types.
-        hashed = f"if({c} is null, null, xxhash64({c}))"
+        hashed = _hash_sql(c)
         return LongType(), _sketch_columns(sketches.DISTINCT, aggregate, hashed, lambda of, n: _hashes(of[name], kind))
     if how == "approx_percentile":
         number = f"nanvl({_as_double(c, kind)}, null)"
@@ -211,6 +214,10 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         of = DoubleType() if isinstance(kind, StringType) else kind
         return ArrayType(of) if isinstance(aggregate.percentage, tuple) else of, parts
     return kind, [AccumulatorColumn(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
+
+
+def _hash_sql(c: str) -> str:
+    return f"if({c} is null, null, xxhash64({c}))"
 
 
 def _sketch_columns(how: str, aggregate: Aggregate, value: str, values: Make) -> list[AccumulatorColumn]:
