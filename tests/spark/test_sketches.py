@@ -191,6 +191,12 @@ def test_what_has_no_sketch_is_said_before_the_start(spark: Any, case: Case, mon
         keyed.agg(q=sl.agg.approx_percentile("array(v)", 0.5), uid="n")
     with pytest.raises(sl.errors.ConfigurationError, match=r"of a type that is not supported: .*interval"):
         keyed.agg(q=sl.agg.approx_percentile("ts - ts", 0.5), uid="n")
+    for collated in ("k collate UTF8_LCASE", "struct(k collate UNICODE_CI)"):
+        with pytest.raises(sl.errors.ConfigurationError, match=r"of a type that is not supported: .*collate"):
+            keyed.agg(q=sl.agg.approx_count_distinct(collated), uid="n")
+        keyed.agg(n=sl.agg.count(collated), d=sl.agg.approx_count_distinct("k collate UTF8_BINARY"), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match=r"'q' does not fit .*HASH_VARIANT_TYPE"):
+        keyed.agg(q=sl.agg.approx_count_distinct("parse_json(k)"), uid="n")
     monkeypatch.setattr(sketches, "datasketches", None)
     with pytest.raises(sl.errors.ConfigurationError, match="need the package datasketches"):
         keyed.agg(q=sl.agg.approx_percentile("v", 0.5), uid="n")

@@ -44,6 +44,7 @@ from strandline.types.datatypes import (
 PREFIX = "__strandline"
 """Prefix of the columns that Strandline adds."""
 NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
+_COLLATED = re.compile(r"\bstring collate\b", re.IGNORECASE)
 
 Values = Mapping[str, pa.Array]
 """Columns of rows, by name."""
@@ -120,9 +121,7 @@ def _plan(
     if aggregate.column is None:
         return LongType(), (AccumulatorColumn(LongType(), "sum", "count(1)", "1L", _ones, 0),)
     what = f"operator '{uid}': the aggregate '{result}'"
-    # These accept a column of any type, also one that only Spark knows.
-    any_type = aggregate.kind in ("count", "approx_count_distinct")
-    name, (c, kind) = aggregate.column, _column(columns, aggregate.column, what, type_of, any_type=any_type)
+    name, (c, kind) = aggregate.column, _column(columns, aggregate.column, what, type_of, aggregate.kind)
     if aggregate.by is None:
         check_type(aggregate, kind, uid)
         result_type, parts = _of_column(aggregate, kind, c, name)
@@ -139,10 +138,8 @@ def _plan(
     )  # fmt: skip
 
 
-def _column(
-    columns: Columns, column: str, what: str, type_of: TypeOf, *, any_type: bool = False
-) -> tuple[str, DataType]:
-    """Return the SQL and the type of a column or an expression; errors begin with `what`."""
+def _column(columns: Columns, column: str, what: str, type_of: TypeOf, how: str = "") -> tuple[str, DataType]:
+    """Return the SQL and the type of a column or an expression, for an aggregate; errors begin with `what`."""
     known = column in columns.names
     c = quoted(column) if known else f"({column})"
     try:
@@ -154,7 +151,11 @@ def _column(
     try:
         return c, parse_type(ddl)
     except ConfigurationError as error:
-        if any_type:
+        # A type that only Spark knows. Texts that a collation holds equal have different hashes.
+        if how == "approx_count_distinct" and not _COLLATED.search(ddl):
+            type_of(_hash_sql(c), what)
+            return c, StringType()
+        if how == "count":
             return c, StringType()
         raise ConfigurationError(
             f"{what} is of a type that is not supported: {error.message}",
@@ -205,7 +206,7 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         return LongType() if how == "count_distinct" else array, [part]
     if how == "approx_count_distinct":
         # Sketch the hash, since Spark's sketches accept few types.
-        hashed = f"if({c} is null, null, xxhash64({c}))"
+        hashed = _hash_sql(c)
         return LongType(), _sketch_columns(sketches.DISTINCT, aggregate, hashed, lambda of, n: _hashes(of[name], kind))
     if how == "approx_percentile":
         number = f"nanvl({_as_double(c, kind)}, null)"
@@ -213,6 +214,10 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         of = DoubleType() if isinstance(kind, StringType) else kind
         return ArrayType(of) if isinstance(aggregate.percentage, tuple) else of, parts
     return kind, [AccumulatorColumn(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
+
+
+def _hash_sql(c: str) -> str:
+    return f"if({c} is null, null, xxhash64({c}))"
 
 
 def _sketch_columns(how: str, aggregate: Aggregate, value: str, values: Make) -> list[AccumulatorColumn]:

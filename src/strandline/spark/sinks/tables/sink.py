@@ -63,6 +63,7 @@ _MERGE_BYTES = 256 << 20
 _RELOAD_S = 300.0
 """Time after which the sink reloads the layout and place of the table: credentials may expire after an hour."""
 _THREADS = 16
+_MOVED = "if the sink had another table at the last start, name that one, or give the sink another name to begin here"
 _RUNS = 100
 """The cleanup covers up to this number of runs that ended before they claimed the table."""
 
@@ -260,7 +261,7 @@ class TableSink(TableFormat):
             what = "and rows of the last checkpoint wait for it" if staged else "with rows that would not come again"
             raise CorruptionError(
                 f"{self._where}: the table is gone, {what}",
-                hint=f"bring the table back; or {BEGIN_ANEW}",
+                hint=f"{_MOVED}; else bring the table back; or {BEGIN_ANEW}",
             )
         # In this order: another thread stages rows meanwhile.
         self._claim_at = epoch
@@ -559,6 +560,6 @@ class TableSink(TableFormat):
         return CorruptionError(
             f"{self._where}: the table has less of the job's rows than it had: it was put back to an older state, "
             f"deleted, or created again (it has {f'epoch {record.epoch}' if record else 'none'} on record{had})",
-            hint="bring its newest state back, or restore the job from a checkpoint or savepoint of the older one; or "
-            + BEGIN_ANEW,
+            hint=f"{_MOVED}; else bring its newest state back, or restore the job from a checkpoint or savepoint of "
+            f"the older one; or {BEGIN_ANEW}",
         )
