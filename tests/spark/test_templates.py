@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of
 from strandline.spark.keepers.exchange import clone_session, prepare_session
 from strandline.spark.lower.frames import FrameBuilder
+from strandline.spark.sinks.tasks import write_tasks
 from tests.spark import small
 from tests.spark.functions import Count
-from tests.spark.harness import Case, settle
+from tests.spark.harness import Case, eventually, settle
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -104,7 +107,8 @@ def test_a_copy_gives_what_a_plan_of_its_own_gives(session: Any, step: str) -> N
     assert "*(1)" in repeated._template.copy({"source": rdd}, {}).toString(), "with generated code"
 
 
-def test_each_copy_has_its_own_function(session: Any) -> None:
+def test_each_copy_has_its_own_function(session: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(RepeatedFrame, "_has_settings", lambda _: True)
     schema = schema_of("id bigint")
     template = template_of(session, lambda df: map_batches(df.select("id"), Add(0), schema, "add"), ("add",))
     for number in (1, 10):
@@ -157,7 +161,7 @@ class Tasks(sl.sinks.Sink):
 
     def write(self, df: Any, epoch: int) -> None:
         assert df.columns == ["user", "n"]
-        for text in sl.sinks.write_tasks(df, texts):
+        for text in write_tasks(df, texts):
             self.rows.update(text.split())
 
 
@@ -283,3 +287,56 @@ def test_a_function_of_an_epoch_may_read_its_rows_in_threads(spark: Any, case: C
     with case.job_of("threads", counts.to(sl.sinks.foreach_batch(both))).start(spark) as run:
         settle(run)
     assert read == [small.counted(["u", "u", "u", "u0", "u1", "u2"])] * 2
+
+
+class Lengths(Tasks):
+    """Shows the lengths of the maps of an epoch; may write in a thread, as a sink that writes to several systems does."""
+
+    def __init__(self, *, in_thread: bool) -> None:
+        super().__init__()
+        self._in_thread = in_thread
+
+    def write(self, df: Any, epoch: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(write_tasks, df, lengths).result() if self._in_thread else write_tasks(df, lengths)
+        for text in written:
+            self.rows.update(text.split())
+
+
+def lengths(batches: Iterator[pa.RecordBatch], attempt: Any) -> str:
+    return " ".join(str(len(row["m"])) for batch in batches for row in batch.to_pylist())
+
+
+class Later(sl.KeyedProcess):
+    """Emits its key when a timer fires, in an epoch without rows."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterator[Any]:
+        ctx.timers.set_processing(ctx.now + timedelta(milliseconds=1))
+        yield from ()
+
+    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> Iterator[Any]:
+        yield ctx.key, 1
+
+
+@pytest.mark.parametrize(
+    ("process", "sink"),
+    [
+        pytest.param(Later(), Lengths(in_thread=False), id="timers"),
+        pytest.param(Later(), sl.sinks.noop(), id="timers, rows discarded"),
+        pytest.param(Count(), Lengths(in_thread=True), id="a thread"),
+    ],
+)
+def test_tasks_have_the_settings_of_the_session(spark: Any, case: Case, process: Any, sink: Any) -> None:
+    """Spark reads this one in tasks, where two keys of a map are the same."""
+    spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    try:
+        small.write_rows(case.root / "in", 0, [("u", "a", 1), ("w", "a", 1)])
+        rows = sl.stream(small.source(spark, case.root / "in"))
+        counts = rows.key_by("user").process(process, small.OUTPUT, uid="count")
+        maps = counts.select_expr("transform_keys(map('a', n, 'b', n), (k, v) -> 'x') as m")
+        with case.job_of("settings", maps.to(sink)).start(spark) as run:
+            settle(run)
+            eventually(lambda: run.status().epoch > isinstance(process, Later), "an epoch for the timers")
+        assert getattr(sink, "rows", {"1": 2}) == {"1": 2}
+    finally:
+        spark.conf.unset("spark.sql.mapKeyDedupPolicy")

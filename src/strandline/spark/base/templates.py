@@ -122,7 +122,9 @@ class RepeatedFrame(classic.DataFrame):
 
         `shape` does the same at each call.
         """
-        template = None if self._frame else self._template.mapped(function, name, shape)
+        template = (
+            self._template.mapped(function, name, shape) if self._frame is None and self._has_settings() else None
+        )
         if template is None:
             return None
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
@@ -130,7 +132,18 @@ class RepeatedFrame(classic.DataFrame):
 
     def discard(self) -> None:
         """Compute all rows."""
-        self._template.copy(self._rdds, self._functions).execute().count()
+        if self._has_settings():
+            self._template.copy(self._rdds, self._functions).execute().count()
+        else:
+            _write_nowhere(self)
+
+    def _has_settings(self) -> bool:
+        """Whether the tasks of an RDD get the session's settings, which some expressions read in tasks.
+
+        Spark sends settings with the jobs of a query's batch and of a DataFrame's action, but not with those of an RDD
+        in another thread, such as a sink's, or that of epochs without rows.
+        """
+        return self.sparkSession.sparkContext.getLocalProperty("spark.sql.execution.id") is not None
 
 
 def discard(df: DataFrame) -> None:
@@ -138,7 +151,11 @@ def discard(df: DataFrame) -> None:
     if isinstance(df, RepeatedFrame):
         df.discard()
     else:
-        df.write.format("noop").mode("overwrite").save()
+        _write_nowhere(df)
+
+
+def _write_nowhere(df: DataFrame) -> None:
+    df.write.format("noop").mode("overwrite").save()
 
 
 def frame_of(spark: SparkSession, rdd: Any, schema: Any) -> DataFrame:
