@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -340,3 +341,48 @@ def test_tasks_have_the_settings_of_the_session(spark: Any, case: Case, process:
         assert getattr(sink, "rows", {"1": 2}) == {"1": 2}
     finally:
         spark.conf.unset("spark.sql.mapKeyDedupPolicy")
+
+
+class Earlier(sl.KeyedProcess):
+    """Emits what came before."""
+
+    before = sl.Value("string")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterator[Any]:
+        if self.before.value is not None:
+            yield ctx.key, self.before.value
+        self.before.value = event.id
+
+
+def test_pinned_rows_are_computed_once_also_if_no_sink_reads_an_operator(spark: Any, case: Case) -> None:
+    """The operator's state and the other sink have the same results of a function, which differ between calls."""
+    others, seen = sl.sinks.memory(), []
+
+    def read_second(df: Any, epoch: int) -> None:
+        if epoch > 1:
+            seen.extend(row.id for row in df.collect())
+
+    for number in range(2):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    ids = sl.stream(small.source(spark, case.root / "in")).map(
+        lambda row: (row.user, str(uuid4())), "user string, id string"
+    )
+    earlier = ids.key_by("user").process(Earlier(), "user string, id string", uid="earlier")
+    with case.job_of("unread", ids.to(others), earlier.to(sl.sinks.foreach_batch(read_second))).start(spark) as run:
+        settle(run)
+    assert seen == [others.rows[0].id]
+
+
+def test_functions_of_dataframes_may_give_columns_other_names_in_each_epoch(spark: Any, case: Case) -> None:
+    sink, names = sl.sinks.memory(), ["x", "y"]
+
+    def name(df: Any) -> Any:
+        return df.select(F.col("v").alias(names[0]), (F.col("v") + 1).alias(names[1]))
+
+    rows = sl.stream(small.source(spark, case.root / "in")).transform(name)
+    with case.job_of("names", rows.select_expr("x - y as d").to(sink)).start(spark) as run:
+        for number in range(3):
+            small.write_rows(case.root / "in", number, [("u", "a", 1)])
+            settle(run)
+            names.reverse()
+    assert [row.d for row in sink.rows] == [-1, 1, -1]

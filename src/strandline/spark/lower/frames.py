@@ -96,9 +96,9 @@ class FrameBuilder:
 
         @cache
         def planned() -> EpochFrames:
-            frames = self._build(df, work)
-            pins.extend(frames.pins)
-            return frames
+            # In the order in which they were pinned for the template.
+            pinned = iter(pins)
+            return self._build(df, work, lambda _: next(pinned).rows)
 
         def rows_of(node: Node) -> DataFrame:
             return planned().rows_of(node)
@@ -200,12 +200,17 @@ class _Template:
 
     def is_current(self) -> bool:
         """Whether users' functions return what they returned when the template was made."""
-        return all(_analyzed(node.step(df)).sameResult(plan) for node, df, plan in self.steps)
+        return all(_is_same(_analyzed(node.step(df)), plan) for node, df, plan in self.steps)
 
 
 def _analyzed(df: DataFrame) -> Any:
     jdf: Any = df._jdf
     return jdf.queryExecution().analyzed()
+
+
+def _is_same(plan: Any, other: Any) -> bool:
+    # To Spark, results are the same that differ in the names of columns.
+    return plan.sameResult(other) and plan.schema() == other.schema()
 
 
 def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
