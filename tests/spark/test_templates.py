@@ -115,7 +115,7 @@ def test_each_copy_has_its_own_function(session: Any, monkeypatch: Any) -> None:
     for number in (1, 10):
         functions = {"add": BatchFunction(Add(number), schema).to_java(session)}
         frame = RepeatedFrame(template, {"source": rows_of(session, range(3), 2)}, functions)
-        frame.discard()
+        frame._discard()
 
         def as_text(batches: Iterator[pa.RecordBatch], number: int = number) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -123,11 +123,11 @@ def test_each_copy_has_its_own_function(session: Any, monkeypatch: Any) -> None:
 
         mapped = BatchFunction(as_text, schema_of("text string"))
         expected = [f"{i + number}/{number}" for i in range(3)]
-        assert sorted(frame.collect_mapped(mapped, "as_text") or []) == sorted(expected)
-        assert frame.collect_mapped(mapped, "as_text", only_first) == [f"{number}/{number}"]
+        assert sorted(frame._collect_mapped(mapped, "as_text") or []) == sorted(expected)
+        assert frame._collect_mapped(mapped, "as_text", only_first) == [f"{number}/{number}"]
         assert [row.id for row in frame.collect()] == [number, number + 1, number + 2]
         # It has been used as a DataFrame, whose rows Spark may have kept.
-        assert frame.collect_mapped(mapped, "as_text") is None
+        assert frame._collect_mapped(mapped, "as_text") is None
 
 
 def only_first(df: Any) -> Any:
@@ -386,3 +386,39 @@ def test_functions_of_dataframes_may_give_columns_other_names_in_each_epoch(spar
             settle(run)
             names.reverse()
     assert [row.d for row in sink.rows] == [-1, 1, -1]
+
+
+def write_tasks_(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.select(["user", "n"])
+
+
+write_tasks_.__name__ = "write_tasks"
+
+
+def test_functions_of_users_may_have_the_name_of_ours(spark: Any, case: Case) -> None:
+    sink = Tasks()
+    small.write_rows(case.root / "in", 0, [("u", "a", 1)])
+    rows = sl.stream(small.source(spark, case.root / "in")).select_expr("user", "v as n")
+    mapped = rows.transform(lambda df: df.mapInArrow(write_tasks_, "user string, n bigint"))
+    with case.job_of("name", mapped.to(sink)).start(spark) as run:
+        settle(run)
+    assert sink.rows == {"u/1": 1}
+
+
+def test_an_epochs_dataframe_is_like_any_other(spark: Any, case: Case) -> None:
+    """Columns are its attributes, and its schema belongs to its owner."""
+    seen = []
+
+    def change(df: Any, epoch: int) -> None:
+        seen.append([field.name for field in df.schema.fields])
+        seen.extend(map(tuple, df.where(df.discard > 0).select(df.collect_mapped).collect()))
+        for field in df.schema.fields:
+            field.name += "_"
+
+    for number in range(2):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    rows = sl.stream(small.source(spark, case.root / "in")).select_expr("v as discard", "user as collect_mapped")
+    with case.job_of("schema", rows.to(sl.sinks.foreach_batch(change))).start(spark) as run:
+        settle(run)
+    assert seen == [["discard", "collect_mapped"], ("u",)] * 2

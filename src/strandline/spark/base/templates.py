@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -90,7 +91,10 @@ class PlanTemplate:
 
 
 class RepeatedFrame(classic.DataFrame):
-    """The rows of a template's copy: a DataFrame of which Spark makes nothing before it is used as one."""
+    """The rows of a template's copy: a DataFrame of which Spark makes nothing before it is used as one.
+
+    It has no public names but a DataFrame's: `df.name` is a column.
+    """
 
     def __new__(cls, *_: Any) -> RepeatedFrame:
         # PySpark's would call __init__ with its own arguments.
@@ -114,10 +118,10 @@ class RepeatedFrame(classic.DataFrame):
 
     @cached_property
     def schema(self) -> StructType:
-        """The schema, which is the template's; a copy, to which a function may add columns."""
-        return StructType(list(self._template.df.schema.fields))
+        """The schema, which is the template's; a copy, which a function may change."""
+        return deepcopy(self._template.df.schema)
 
-    def collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
+    def _collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
         """Return the strings that a function returns of the rows, as `shape` computes them; None without a template.
 
         `shape` does the same at each call.
@@ -130,7 +134,7 @@ class RepeatedFrame(classic.DataFrame):
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
         return [row.getString(0) for row in plan.executeCollect()]
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Compute all rows."""
         if self._has_settings():
             self._template.copy(self._rdds, self._functions).execute().count()
@@ -149,7 +153,7 @@ class RepeatedFrame(classic.DataFrame):
 def discard(df: DataFrame) -> None:
     """Compute all rows of a DataFrame."""
     if isinstance(df, RepeatedFrame):
-        df.discard()
+        df._discard()
     else:
         _write_nowhere(df)
 
