@@ -422,3 +422,15 @@ def test_an_epochs_dataframe_is_like_any_other(spark: Any, case: Case) -> None:
     with case.job_of("schema", rows.to(sl.sinks.foreach_batch(change))).start(spark) as run:
         settle(run)
     assert seen == [["discard", "collect_mapped"], ("u",)] * 2
+
+
+def test_functions_of_rows_are_sent_in_every_epoch(spark: Any, case: Case) -> None:
+    """With what they refer to: a table that a sink of functions reads again, say."""
+    sink, number = sl.sinks.memory(), [0]
+    rows = sl.stream(small.source(spark, case.root / "in")).map(lambda row: (row.user, number[0]), "user string, n int")
+    with case.job_of("sent", rows.to(sink)).start(spark) as run:
+        for _ in range(3):
+            small.write_rows(case.root / "in", number[0], [("u", "a", 1)])
+            settle(run)
+            number[0] += 1
+    assert [row.n for row in sink.rows] == [0, 1, 2]

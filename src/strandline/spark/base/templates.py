@@ -239,8 +239,7 @@ class _Reader:
         fill_udf, fill = self._copier(udf, [udf.func()]), self._copier(node, [udf, child])
 
         def map_(rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
-            function = functions.get(name)
-            return fill(udf if function is None else fill_udf(function), copy(rdds, functions))
+            return fill(fill_udf(functions[name]), copy(rdds, functions))
 
         return map_
 

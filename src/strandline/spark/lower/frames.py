@@ -80,11 +80,8 @@ class FrameBuilder:
         template = self._template(df, work) if self._may_repeat else None
         if template is None or (rows := rdd_of(df)) is None:
             return self._build(df, work)
-        functions = {
-            self._names[node]: function.to_java(df.sparkSession)
-            for node, function in work.functions.items()
-            if function.changes
-        }
+        # Also those of map(): what they refer to in the program may have changed.
+        functions = {self._names[node]: function.to_java(df.sparkSession) for node, function in work.functions.items()}
         pins: list[Pinned] = []
         rdds = {_SOURCE: rows}
         for name, pinned in template.pins.items():
