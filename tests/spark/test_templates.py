@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,9 @@ def only_first(df: Any) -> Any:
         pytest.param(lambda df: df.selectExpr("uuid()"), id="uuid"),
         pytest.param(lambda df: df.withColumn("at", F.current_timestamp()), id="time"),
         pytest.param(lambda df: df.where("id > unix_timestamp()"), id="time in a condition"),
+        pytest.param(lambda df: df.withColumn("at", F.lit("now").cast("timestamp")), id="text of a time"),
+        pytest.param(lambda df: df.selectExpr("to_timestamp('now')"), id="another text of a time"),
+        pytest.param(lambda df: df.selectExpr("cast('x' as int)"), id="error of planning"),
         pytest.param(lambda df: df.where("id > (select 3)"), id="subquery"),
         pytest.param(lambda df: df.join(df.sparkSession.range(3), "id"), id="table"),
         pytest.param(lambda df: df.limit(1), id="limit"),
@@ -434,3 +438,28 @@ def test_functions_of_rows_are_sent_in_every_epoch(spark: Any, case: Case) -> No
             settle(run)
             number[0] += 1
     assert [row.n for row in sink.rows] == [0, 1, 2]
+
+
+PRESENT = "timestamp'now'"
+WITH_PRESENT: dict[str, Callable[[sl.Stream], sl.Stream]] = {
+    "select": lambda rows: rows.select(F.expr(PRESENT).alias("at")),
+    "select_expr": lambda rows: rows.select_expr(f"{PRESENT} as at"),
+    "with_column": lambda rows: rows.with_column("at", F.when(F.col("v") > 0, F.expr(PRESENT))).select("at"),
+    "where": lambda rows: rows.where(f"timestamp_micros(v) < {PRESENT}").select("v"),
+    "transform": lambda rows: rows.transform(lambda df: df.selectExpr(f"{PRESENT} as at")),
+    "agg": lambda rows: rows.key_by("user").agg({"at": sl.agg.max(PRESENT)}, uid="last").select("at"),
+}
+
+
+@pytest.mark.parametrize("step", WITH_PRESENT)
+def test_literals_of_the_present_time_are_of_each_epoch(spark: Any, case: Case, step: str) -> None:
+    """Spark's parser replaces them by the time, in a plan that says nothing of it."""
+    sink = sl.sinks.memory()
+    stream = WITH_PRESENT[step](sl.stream(small.source(spark, case.root / "in")))
+    with case.job_of(step, stream.to(sink)).start(spark) as run:
+        for number in range(3):
+            # Of a time that is not reached when the program is written, nor in the first epoch.
+            soon = time.time_ns() // 1000
+            small.write_rows(case.root / "in", number, [("u", "a", soon)])
+            settle(run)
+    assert len({tuple(row) for row in sink.rows}) == 3

@@ -5,6 +5,7 @@ Without them, two thirds of an epoch with few rows are Spark's planning. See doc
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.types import StructType
@@ -25,6 +27,8 @@ _KNOWN = frozenset({
     "ShuffledHashJoinExec", "SortAggregateExec", "SortExec", "UnionExec", "WholeStageCodegenExec",
 })  # fmt: skip
 """The nodes that read nothing but their children's rows. ReusedExchangeExec is not one: it would give old rows."""
+_PRESENT = re.compile(r"['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""Texts that Spark takes for times, in literals such as DATE'today' when it parses them."""
 _MAP = "MapInArrowExec"
 _SCAN = "RDDScanExec"
 
@@ -55,6 +59,9 @@ class PlanTemplate:
             copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
         except Py4JError as error:
             raise NoTemplateError("this version of Spark has other methods") from error
+        except PySparkException as error:
+            # The sink that uses the rows meets it again, and its name is in the message.
+            raise NoTemplateError("Spark cannot plan it") from error
         if copy is None:
             raise NoTemplateError("it reads none of the RDDs")
         self._copy: _Copy = copy
@@ -181,14 +188,30 @@ def empty_rdd(spark: SparkSession) -> Any:
     return context._jsc.emptyRDD().rdd()
 
 
+def has_present(*sql: object) -> bool:
+    """Whether SQL, or columns, may have literals of the present time, which Spark replaces when it parses them."""
+    return any(_PRESENT.search(str(each)) for each in sql)
+
+
 def _check_lasts(spark: SparkSession, plan: Any) -> None:
     """Raise NoTemplateError for random numbers, and for times and subqueries, whose results Spark puts into a plan."""
     jvm: Any = spark._jvm
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    if not plan.deterministic() or any(
-        map(plan.containsPattern, (patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION()))
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    patterns = catalyst.trees.TreePattern
+    # As Spark's optimizer begins: to_timestamp() becomes a cast, and the cast of a text such as 'now' the present time.
+    replaced = _object(catalyst.optimizer, "ReplaceExpressions").apply(plan)
+    if (
+        not plan.deterministic()
+        or any(map(plan.containsPattern, (patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION())))
+        or replaced.containsPattern(patterns.CURRENT_LIKE())
+        or not _object(catalyst.optimizer, "SpecialDatetimeValues").apply(replaced).fastEquals(replaced)
     ):
         raise NoTemplateError("its results are not the same at any time")
+
+
+def _object(package: Any, name: str) -> Any:
+    """Return an object of Scala."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
 class _Reader:
@@ -203,7 +226,7 @@ class _Reader:
         self._spark: Any = spark
         self._rdds, self._fixed, self._functions = rdds, fixed, functions
         jvm: Any = spark._jvm
-        self._nil = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+        self._nil = _object(jvm.scala.collection.immutable, "Nil")
 
     def read(self, node: Any) -> _Copy | None:
         kind = node.getClass().getSimpleName()

@@ -10,11 +10,19 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, SourceNode
+from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
-from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of, rdd_of
+from strandline.spark.base.templates import (
+    NoTemplateError,
+    PlanTemplate,
+    RepeatedFrame,
+    empty_rdd,
+    frame_of,
+    has_present,
+    rdd_of,
+)
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.lower.nodes import input_of, late_rows, lower_node
 from strandline.spark.lower.plan import Plan
@@ -70,8 +78,7 @@ class FrameBuilder:
             if isinstance(node, OperatorNode | MapNode | FailedNode)
         }
         """Of functions, in Spark's plans."""
-        # Late rows are compared with the epoch's watermark, which is a part of the plan.
-        self._may_repeat = not any(isinstance(node, LateNode) for node in nodes)
+        self._may_repeat = not any(map(_is_of_epoch, nodes))
         self._changes = 0
         self._copies = _copies(self.operators)
 
@@ -205,9 +212,16 @@ def _analyzed(df: DataFrame) -> Any:
     return jdf.queryExecution().analyzed()
 
 
+def _is_of_epoch(node: Node) -> bool:
+    """Whether a node puts a time into the plan: late rows, the epoch's watermark; an aggregation, one of its SQL."""
+    return isinstance(node, LateNode) or (
+        isinstance(node, PartialNode) and has_present(*(part.many for part in node.parts.values()))
+    )
+
+
 def _is_same(plan: Any, other: Any) -> bool:
     # To Spark, results are the same that differ in the names of columns.
-    return plan.sameResult(other) and plan.schema() == other.schema()
+    return bool(plan.sameResult(other) and plan.schema() == other.schema())
 
 
 def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
