@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -20,9 +24,10 @@ from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of
 from strandline.spark.keepers.exchange import clone_session, prepare_session
 from strandline.spark.lower.frames import FrameBuilder
+from strandline.spark.sinks.tasks import write_tasks
 from tests.spark import small
 from tests.spark.functions import Count
-from tests.spark.harness import Case, settle
+from tests.spark.harness import Case, eventually, settle
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -104,13 +109,14 @@ def test_a_copy_gives_what_a_plan_of_its_own_gives(session: Any, step: str) -> N
     assert "*(1)" in repeated._template.copy({"source": rdd}, {}).toString(), "with generated code"
 
 
-def test_each_copy_has_its_own_function(session: Any) -> None:
+def test_each_copy_has_its_own_function(session: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(RepeatedFrame, "_has_settings", lambda _: True)
     schema = schema_of("id bigint")
     template = template_of(session, lambda df: map_batches(df.select("id"), Add(0), schema, "add"), ("add",))
     for number in (1, 10):
         functions = {"add": BatchFunction(Add(number), schema).to_java(session)}
         frame = RepeatedFrame(template, {"source": rows_of(session, range(3), 2)}, functions)
-        frame.discard()
+        frame._discard()
 
         def as_text(batches: Iterator[pa.RecordBatch], number: int = number) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -118,11 +124,11 @@ def test_each_copy_has_its_own_function(session: Any) -> None:
 
         mapped = BatchFunction(as_text, schema_of("text string"))
         expected = [f"{i + number}/{number}" for i in range(3)]
-        assert sorted(frame.collect_mapped(mapped, "as_text") or []) == sorted(expected)
-        assert frame.collect_mapped(mapped, "as_text", only_first) == [f"{number}/{number}"]
+        assert sorted(frame._collect_mapped(mapped, "as_text") or []) == sorted(expected)
+        assert frame._collect_mapped(mapped, "as_text", only_first) == [f"{number}/{number}"]
         assert [row.id for row in frame.collect()] == [number, number + 1, number + 2]
         # It has been used as a DataFrame, whose rows Spark may have kept.
-        assert frame.collect_mapped(mapped, "as_text") is None
+        assert frame._collect_mapped(mapped, "as_text") is None
 
 
 def only_first(df: Any) -> Any:
@@ -136,6 +142,9 @@ def only_first(df: Any) -> Any:
         pytest.param(lambda df: df.selectExpr("uuid()"), id="uuid"),
         pytest.param(lambda df: df.withColumn("at", F.current_timestamp()), id="time"),
         pytest.param(lambda df: df.where("id > unix_timestamp()"), id="time in a condition"),
+        pytest.param(lambda df: df.withColumn("at", F.lit("now").cast("timestamp")), id="text of a time"),
+        pytest.param(lambda df: df.selectExpr("to_timestamp('now')"), id="another text of a time"),
+        pytest.param(lambda df: df.selectExpr("cast('x' as int)"), id="error of planning"),
         pytest.param(lambda df: df.where("id > (select 3)"), id="subquery"),
         pytest.param(lambda df: df.join(df.sparkSession.range(3), "id"), id="table"),
         pytest.param(lambda df: df.limit(1), id="limit"),
@@ -157,7 +166,7 @@ class Tasks(sl.sinks.Sink):
 
     def write(self, df: Any, epoch: int) -> None:
         assert df.columns == ["user", "n"]
-        for text in sl.sinks.write_tasks(df, texts):
+        for text in write_tasks(df, texts):
             self.rows.update(text.split())
 
 
@@ -283,3 +292,174 @@ def test_a_function_of_an_epoch_may_read_its_rows_in_threads(spark: Any, case: C
     with case.job_of("threads", counts.to(sl.sinks.foreach_batch(both))).start(spark) as run:
         settle(run)
     assert read == [small.counted(["u", "u", "u", "u0", "u1", "u2"])] * 2
+
+
+class Lengths(Tasks):
+    """Shows the lengths of the maps of an epoch; may write in a thread, as a sink that writes to several systems does."""
+
+    def __init__(self, *, in_thread: bool) -> None:
+        super().__init__()
+        self._in_thread = in_thread
+
+    def write(self, df: Any, epoch: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(write_tasks, df, lengths).result() if self._in_thread else write_tasks(df, lengths)
+        for text in written:
+            self.rows.update(text.split())
+
+
+def lengths(batches: Iterator[pa.RecordBatch], attempt: Any) -> str:
+    return " ".join(str(len(row["m"])) for batch in batches for row in batch.to_pylist())
+
+
+class Later(sl.KeyedProcess):
+    """Emits its key when a timer fires, in an epoch without rows."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterator[Any]:
+        ctx.timers.set_processing(ctx.now + timedelta(milliseconds=1))
+        yield from ()
+
+    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> Iterator[Any]:
+        yield ctx.key, 1
+
+
+@pytest.mark.parametrize(
+    ("process", "sink"),
+    [
+        pytest.param(Later(), Lengths(in_thread=False), id="timers"),
+        pytest.param(Later(), sl.sinks.noop(), id="timers, rows discarded"),
+        pytest.param(Count(), Lengths(in_thread=True), id="a thread"),
+    ],
+)
+def test_tasks_have_the_settings_of_the_session(spark: Any, case: Case, process: Any, sink: Any) -> None:
+    """Spark reads this one in tasks, where two keys of a map are the same."""
+    spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    try:
+        small.write_rows(case.root / "in", 0, [("u", "a", 1), ("w", "a", 1)])
+        rows = sl.stream(small.source(spark, case.root / "in"))
+        counts = rows.key_by("user").process(process, small.OUTPUT, uid="count")
+        maps = counts.select_expr("transform_keys(map('a', n, 'b', n), (k, v) -> 'x') as m")
+        with case.job_of("settings", maps.to(sink)).start(spark) as run:
+            settle(run)
+            eventually(lambda: run.status().epoch > isinstance(process, Later), "an epoch for the timers")
+        assert getattr(sink, "rows", {"1": 2}) == {"1": 2}
+    finally:
+        spark.conf.unset("spark.sql.mapKeyDedupPolicy")
+
+
+class Earlier(sl.KeyedProcess):
+    """Emits what came before."""
+
+    before = sl.Value("string")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterator[Any]:
+        if self.before.value is not None:
+            yield ctx.key, self.before.value
+        self.before.value = event.id
+
+
+def test_pinned_rows_are_computed_once_also_if_no_sink_reads_an_operator(spark: Any, case: Case) -> None:
+    """The operator's state and the other sink have the same results of a function, which differ between calls."""
+    others, seen = sl.sinks.memory(), []
+
+    def read_second(df: Any, epoch: int) -> None:
+        if epoch > 1:
+            seen.extend(row.id for row in df.collect())
+
+    for number in range(2):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    ids = sl.stream(small.source(spark, case.root / "in")).map(
+        lambda row: (row.user, str(uuid4())), "user string, id string"
+    )
+    earlier = ids.key_by("user").process(Earlier(), "user string, id string", uid="earlier")
+    with case.job_of("unread", ids.to(others), earlier.to(sl.sinks.foreach_batch(read_second))).start(spark) as run:
+        settle(run)
+    assert seen == [others.rows[0].id]
+
+
+def test_functions_of_dataframes_may_give_columns_other_names_in_each_epoch(spark: Any, case: Case) -> None:
+    sink, names = sl.sinks.memory(), ["x", "y"]
+
+    def name(df: Any) -> Any:
+        return df.select(F.col("v").alias(names[0]), (F.col("v") + 1).alias(names[1]))
+
+    rows = sl.stream(small.source(spark, case.root / "in")).transform(name)
+    with case.job_of("names", rows.select_expr("x - y as d").to(sink)).start(spark) as run:
+        for number in range(3):
+            small.write_rows(case.root / "in", number, [("u", "a", 1)])
+            settle(run)
+            names.reverse()
+    assert [row.d for row in sink.rows] == [-1, 1, -1]
+
+
+def write_tasks_(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.select(["user", "n"])
+
+
+write_tasks_.__name__ = "write_tasks"
+
+
+def test_functions_of_users_may_have_the_name_of_ours(spark: Any, case: Case) -> None:
+    sink = Tasks()
+    small.write_rows(case.root / "in", 0, [("u", "a", 1)])
+    rows = sl.stream(small.source(spark, case.root / "in")).select_expr("user", "v as n")
+    mapped = rows.transform(lambda df: df.mapInArrow(write_tasks_, "user string, n bigint"))
+    with case.job_of("name", mapped.to(sink)).start(spark) as run:
+        settle(run)
+    assert sink.rows == {"u/1": 1}
+
+
+def test_an_epochs_dataframe_is_like_any_other(spark: Any, case: Case) -> None:
+    """Columns are its attributes, and its schema belongs to its owner."""
+    seen = []
+
+    def change(df: Any, epoch: int) -> None:
+        seen.append([field.name for field in df.schema.fields])
+        seen.extend(map(tuple, df.where(df.discard > 0).select(df.collect_mapped).collect()))
+        for field in df.schema.fields:
+            field.name += "_"
+
+    for number in range(2):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    rows = sl.stream(small.source(spark, case.root / "in")).select_expr("v as discard", "user as collect_mapped")
+    with case.job_of("schema", rows.to(sl.sinks.foreach_batch(change))).start(spark) as run:
+        settle(run)
+    assert seen == [["discard", "collect_mapped"], ("u",)] * 2
+
+
+def test_functions_of_rows_are_sent_in_every_epoch(spark: Any, case: Case) -> None:
+    """With what they refer to: a table that a sink of functions reads again, say."""
+    sink, number = sl.sinks.memory(), [0]
+    rows = sl.stream(small.source(spark, case.root / "in")).map(lambda row: (row.user, number[0]), "user string, n int")
+    with case.job_of("sent", rows.to(sink)).start(spark) as run:
+        for _ in range(3):
+            small.write_rows(case.root / "in", number[0], [("u", "a", 1)])
+            settle(run)
+            number[0] += 1
+    assert [row.n for row in sink.rows] == [0, 1, 2]
+
+
+PRESENT = "timestamp'now'"
+WITH_PRESENT: dict[str, Callable[[sl.Stream], sl.Stream]] = {
+    "select": lambda rows: rows.select(F.expr(PRESENT).alias("at")),
+    "select_expr": lambda rows: rows.select_expr(f"{PRESENT} as at"),
+    "with_column": lambda rows: rows.with_column("at", F.when(F.col("v") > 0, F.expr(PRESENT))).select("at"),
+    "where": lambda rows: rows.where(f"timestamp_micros(v) < {PRESENT}").select("v"),
+    "transform": lambda rows: rows.transform(lambda df: df.selectExpr(f"{PRESENT} as at")),
+    "agg": lambda rows: rows.key_by("user").agg({"at": sl.agg.max(PRESENT)}, uid="last").select("at"),
+}
+
+
+@pytest.mark.parametrize("step", WITH_PRESENT)
+def test_literals_of_the_present_time_are_of_each_epoch(spark: Any, case: Case, step: str) -> None:
+    """Spark's parser replaces them by the time, in a plan that says nothing of it."""
+    sink = sl.sinks.memory()
+    stream = WITH_PRESENT[step](sl.stream(small.source(spark, case.root / "in")))
+    with case.job_of(step, stream.to(sink)).start(spark) as run:
+        for number in range(3):
+            # Of a time that is not reached when the program is written, nor in the first epoch.
+            soon = time.time_ns() // 1000
+            small.write_rows(case.root / "in", number, [("u", "a", soon)])
+            settle(run)
+    assert len({tuple(row) for row in sink.rows}) == 3

@@ -31,11 +31,10 @@ class Messages(AccumulatorParam[list[bytes]]):
 
 @dataclass(frozen=True)
 class BatchFunction:
-    """A function of a partition's batches, the schema of its result, and whether each epoch has another one."""
+    """A function of a partition's batches, and the schema of its result."""
 
     call: Callable[[Batches], Batches]
     schema: StructType
-    changes: bool = True
 
     def to_java(self, spark: SparkSession) -> Any:
         """Return the function alone as the JVM has it, to replace another of `map_batches`."""

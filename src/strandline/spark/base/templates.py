@@ -5,13 +5,16 @@ Without them, two thirds of an epoch with few rows are Spark's planning. See doc
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.types import StructType
@@ -24,6 +27,8 @@ _KNOWN = frozenset({
     "ShuffledHashJoinExec", "SortAggregateExec", "SortExec", "UnionExec", "WholeStageCodegenExec",
 })  # fmt: skip
 """The nodes that read nothing but their children's rows. ReusedExchangeExec is not one: it would give old rows."""
+_PRESENT = re.compile(r"['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""Texts that Spark takes for times, in literals such as DATE'today' when it parses them."""
 _MAP = "MapInArrowExec"
 _SCAN = "RDDScanExec"
 
@@ -54,6 +59,9 @@ class PlanTemplate:
             copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
         except Py4JError as error:
             raise NoTemplateError("this version of Spark has other methods") from error
+        except PySparkException as error:
+            # The sink that uses the rows meets it again, and its name is in the message.
+            raise NoTemplateError("Spark cannot plan it") from error
         if copy is None:
             raise NoTemplateError("it reads none of the RDDs")
         self._copy: _Copy = copy
@@ -90,7 +98,10 @@ class PlanTemplate:
 
 
 class RepeatedFrame(classic.DataFrame):
-    """The rows of a template's copy: a DataFrame of which Spark makes nothing before it is used as one."""
+    """The rows of a template's copy: a DataFrame of which Spark makes nothing before it is used as one.
+
+    It has no public names but a DataFrame's: `df.name` is a column.
+    """
 
     def __new__(cls, *_: Any) -> RepeatedFrame:
         # PySpark's would call __init__ with its own arguments.
@@ -114,31 +125,48 @@ class RepeatedFrame(classic.DataFrame):
 
     @cached_property
     def schema(self) -> StructType:
-        """The schema, which is the template's; a copy, to which a function may add columns."""
-        return StructType(list(self._template.df.schema.fields))
+        """The schema, which is the template's; a copy, which a function may change."""
+        return deepcopy(self._template.df.schema)
 
-    def collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
+    def _collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
         """Return the strings that a function returns of the rows, as `shape` computes them; None without a template.
 
         `shape` does the same at each call.
         """
-        template = None if self._frame else self._template.mapped(function, name, shape)
+        template = (
+            self._template.mapped(function, name, shape) if self._frame is None and self._has_settings() else None
+        )
         if template is None:
             return None
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
         return [row.getString(0) for row in plan.executeCollect()]
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Compute all rows."""
-        self._template.copy(self._rdds, self._functions).execute().count()
+        if self._has_settings():
+            self._template.copy(self._rdds, self._functions).execute().count()
+        else:
+            _write_nowhere(self)
+
+    def _has_settings(self) -> bool:
+        """Whether the tasks of an RDD get the session's settings, which some expressions read in tasks.
+
+        Spark sends settings with the jobs of a query's batch and of a DataFrame's action, but not with those of an RDD
+        in another thread, such as a sink's, or that of epochs without rows.
+        """
+        return self.sparkSession.sparkContext.getLocalProperty("spark.sql.execution.id") is not None
 
 
 def discard(df: DataFrame) -> None:
     """Compute all rows of a DataFrame."""
     if isinstance(df, RepeatedFrame):
-        df.discard()
+        df._discard()
     else:
-        df.write.format("noop").mode("overwrite").save()
+        _write_nowhere(df)
+
+
+def _write_nowhere(df: DataFrame) -> None:
+    df.write.format("noop").mode("overwrite").save()
 
 
 def frame_of(spark: SparkSession, rdd: Any, schema: Any) -> DataFrame:
@@ -160,14 +188,30 @@ def empty_rdd(spark: SparkSession) -> Any:
     return context._jsc.emptyRDD().rdd()
 
 
+def has_present(*sql: object) -> bool:
+    """Whether SQL, or columns, may have literals of the present time, which Spark replaces when it parses them."""
+    return any(_PRESENT.search(str(each)) for each in sql)
+
+
 def _check_lasts(spark: SparkSession, plan: Any) -> None:
     """Raise NoTemplateError for random numbers, and for times and subqueries, whose results Spark puts into a plan."""
     jvm: Any = spark._jvm
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    if not plan.deterministic() or any(
-        map(plan.containsPattern, (patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION()))
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    patterns = catalyst.trees.TreePattern
+    # As Spark's optimizer begins: to_timestamp() becomes a cast, and the cast of a text such as 'now' the present time.
+    replaced = _object(catalyst.optimizer, "ReplaceExpressions").apply(plan)
+    if (
+        not plan.deterministic()
+        or any(map(plan.containsPattern, (patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION())))
+        or replaced.containsPattern(patterns.CURRENT_LIKE())
+        or not _object(catalyst.optimizer, "SpecialDatetimeValues").apply(replaced).fastEquals(replaced)
     ):
         raise NoTemplateError("its results are not the same at any time")
+
+
+def _object(package: Any, name: str) -> Any:
+    """Return an object of Scala."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
 class _Reader:
@@ -182,7 +226,7 @@ class _Reader:
         self._spark: Any = spark
         self._rdds, self._fixed, self._functions = rdds, fixed, functions
         jvm: Any = spark._jvm
-        self._nil = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+        self._nil = _object(jvm.scala.collection.immutable, "Nil")
 
     def read(self, node: Any) -> _Copy | None:
         kind = node.getClass().getSimpleName()
@@ -218,8 +262,7 @@ class _Reader:
         fill_udf, fill = self._copier(udf, [udf.func()]), self._copier(node, [udf, child])
 
         def map_(rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
-            function = functions.get(name)
-            return fill(udf if function is None else fill_udf(function), copy(rdds, functions))
+            return fill(fill_udf(functions[name]), copy(rdds, functions))
 
         return map_
 

@@ -10,11 +10,19 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, SourceNode
+from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
-from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of, rdd_of
+from strandline.spark.base.templates import (
+    NoTemplateError,
+    PlanTemplate,
+    RepeatedFrame,
+    empty_rdd,
+    frame_of,
+    has_present,
+    rdd_of,
+)
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.lower.nodes import input_of, late_rows, lower_node
 from strandline.spark.lower.plan import Plan
@@ -70,8 +78,7 @@ class FrameBuilder:
             if isinstance(node, OperatorNode | MapNode | FailedNode)
         }
         """Of functions, in Spark's plans."""
-        # Late rows are compared with the epoch's watermark, which is a part of the plan.
-        self._may_repeat = not any(isinstance(node, LateNode) for node in nodes)
+        self._may_repeat = not any(map(_is_of_epoch, nodes))
         self._changes = 0
         self._copies = _copies(self.operators)
 
@@ -80,11 +87,8 @@ class FrameBuilder:
         template = self._template(df, work) if self._may_repeat else None
         if template is None or (rows := rdd_of(df)) is None:
             return self._build(df, work)
-        functions = {
-            self._names[node]: function.to_java(df.sparkSession)
-            for node, function in work.functions.items()
-            if function.changes
-        }
+        # Also those of map(): what they refer to in the program may have changed.
+        functions = {self._names[node]: function.to_java(df.sparkSession) for node, function in work.functions.items()}
         pins: list[Pinned] = []
         rdds = {_SOURCE: rows}
         for name, pinned in template.pins.items():
@@ -96,9 +100,9 @@ class FrameBuilder:
 
         @cache
         def planned() -> EpochFrames:
-            frames = self._build(df, work)
-            pins.extend(frames.pins)
-            return frames
+            # In the order in which they were pinned for the template.
+            pinned = iter(pins)
+            return self._build(df, work, lambda _: next(pinned).rows)
 
         def rows_of(node: Node) -> DataFrame:
             return planned().rows_of(node)
@@ -200,12 +204,24 @@ class _Template:
 
     def is_current(self) -> bool:
         """Whether users' functions return what they returned when the template was made."""
-        return all(_analyzed(node.step(df)).sameResult(plan) for node, df, plan in self.steps)
+        return all(_is_same(_analyzed(node.step(df)), plan) for node, df, plan in self.steps)
 
 
 def _analyzed(df: DataFrame) -> Any:
     jdf: Any = df._jdf
     return jdf.queryExecution().analyzed()
+
+
+def _is_of_epoch(node: Node) -> bool:
+    """Whether a node puts a time into the plan: late rows, the epoch's watermark; an aggregation, one of its SQL."""
+    return isinstance(node, LateNode) or (
+        isinstance(node, PartialNode) and has_present(*(part.many for part in node.parts.values()))
+    )
+
+
+def _is_same(plan: Any, other: Any) -> bool:
+    # To Spark, results are the same that differ in the names of columns.
+    return bool(plan.sameResult(other) and plan.schema() == other.schema())
 
 
 def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:

@@ -99,7 +99,7 @@ def function_of(node: MapNode | FailedNode, report: Report | None) -> BatchFunct
         assert report is not None
         return BatchFunction(CountFailed(report, "it is malformed"), schema_of(node.columns.ddl))
     function = node.row_function(node.columns.hidden, report)
-    return BatchFunction(partial(run_sealed, SEAL, function), schema_of(node.raw_ddl), changes=report is not None)
+    return BatchFunction(partial(run_sealed, SEAL, function), schema_of(node.raw_ddl))
 
 
 def input_of(node: MapNode | FailedNode, df: DataFrame) -> DataFrame:

@@ -19,7 +19,8 @@ from strandline.spark.base.task_errors import SEAL, sealed_errors
 from strandline.spark.base.templates import RepeatedFrame
 
 _COLUMN = "committable"
-_NAME = "write_tasks"
+_NAME = "tasks of a sink"
+"""In Spark's plans; not the name of a function, such as users pass to mapInArrow."""
 
 
 WriteTask = Callable[[Iterator[pa.RecordBatch], TaskAttempt], str | None]
@@ -36,7 +37,7 @@ def write_tasks(df: DataFrame, write: WriteTask, shape: Callable[[DataFrame], Da
     """
     # As rows of the last stage, of which Spark takes one attempt's; an accumulator may count two.
     writer = BatchFunction(TaskWriter(write), schema_of(f"{_COLUMN} string"))
-    committables = df.collect_mapped(writer, _NAME, shape) if isinstance(df, RepeatedFrame) else None
+    committables = df._collect_mapped(writer, _NAME, shape) if isinstance(df, RepeatedFrame) else None
     if committables is None:
         rows = map_batches(shape(df) if shape else df, writer.call, writer.schema, _NAME)
         committables = [row[0] for row in rows.collect()]

@@ -73,7 +73,8 @@ class FrameStep(StepNode):
     probe: DataFrame = field(kw_only=True)
     """A DataFrame for checks of the steps that follow; it never runs."""
     is_fixed: bool = True
-    """False for a user's function, which each epoch calls: it may return another computation each time."""
+    """False for a user's function and for SQL with the present time, which each epoch calls: it may return another
+    computation each time."""
     failed: FailedNode | None = None
     """The dead letters of a source's malformed rows, which this step removes."""
 
@@ -107,7 +108,7 @@ def readable_rows(source: FrameSource, column: str, on_error: OnError) -> FrameS
     return replace(good, failed=failed)
 
 
-def apply_step(node: Node, step: Step, method: str = "transform") -> FrameStep:
+def apply_step(node: Node, step: Step, method: str = "transform", *, is_fixed: bool = True) -> FrameStep:
     """Return the node of a DataFrame step on the rows of a node; raise ConfigurationError if it does not fit."""
     where, before = f"{method}() in {line_of_program()}", probe_of(node)
     try:
@@ -130,7 +131,7 @@ def apply_step(node: Node, step: Step, method: str = "transform") -> FrameStep:
             hint="return a DataFrame computed from the argument",
         )
     _check_step(before, after, where, node.columns.hidden)
-    return FrameStep(_columns(after.schema), node, step=step, probe=after, is_fixed=method != "transform")
+    return FrameStep(_columns(after.schema), node, step=step, probe=after, is_fixed=is_fixed)
 
 
 def _check_step(before: DataFrame, after: DataFrame, where: str, hidden: Sequence[str]) -> None:

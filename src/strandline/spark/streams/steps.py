@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from pyspark.sql import Column, DataFrame
@@ -17,6 +17,7 @@ from strandline.plan.maps import map_rows
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import spark_type
+from strandline.spark.base.templates import has_present
 from strandline.spark.streams.frames import FrameSource, Step, apply_step, probe_of
 from strandline.spark.streams.hints import MissingMethodHints
 from strandline.types.spark_schema import SparkType
@@ -52,29 +53,31 @@ class Steps(MissingMethodHints):
         if len(columns) == 1 and isinstance(columns[0], list):
             columns = tuple(columns[0])
         _check_columns("select", *columns, expected="a column's name or a Column")
-        return self._select("select", lambda df, hidden: df.select(*columns, *hidden))
+        return self._select("select", columns, lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Self:
         """Keep or compute columns with SQL expressions."""
         _check_columns("select_expr", *expressions)
-        return self._select("select_expr", lambda df, hidden: df.selectExpr(*expressions, *hidden))
+        return self._select("select_expr", expressions, lambda df, hidden: df.selectExpr(*expressions, *hidden))
 
-    def _select(self, method: str, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
+    def _select(
+        self, method: str, columns: Sequence[str | Column], step: Callable[[DataFrame, list[str]], DataFrame]
+    ) -> Self:
         """Select columns, and the hidden ones unless a `*` selects them already."""
         hidden = list(self._node.columns.hidden)
         if hidden and TIME in apply_step(self._node, lambda df: step(df, []), method).columns.hidden:
             hidden = []
-        return self._step(method, lambda df: step(df, hidden))
+        return self._step(method, lambda df: step(df, hidden), is_fixed=not has_present(*columns))
 
     def with_column(self, name: str, column: Column) -> Self:
         """Add or replace a column."""
         _check_columns("with_column", column, expected="a Column", of=(Column,))
-        return self._step("with_column", lambda df: df.withColumn(name, column))
+        return self._step("with_column", lambda df: df.withColumn(name, column), is_fixed=not has_present(column))
 
     def where(self, condition: str | Column) -> Self:
         """Keep the rows for which a condition is true, SQL or a Column."""
         _check_columns("where", condition)
-        return self._step("where", lambda df: df.where(condition))
+        return self._step("where", lambda df: df.where(condition), is_fixed=not has_present(condition))
 
     filter = where
 
@@ -83,10 +86,10 @@ class Steps(MissingMethodHints):
 
         A function that keeps unknown columns, as withColumn does, also keeps the rows' event time.
         """
-        return self._step("transform", step)
+        return self._step("transform", step, is_fixed=False)
 
-    def _step(self, method: str, step: Step) -> Self:
-        return type(self)(apply_step(self._node, step, method))
+    def _step(self, method: str, step: Step, *, is_fixed: bool) -> Self:
+        return type(self)(apply_step(self._node, step, method, is_fixed=is_fixed))
 
     def map(
         self, function: Callable[[Any], Any], output: str | SparkType, *, on_error: OnError | Then = "fail"
