@@ -57,8 +57,10 @@ class PlanTemplate:
             execution = jdf.queryExecution()
             _check_lasts(df.sparkSession, execution.analyzed())
             copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
-        except Py4JError as error:
-            raise NoTemplateError("this version of Spark has other methods") from error
+        except (Py4JError, RecursionError) as error:
+            raise NoTemplateError(
+                "this version of Spark has other methods, or the plan has hundreds of levels"
+            ) from error
         except PySparkException as error:
             # The sink that uses the rows meets it again, and its name is in the message.
             raise NoTemplateError("Spark cannot plan it") from error
@@ -133,9 +135,9 @@ class RepeatedFrame(classic.DataFrame):
 
         `shape` does the same at each call.
         """
-        template = (
-            self._template.mapped(function, name, shape) if self._frame is None and self._has_settings() else None
-        )
+        if self._frame is not None or not self._has_settings():
+            return None
+        template = self._template.mapped(function, name, shape)
         if template is None:
             return None
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
@@ -241,6 +243,8 @@ class _Reader:
         if not any(copies):
             return None
         pairs = list(zip(children, copies, strict=True))
+        # Now, and not first in an epoch, it shows whether this version of Spark has the method.
+        node.withNewChildren(self._seq(children))
         return lambda rdds, functions: node.withNewChildren(
             self._seq([child if copy is None else copy(rdds, functions) for child, copy in pairs])
         )
@@ -282,6 +286,7 @@ class _Reader:
                 array[at] = other
             return node.makeCopy(array)
 
+        copy(*arguments)
         return copy
 
     def _seq(self, nodes: Sequence[Any]) -> Any:
