@@ -119,7 +119,7 @@ def test_at_least_once_a_topic_is_sent_less_at_once_by_the_next_process(
             self.clear()
             return 0
 
-    def in_another_process(df: Any, task: Any) -> None:
+    def in_another_process(df: Any, task: Any, shape: Any) -> None:
         monkeypatch.setattr(kafkarows, "_batch_bytes", {})
         monkeypatch.setattr(kafkasink, "_producers", {})
         try:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
@@ -24,7 +24,7 @@ from strandline.ends.committables import TaskAttempt
 from strandline.ends.tables.columns import plain_type
 from strandline.ends.tables.datafiles import ParquetFile, cast_rows
 from strandline.plan.columns import quoted
-from strandline.spark.base.ddl import arrow_schema, schema_of
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
@@ -53,6 +53,9 @@ class OpenFile(Protocol):
     def finish(self) -> bytes:
         """Return its content."""
         ...
+
+
+_TEXT = StructType([StructField("value", StringType())])
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class ObjectFormat:
 
     def columns_of(self, df: DataFrame) -> StructType:
         """Return the schema of the rows for the tasks."""
-        return schema_of("value string") if self.name in ("json", "csv") else df.schema
+        return _TEXT if self.name in ("json", "csv") else df.schema
 
     def _is(self, option: str) -> bool:
         return self.options.get(option, "false").lower() == "true"

@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType, StructField, StructType
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.ends.committables import TaskAttempt
-from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.task_errors import SEAL, sealed_errors
 from strandline.spark.base.templates import RepeatedFrame
 
 _COLUMN = "committable"
+_RESULT = StructType([StructField(_COLUMN, StringType())])
 _NAME = "tasks of a sink"
 """In Spark's plans; not the name of a function, such as users pass to mapInArrow."""
 
@@ -36,7 +37,7 @@ def write_tasks(df: DataFrame, write: WriteTask, shape: Callable[[DataFrame], Da
     `shape` computes what `write` gets of a partition's rows; Spark may use what it returned in an earlier epoch.
     """
     # As rows of the last stage, of which Spark takes one attempt's; an accumulator may count two.
-    writer = BatchFunction(TaskWriter(write), schema_of(f"{_COLUMN} string"))
+    writer = BatchFunction(TaskWriter(write), _RESULT)
     committables = df._collect_mapped(writer, _NAME, shape) if isinstance(df, RepeatedFrame) else None
     if committables is None:
         rows = map_batches(shape(df) if shape else df, writer.call, writer.schema, _NAME)
