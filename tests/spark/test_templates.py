@@ -21,7 +21,14 @@ import strandline as sl
 from strandline.spark.base import templates
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import BatchFunction, map_batches
-from strandline.spark.base.templates import NoTemplateError, PlanTemplate, RepeatedFrame, empty_rdd, frame_of
+from strandline.spark.base.templates import (
+    NoTemplateError,
+    PlanTemplate,
+    RepeatedFrame,
+    discard,
+    empty_rdd,
+    frame_of,
+)
 from strandline.spark.keepers.exchange import clone_session, prepare_session
 from strandline.spark.lower.frames import FrameBuilder
 from strandline.spark.sinks.tasks import write_tasks
@@ -116,7 +123,7 @@ def test_each_copy_has_its_own_function(session: Any, monkeypatch: Any) -> None:
     for number in (1, 10):
         functions = {"add": BatchFunction(Add(number), schema).to_java(session)}
         frame = RepeatedFrame(template, {"source": rows_of(session, range(3), 2)}, functions)
-        frame._discard()
+        discard(frame)
 
         def as_text(batches: Iterator[pa.RecordBatch], number: int = number) -> Iterator[pa.RecordBatch]:
             for batch in batches:

@@ -51,8 +51,10 @@ def map_batches(
     if not isinstance(df, DataFrame):
         # Tests of sinks pass other objects with this method.
         return df.mapInArrow(function, schema)
-    name = name or type(function).__name__
     mapped: Any = UserDefinedFunction(
-        function, returnType=schema, name=name, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        function,
+        returnType=schema,
+        name=name or type(function).__name__,
+        evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
     )
     return DataFrame(df._jdf.mapInArrow(mapped._judf.apply(columns_of(df)), False, None), df.sparkSession)

@@ -117,8 +117,7 @@ class RepeatedFrame(classic.DataFrame):
     @property
     def _jdf(self) -> Any:
         if self._frame is None:
-            rdd = self._template.copy(self._rdds, self._functions).execute()
-            self._frame = frame_of(self.sparkSession, rdd, self._template.schema)._jdf
+            self._frame = frame_of(self.sparkSession, self._rdd_of_copy(), self._template.schema)._jdf
         return self._frame
 
     @_jdf.setter
@@ -129,6 +128,9 @@ class RepeatedFrame(classic.DataFrame):
     def schema(self) -> StructType:
         """The schema, which is the template's; a copy, which a function may change."""
         return deepcopy(self._template.df.schema)
+
+    def _rdd_of_copy(self) -> Any:
+        return self._template.copy(self._rdds, self._functions).execute()
 
     def _collect_mapped(self, function: BatchFunction, name: str, shape: _Shape | None = None) -> list[str] | None:
         """Return the strings that a function returns of the rows, as `shape` computes them; None without a template.
@@ -143,13 +145,6 @@ class RepeatedFrame(classic.DataFrame):
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
         return [row.getString(0) for row in plan.executeCollect()]
 
-    def _discard(self) -> None:
-        """Compute all rows."""
-        if self._has_settings():
-            self._template.copy(self._rdds, self._functions).execute().count()
-        else:
-            _write_nowhere(self)
-
     def _has_settings(self) -> bool:
         """Whether the tasks of an RDD get the session's settings, which some expressions read in tasks.
 
@@ -161,14 +156,10 @@ class RepeatedFrame(classic.DataFrame):
 
 def discard(df: DataFrame) -> None:
     """Compute all rows of a DataFrame."""
-    if isinstance(df, RepeatedFrame):
-        df._discard()
+    if isinstance(df, RepeatedFrame) and df._has_settings():
+        df._rdd_of_copy().count()
     else:
-        _write_nowhere(df)
-
-
-def _write_nowhere(df: DataFrame) -> None:
-    df.write.format("noop").mode("overwrite").save()
+        df.write.format("noop").mode("overwrite").save()
 
 
 def frame_of(spark: SparkSession, rdd: Any, schema: Any) -> DataFrame:

@@ -104,14 +104,15 @@ class FrameBuilder:
             pinned = iter(pins)
             return self._build(df, work, lambda _: next(pinned).rows)
 
-        def rows_of(node: Node) -> DataFrame:
-            return planned().rows_of(node)
+        return EpochFrames(outputs, pins, lambda node: planned().rows_of(node))
 
-        return EpochFrames(outputs, pins, rows_of)
+    @property
+    def _reducing(self) -> frozenset[str]:
+        """The aggregations whose input is aggregated before it is sent, by uid."""
+        return frozenset(uid for uid, reduction in self.plan.reductions.items() if reduction.on)
 
     def _template(self, df: DataFrame, work: EpochWork) -> _Template | None:
-        reducing = frozenset(uid for uid, reduction in self.plan.reductions.items() if reduction.on)
-        key = reducing, frozenset(self.plan.pinned)
+        key = self._reducing, frozenset(self.plan.pinned)
         template = self._templates.get(key)
         if template is not None and not template.is_current():
             self._changes += 1
@@ -168,7 +169,7 @@ class FrameBuilder:
             # Each source's branch would read the rows of all sources again.
             df = pin(df)
         frames = plan.sources.split(df)
-        reducing = {uid for uid, reduction in plan.reductions.items() if reduction.on}
+        reducing = self._reducing
         reduced = {node.parent for node in plan.pipeline.operators if node.uid in reducing}
         for node in plan.pipeline.nodes:
             parents = [frames[parent] for parent in node.parents]

@@ -33,6 +33,7 @@ _FILE_BYTES = 64 << 20
 """The approximate size of a file, which is in memory until it is complete."""
 _PARQUET_CODECS = ("snappy", "zstd", "gzip", "none")
 _TEXT_CODECS = ("none", "gzip")
+_TEXT = StructType([StructField("value", StringType())])
 _BYTES = {"linesep": "\n", "encoding": "utf-8", "charset": "utf-8"}
 """Options of JSON and CSV for the encoding of files, with their only possible values."""
 
@@ -53,9 +54,6 @@ class OpenFile(Protocol):
     def finish(self) -> bytes:
         """Return its content."""
         ...
-
-
-_TEXT = StructType([StructField("value", StringType())])
 
 
 @dataclass(frozen=True)
