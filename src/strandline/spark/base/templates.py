@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.types import StructType
 
+from strandline.spark.base.batch_limit import UNBOUNDED, BatchLimit, row_bytes
 from strandline.spark.base.mapping import BatchFunction, map_batches
 
 _KNOWN = frozenset({
@@ -30,6 +31,7 @@ _KNOWN = frozenset({
 _PRESENT = re.compile(r"['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 """Texts that Spark takes for times, in literals such as DATE'today' when it parses them."""
 _MAP = "MapInArrowExec"
+_PYTHON = frozenset({_MAP, "ArrowEvalPythonExec", "BatchEvalPythonExec"})
 _SCAN = "RDDScanExec"
 
 _Copy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
@@ -56,7 +58,8 @@ class PlanTemplate:
         try:
             execution = jdf.queryExecution()
             _check_lasts(df.sparkSession, execution.analyzed())
-            copy = _Reader(df.sparkSession, rdds, fixed, functions).read(execution.executedPlan())
+            reader = _Reader(df.sparkSession, rdds, fixed, functions)
+            copy = reader.read(execution.executedPlan())
         except (Py4JError, RecursionError) as error:
             raise NoTemplateError(
                 "this version of Spark has other methods, or the plan has hundreds of levels"
@@ -69,6 +72,9 @@ class PlanTemplate:
         self._copy: _Copy = copy
         self.df = df
         self.schema = jdf.schema()
+        self.row_bytes = reader.row_bytes
+        """The most bytes of a row that its Python functions read."""
+        self.limit = BatchLimit(df.sparkSession)
         self._of = rdds, fixed, functions
         self._lock = threading.Lock()
         self._mapped: dict[str, tuple[_Shape | None, PlanTemplate | None]] = {}
@@ -109,10 +115,18 @@ class RepeatedFrame(classic.DataFrame):
         # PySpark's would call __init__ with its own arguments.
         return object.__new__(cls)
 
-    def __init__(self, template: PlanTemplate, rdds: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        template: PlanTemplate,
+        rdds: Mapping[str, Any],
+        functions: Mapping[str, Any],
+        row_bytes: float = UNBOUNDED,
+    ) -> None:
+        """`row_bytes` is the most bytes of a row that Python functions read to compute the RDDs."""
         self._frame: Any = None
         super().__init__(None, template.df.sparkSession)
         self._template, self._rdds, self._functions = template, rdds, functions
+        self._row_bytes = row_bytes
 
     @property
     def _jdf(self) -> Any:
@@ -143,7 +157,13 @@ class RepeatedFrame(classic.DataFrame):
         if template is None:
             return None
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
-        return [row.getString(0) for row in plan.executeCollect()]
+        with template.limit.unmeasured(max(self._row_bytes, template.row_bytes)):
+            return [row.getString(0) for row in plan.executeCollect()]
+
+    def _count(self) -> None:
+        rdd = self._rdd_of_copy()
+        with self._template.limit.unmeasured(max(self._row_bytes, self._template.row_bytes)):
+            rdd.count()
 
     def _has_settings(self) -> bool:
         """Whether the tasks of an RDD get the session's settings, which some expressions read in tasks.
@@ -157,7 +177,7 @@ class RepeatedFrame(classic.DataFrame):
 def discard(df: DataFrame) -> None:
     """Compute all rows of a DataFrame."""
     if isinstance(df, RepeatedFrame) and df._has_settings():
-        df._rdd_of_copy().count()
+        df._count()
     else:
         df.write.format("noop").mode("overwrite").save()
 
@@ -218,6 +238,8 @@ class _Reader:
     ) -> None:
         self._spark: Any = spark
         self._rdds, self._fixed, self._functions = rdds, fixed, functions
+        self.row_bytes = 0.0
+        """The most bytes of a row that Python functions read, of the nodes so far."""
         jvm: Any = spark._jvm
         self._nil = _object(jvm.scala.collection.immutable, "Nil")
 
@@ -229,6 +251,8 @@ class _Reader:
             return self._read_scan(node)
         children = [node.children().apply(at) for at in range(node.children().size())]
         copies = [self.read(child) for child in children]
+        if kind in _PYTHON:
+            self.row_bytes = max(self.row_bytes, row_bytes(children[0].schema()) if kind == _MAP else UNBOUNDED)
         if kind == _MAP and (name := node.func().name()) in self._functions:
             return self._read_map(node, name, children[0], copies[0])
         if not any(copies):

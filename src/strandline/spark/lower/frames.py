@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator
+from strandline.spark.base.batch_limit import UNBOUNDED
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.templates import (
@@ -81,6 +82,7 @@ class FrameBuilder:
         self._may_repeat = not any(map(_is_of_epoch, nodes))
         self._changes = 0
         self._copies = _copies(self.operators)
+        self._source_bytes = UNBOUNDED if self.plan.sources.run_python else 0.0
 
     def build(self, df: DataFrame, work: EpochWork) -> EpochFrames:
         """Build the DataFrames of an epoch's rows; those that several sinks read are pinned, to be computed once."""
@@ -94,8 +96,10 @@ class FrameBuilder:
         for name, pinned in template.pins.items():
             pins.append(Pinned(RepeatedFrame(pinned, dict(rdds), functions)))
             rdds[name] = pins[-1].rdd
+        # The job of a sink may compute pinned rows, too.
+        size = max([self._source_bytes, *(pinned.row_bytes for pinned in template.pins.values())])
         outputs: list[tuple[str, Sink, DataFrame]] = [
-            (name, sink, RepeatedFrame(output, rdds, functions)) for name, sink, output in template.outputs
+            (name, sink, RepeatedFrame(output, rdds, functions, size)) for name, sink, output in template.outputs
         ]
 
         @cache

@@ -8,7 +8,7 @@ docs/design/0004-several-sources.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, SourceNode
+from strandline.spark.base.batch_limit import runs_python
 from strandline.spark.streams.frames import FrameSource
 
 _SOURCE = "__strandline_source"
@@ -46,6 +47,11 @@ class Sources:
     def session(self) -> SparkSession:
         """The session of the sources."""
         return self.nodes[0].df.sparkSession
+
+    @cached_property
+    def run_python(self) -> bool:
+        """Whether Python functions compute the sources' rows."""
+        return any(runs_python(node.df) for node in self.nodes)
 
     def query(self, order: Sequence[str]) -> DataFrame:
         """Return the DataFrame of the query, with sources in this order of names: Spark's log numbers them in order."""
