@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ _SORTED_READ_KEYS = 1000
 _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
+_KEY, _VALUE = itemgetter(0), itemgetter(1)
 _SIZE_CHECK_ENTRIES = 4096
 _DEFAULT_FAMILY = "default"
 _STATISTICS = {
@@ -216,11 +218,15 @@ class RocksDBBackend:
             batch = WriteBatch(raw_mode=True)
             batch.set_default_column_family(self._handles[state])
             put, delete = batch.put, batch.delete
-            for key, value in entries:
-                if value is None:
-                    delete(key)
-                else:
-                    put(key, value)
+            if None in map(_VALUE, entries):
+                for key, value in entries:
+                    if value is None:
+                        delete(key)
+                    else:
+                        put(key, value)
+            else:
+                # The same without a step of Python for each entry.
+                deque(starmap(put, entries), 0)
             try:
                 with self._translating:
                     self._db.write(batch, self._writing)
@@ -331,19 +337,23 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     rest = iter(entries)
     while run := list(islice(rest, _RUN_ENTRIES)):
         # A comparison of keys takes less time than one of pairs.
-        run.sort(key=itemgetter(0))
-        start, size_bytes = 0, 0
-        for at, size in enumerate(map(_entry_bytes, run)):
-            size_bytes += size
-            if at + 1 - start >= _BATCH_ENTRIES or size_bytes >= _BATCH_BYTES:
-                yield run[start : at + 1]
-                start, size_bytes = at + 1, 0
-        if start < len(run):
-            yield run[start:]
+        run.sort(key=_KEY)
+        for start in range(0, len(run), _BATCH_ENTRIES):
+            batch = run[start : start + _BATCH_ENTRIES]
+            if sum(map(len, filter(None, chain.from_iterable(batch)))) < _BATCH_BYTES:
+                yield batch
+            else:
+                yield from _cut(batch)
 
 
-def _entry_bytes(entry: Entry) -> int:
-    return len(entry[0]) + len(entry[1] or b"")
+def _cut(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """Cut large entries into batches of limited size."""
+    start, size_bytes = 0, 0
+    for at, (key, value) in enumerate(entries, 1):
+        size_bytes += len(key) + len(value or b"")
+        if size_bytes >= _BATCH_BYTES or at == len(entries):
+            yield entries[start:at]
+            start, size_bytes = at, 0
 
 
 def _statistics(text: str) -> dict[str, int]:

@@ -15,6 +15,7 @@ from strandline.runtime.state.table import KeyEntries, KeysToRead, ObjectTable
 
 _DICT_SLOT_BYTES = 100
 _SAMPLE = 16
+_PIECE = 4096
 _MISSING: Any = object()
 
 
@@ -144,15 +145,14 @@ class ValueTable(ObjectTable):
         return sum(deep_size(k) + deep_size(self.live[k]) for k in sampled) / len(sampled) + _DICT_SLOT_BYTES
 
     def _encode(self, changes: dict[Any, Any]) -> Iterator[Entry]:
-        gone = [key for key, value in changes.items() if value is None]
-        if gone:
+        if None in changes.values():
+            yield from ((key, None) for key in self._encode_keys([key for key, v in changes.items() if v is None]))
             changes = {key: value for key, value in changes.items() if value is not None}
-            yield from ((key, None) for key in self._encode_keys(gone))
-        keys = list(changes)
+        keys, values = list(changes), list(changes.values())
         # In pieces: encoding a large table at once would double its memory and hold the interpreter for long.
-        for start in range(0, len(keys), 4096):
-            some = keys[start : start + 4096]
-            yield from zip(self._encode_keys(some), self._encode_values([changes[key] for key in some]), strict=True)
+        for start in range(0, len(keys), _PIECE):
+            piece = slice(start, start + _PIECE)
+            yield from zip(self._encode_keys(keys[piece]), self._encode_values(values[piece]), strict=True)
 
 
 def _first(layers: Sequence[dict[Any, Any]], key: Any) -> Any:
