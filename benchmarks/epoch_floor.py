@@ -1,4 +1,5 @@
-"""What an epoch costs that has nothing to do: a job of one operator, beside a foreachBatch that only shuffles.
+"""What an epoch costs that has nothing to do: a job of one operator, beside a foreachBatch that only shuffles, and a
+job of four operators in a row.
 
 The stream brings one row an epoch. The peer sends it through `repartition(2, column)` and a mapInArrow that hands on
 what it gets, into the `noop` sink: the least that any engine in this place must do. The job has RocksDB state, two
@@ -37,10 +38,13 @@ if TYPE_CHECKING:
 
 BENCHMARK = "epoch_floor"
 JOB = "strandline"
+CHAIN = "strandline-chain"
 SHUFFLE = "spark-shuffle-and-map"
-SUBJECTS = (JOB, SHUFFLE)
+SUBJECTS = (JOB, SHUFFLE, CHAIN)
 PARTITIONS = 2
+LINKS = 4
 WANTED_RATIO = 1.5
+WANTED_CHAIN_RATIO = 1.6
 
 SPARK_SETTINGS = {
     "spark.driver.memory": "2g",
@@ -65,8 +69,8 @@ class Last(sl.KeyedBatchProcess):
 def run_subject(name: str, directory: Path, epochs: int, warm_up: int) -> Result:
     """Run one subject in this process."""
     spark = sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
-    if name == JOB:
-        costs = _run_job(spark, directory, warm_up + epochs)
+    if name != SHUFFLE:
+        costs = _run_job(spark, directory, warm_up + epochs, LINKS if name == CHAIN else 1)
     else:
         costs = _run_shuffle(spark, directory, warm_up + epochs)
     jobs_ms = _last_jobs_ms(spark, epochs)
@@ -92,10 +96,10 @@ def _last_jobs_ms(spark: SparkSession, count: int) -> list[int]:
     return durations
 
 
-def _run_job(spark: SparkSession, directory: Path, epochs: int) -> list[int]:
-    rows = (
-        sl.stream(_one_row_an_epoch(spark)).key_by("key").process(Last(), output="key bigint, value bigint", uid="last")
-    )
+def _run_job(spark: SparkSession, directory: Path, epochs: int, operators: int) -> list[int]:
+    rows = sl.stream(_one_row_an_epoch(spark))
+    for number in range(operators):
+        rows = rows.key_by("key").process(Last(), output="key bigint, value bigint", uid=f"last{number}")
     job = sl.Job(
         BENCHMARK,
         sinks=[rows.to(sl.sinks.noop())],
@@ -149,10 +153,12 @@ def report(results: dict[str, list[Result]], epochs: int) -> None:
     if set(SUBJECTS) <= results.keys():
         ratio = median_of(results[JOB], "epoch_ms") / median_of(results[SHUFFLE], "epoch_ms")
         emit(BENCHMARK, JOB, "epoch_ratio", round(ratio, 3), peer=SHUFFLE, wanted_at_most=WANTED_RATIO)
+        ratio = median_of(results[CHAIN], "epoch_ms") / median_of(results[JOB], "epoch_ms")
+        emit(BENCHMARK, CHAIN, "epoch_ratio", round(ratio, 3), peer=JOB, wanted_at_most=WANTED_CHAIN_RATIO)
 
 
 def main() -> None:
-    """Measure both subjects in turn, or run one of them (what the measuring process starts)."""
+    """Measure the subjects in turn, or run one of them (what the measuring process starts)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch_floor", description=__doc__)
     parser.add_argument(
         "--quick", action="store_true", help="few epochs, one round: shows that it works, measures nothing"

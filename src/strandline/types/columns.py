@@ -330,7 +330,7 @@ def _read(value: Any, kind: DataType) -> Any:
 # -- Python to Arrow
 
 
-def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
+def from_python(values: Sequence[Any], kind: DataType, column: str) -> pa.Array:
     """Return a column of Python values, which are coerced to the type; None is null.
 
     Raises OutputError, with fields column, expected, actual and index, for the first value that does not fit.
@@ -359,7 +359,7 @@ def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
     return build(fitting, kind)
 
 
-def _is_exact(values: list[Any], kind: DataType) -> bool:
+def _is_exact(values: Sequence[Any], kind: DataType) -> bool:
     # pyarrow keeps values of just these classes, or raises. It converts others silently: True and 1.0 to 1, a datetime
     # to its date, a naive datetime to UTC, a double to 32 bits.
     return kind.exact is not None and set(map(type, values)) <= {kind.exact, type(None)}
