@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as F
+from pyspark.sql.functions import udtf
 
 import strandline as sl
-from strandline.spark.base.batch_limit import UNBOUNDED, BatchLimit, row_bytes, runs_python
+from strandline.spark.base.batch_limit import UNBOUNDED, BatchLimit, may_run_python, row_bytes
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.templates import PlanTemplate, RepeatedFrame, empty_rdd, frame_of
@@ -122,14 +123,26 @@ def _fixed() -> list[pa.DataType]:
     ]  # fmt: skip
 
 
+class Twice:
+    """A table function."""
+
+    def eval(self, each: int) -> Iterator[tuple[str]]:
+        yield (str(each),)
+        yield (str(each),)
+
+
 def test_python_functions_of_a_source_are_seen(session: Any) -> None:
     rows = session.range(1)
-    assert not runs_python(rows.groupBy("id").count())
-    assert runs_python(rows.mapInArrow(lambda batches: batches, "id bigint").where("id > 0"))
-    assert runs_python(rows.select(F.udf(lambda each: each, "bigint")("id").alias("id")).union(rows))
+    assert not may_run_python(rows.groupBy("id").count())
+    assert may_run_python(rows.mapInArrow(lambda batches: batches, "id bigint").where("id > 0"))
+    assert may_run_python(rows.select(F.udf(lambda each: each, "bigint")("id").alias("id")).union(rows))
+    session.udtf.register("twice", udtf(Twice, returnType="t string"))
+    assert may_run_python(session.sql("select t from twice(3)"))
     stream = session.readStream.format("rate").load()
-    assert not runs_python(stream)
-    assert runs_python(stream.groupBy("value").applyInPandas(lambda frame: frame, "timestamp timestamp, value bigint"))
+    assert not may_run_python(stream)
+    assert may_run_python(
+        stream.groupBy("value").applyInPandas(lambda frame: frame, "timestamp timestamp, value bigint")
+    )
 
 
 class Limits(sl.sinks.Sink):

@@ -45,12 +45,13 @@ def _bytes(kind: pa.DataType) -> float:
         return UNBOUNDED
 
 
-def runs_python(df: DataFrame) -> bool:
-    """Whether Python functions compute a DataFrame's rows."""
+def may_run_python(df: DataFrame) -> bool:
+    """Whether Python functions, or generators that may be Python's, compute a DataFrame's rows."""
     jvm: Any = df.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     jdf: Any = df._jdf
     plan = jdf.queryExecution().analyzed()
-    return bool(plan.containsPattern(jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()))
+    return any(map(plan.containsPattern, (patterns.PYTHON_UDF(), patterns.GENERATOR())))
 
 
 class BatchLimit:

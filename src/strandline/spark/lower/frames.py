@@ -82,7 +82,7 @@ class FrameBuilder:
         self._may_repeat = not any(map(_is_of_epoch, nodes))
         self._changes = 0
         self._copies = _copies(self.operators)
-        self._source_bytes = UNBOUNDED if self.plan.sources.run_python else 0.0
+        self._source_bytes = UNBOUNDED if self.plan.sources.may_run_python else 0.0
 
     def build(self, df: DataFrame, work: EpochWork) -> EpochFrames:
         """Build the DataFrames of an epoch's rows; those that several sinks read are pinned, to be computed once."""

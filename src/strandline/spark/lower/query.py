@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, SourceNode
-from strandline.spark.base.batch_limit import runs_python
+from strandline.spark.base.batch_limit import may_run_python
 from strandline.spark.streams.frames import FrameSource
 
 _SOURCE = "__strandline_source"
@@ -49,9 +49,9 @@ class Sources:
         return self.nodes[0].df.sparkSession
 
     @cached_property
-    def run_python(self) -> bool:
-        """Whether Python functions compute the sources' rows."""
-        return any(runs_python(node.df) for node in self.nodes)
+    def may_run_python(self) -> bool:
+        """Whether Python functions may compute the sources' rows."""
+        return any(may_run_python(node.df) for node in self.nodes)
 
     def query(self, order: Sequence[str]) -> DataFrame:
         """Return the DataFrame of the query, with sources in this order of names: Spark's log numbers them in order."""
