@@ -96,6 +96,37 @@ def test_rows_without_a_record_are_somebodys(tmp_path: Path) -> None:
     assert "Spark's own streaming file sink" in refusal(tmp_path, context("one", 2))
 
 
+def test_a_directory_has_files_of_one_format(tmp_path: Path) -> None:
+    def check(run: SinkContext, format: str = "parquet", existing: Any = "refuse", **options: str) -> None:
+        FileSink(f"file:{tmp_path}", format=format, existing=existing, **options).check(run)
+
+    (tmp_path / "notes.csv").write_text("mine")
+    shown_by(tmp_path, context("one"), 1, 2)
+    again, beside, kept = context("one", 2), context("one", 2, sink="beside"), context("two")
+    for run, existing in ((again, "refuse"), (again, "replace"), (beside, "refuse"), (kept, "keep")):
+        with pytest.raises(ConfigurationError) as caught:
+            check(run, existing=existing)
+        assert f"sink '{run.sink}': file:{tmp_path} holds files of format 'json', such as part-0" in str(caught.value)
+        assert "the sink's format is 'parquet'" in str(caught.value)
+        assert "set format='json' again, choose another directory, or move the files out" in caught.value.hint
+        check(run, "JSON", existing)
+    # Formats whose files have names that it does not know.
+    check(again, "avro.of.somebody")
+    check(again, "csv", extension="json")
+    # Files that it deletes: as it begins, and as it goes back.
+    check(kept, existing="replace")
+    check(replace(again, from_life="one", from_epoch=0))
+    with pytest.raises(ConfigurationError, match="format 'json', such as part-0000000001-"):
+        check(replace(again, from_life="one", from_epoch=1))
+    for path in shown_files(tmp_path):
+        path.rename(path.with_name(path.name.replace(".json", ".json.gz")))
+    with pytest.raises(ConfigurationError, match="format 'json'"):
+        check(again)
+    for path in shown_files(tmp_path):
+        path.unlink()
+    check(again)
+
+
 def test_what_is_kept_stays_and_is_never_taken_back(tmp_path: Path) -> None:
     shown_by(tmp_path, context("one"), 1, 2)
     sink = begun(tmp_path, context("two"), "keep")

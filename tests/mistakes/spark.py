@@ -83,6 +83,15 @@ def among_checkpoints(stage: Stage) -> sl.Job:
     return sl.Job("j", sinks=[stream(stage).to(sink)], checkpoints=sl.Checkpoints(stage.directory / "ck"))
 
 
+def beside_another_format(stage: Stage) -> sl.Job:
+    """Return a job that writes Parquet files where JSON files of another job are."""
+    out = stage.directory / "out"
+    out.mkdir()
+    (out / f"part-0000000001-{'0' * 32}-g1-00000-c000.json").write_text("{}")
+    sink = sl.sinks.files(out, existing="keep")
+    return sl.Job("j", sinks=[stream(stage).to(sink)], checkpoints=sl.Checkpoints(stage.directory / "ck"))
+
+
 def ends_with_a_number(event: Any, ctx: Any) -> Any:
     yield ctx.key, 1
     return 5
@@ -136,6 +145,13 @@ MISTAKES = [
     started("checkpoints in a checkpoint", lambda s: in_a_job(s, "shared"), "'shared' of a job's directory"),
     started(
         "files among checkpoints", among_checkpoints, "in the job's own directory", "give the sink a directory outside"
+    ),
+    started(
+        "files of another format",
+        beside_another_format,
+        "holds files of format 'json'",
+        "the sink's format is 'parquet'",
+        "set format='json' again",
     ),
     started(
         "the sink of a running job",

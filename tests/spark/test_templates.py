@@ -106,13 +106,14 @@ def test_a_copy_gives_what_a_plan_of_its_own_gives(session: Any, step: str) -> N
     """The first rows are in one partition, which Spark would not shuffle for an aggregation; later ones are not."""
     compute = STEPS[step]
     template = template_of(session, compute)
-    for ids, partitions in ((range(1), 1), (range(5, 200), 4), (range(0), 2), (range(40), 1), (range(3, 90), 3)):
+    for ids, partitions in ((range(1), 1), (range(5, 200), 4), (range(0), 2), (range(3, 90), 3)):
         rdd = rows_of(session, ids, partitions)
-        expected = [str(row) for row in compute(frame_of(session, rdd, rows_schema(session))).collect()]
+        planned = compute(frame_of(session, rdd, rows_schema(session)))
+        expected = sorted(str(row) for row in planned.collect())
         repeated = RepeatedFrame(template, {"source": rdd}, {})
-        assert sorted(str(row) for row in repeated.collect()) == sorted(expected)
-        assert sorted(str(row) for row in repeated.collect()) == sorted(expected), "it may be read twice"
-        assert repeated.schema == compute(frame_of(session, rdd, rows_schema(session))).schema
+        assert sorted(str(row) for row in repeated.collect()) == expected
+        assert repeated.schema == planned.schema
+    assert sorted(str(row) for row in repeated.collect()) == expected, "it may be read twice"
     assert "*(1)" in repeated._template.copy({"source": rdd}, {}).toString(), "with generated code"
 
 
@@ -214,7 +215,7 @@ def run_program(spark: Any, root: Path, local_dir: Path) -> dict[str, Counter[An
         restart=sl.Restart.never(),
         settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB"),
     )
-    for number in range(4):
+    for number in range(3):
         small.write_rows(root / "in", number, [(f"u{i % (number + 2)}", "a", i) for i in range(10 + number)])
     with job.start(spark) as run:
         settle(run)
@@ -230,7 +231,7 @@ def test_a_program_of_many_steps_gives_the_same_in_both_ways(
     plans.clear()
     monkeypatch.setattr(FrameBuilder, "_template", lambda *_: None)
     planned = run_program(spark, tmp_path / "planned", local_dir / "planned")
-    assert len(plans) == 4
+    assert len(plans) == 3
     assert repeated == planned
     assert all(planned.values())
 

@@ -41,7 +41,7 @@ from strandline.core.ids import Epoch
 from strandline.ends.committables import decode_committables
 from strandline.spark.base.filesystem import FileSystem, ObjectFiles, absolute, open_filesystem
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.foreign_outputs import check_foreign, check_spark_metadata
+from strandline.spark.sinks.foreign_outputs import check_foreign, check_format, check_spark_metadata
 from strandline.spark.sinks.objects import ObjectFormat, stage
 from strandline.spark.sinks.output_directory import OutputDirectory
 from strandline.spark.sinks.visibility_log import COMMITTABLES, Committable
@@ -74,7 +74,8 @@ class FileSink(Sink):
     Readers may move or delete visible files at any time. The `_strandline` folder belongs to the job.
     A job is refused if it begins in a directory with rows of another life: its own before it began anew, or another
     job's. `existing="keep"` leaves them beside its rows; `existing="replace"` deletes them when the job begins, but not
-    when it goes on. Other files stay in any case.
+    when it goes on. Other files stay in any case. The jobs' files in a directory have one format: a start with another
+    one is refused.
 
     While the job is stopped, the directory may be moved as a whole, and its new path set here. Another path may also be
     set without a move, as long as the old directory exists at the next start.
@@ -139,6 +140,8 @@ class FileSink(Sink):
         check_spark_metadata(files, self.path, context)
         if self.existing == "refuse":
             check_foreign(files, self.path, context)
+        if "extension" not in map(str.lower, self.options):
+            check_format(files, self.path, context, self.format, replaces=self.existing == "replace")
 
     def open(self, context: SinkContext) -> None:
         place = OutputDirectory(context, self.path, self._storage)

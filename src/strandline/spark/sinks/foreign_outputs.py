@@ -1,4 +1,4 @@
-"""Files of other lives in an output directory: of the job before it began anew, or of other jobs."""
+"""Earlier files in an output directory: of other lives (the job's own or other jobs'), and of other formats."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from strandline.spark.sinks.visibility_log import SinkOwner, VisibilityLog
 FOLDER = "_strandline"
 _SPARKS = "_spark_metadata"
 _VISIBLE = re.compile(r"part-(\d{10})-([0-9a-f]{32})-g\d+-")
+_FORMATS = {"parquet": "parquet", "json": "json", "csv": "csv", "orc": "orc", "txt": "text", "avro": "avro"}
+"""Formats of files, by the part of their names that says so; a codec's name may be before or behind it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,33 @@ def check_foreign(files: FileSystem, root: str, run: SinkContext) -> None:
             hint="choose another directory; or set existing='keep' to have both, or existing='replace' to "
             "delete the other rows at the start; or, to continue the former job, use its name and checkpoint directory",
         )
+
+
+def check_format(files: FileSystem, root: str, run: SinkContext, format: str, *, replaces: bool) -> None:
+    """Raise ConfigurationError if files that stay in the directory are of another format: no reader reads both.
+
+    With `replaces`, the sink deletes those of other lives when it begins.
+    """
+    if format.lower() not in _FORMATS.values():
+        return
+    begins = not (run.life and VisibilityLog(files, root, f"{FOLDER}/{run.identity}").exist)
+    others = find_foreign(files, root, run) if replaces and begins else []
+    to_delete = {name for other in others for name in other.files}
+    for name, _ in files.list(""):
+        match = _VISIBLE.match(name)
+        if match is None or name in to_delete:
+            continue
+        # The sink takes back what it has shown after the snapshot.
+        if match[2] == run.identity and run.from_life and int(match[1]) > run.from_epoch:
+            continue
+        parts = name[match.end() :].split(".")[1:]
+        existing = next((_FORMATS[part] for part in parts if part in _FORMATS), None)
+        if existing not in (None, format.lower()):
+            raise ConfigurationError(
+                f"sink '{run.sink}': {root} holds files of format '{existing}', such as {name}, and the sink's format "
+                f"is '{format}': readers of a directory expect files of one format",
+                hint=f"set format='{existing}' again, choose another directory, or move the files out of this one",
+            )
 
 
 def check_spark_metadata(files: FileSystem, root: str, run: SinkContext) -> None:
