@@ -288,7 +288,9 @@ class IcebergSink(TableSink):
         tables = [rows]
         replaced = list(self._replaced(table, rows, key))
         if replaced:
-            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+            # A table that is put back to this snapshot has neither the old rows nor the new ones: no record is right.
+            incomplete = self._summary(CommitRecord(0, 0))
+            with transaction.update_snapshot(snapshot_properties=incomplete).overwrite() as snapshot:
                 for file, kept in replaced:
                     snapshot.delete_data_file(file)
                     tables.append(kept)
