@@ -86,6 +86,32 @@ def test_a_table_that_was_put_back_is_not_written_to(place: Place, how: str, key
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
 
 
+def test_an_iceberg_table_that_was_put_back_to_the_middle_of_a_merge(tmp_path: Path) -> None:
+    """The first of a merge's two snapshots has neither the old rows of its keys nor the new ones."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start(key="k")
+    sink.commit(stage(sink, 1, [(1, "a"), (2, "a")]))
+    sink.commit(second := stage(sink, 2, [(1, "b")]))
+    newest = place.table().current_snapshot()
+
+    def put_back(snapshot: int) -> None:
+        place.table().manage_snapshots().set_current_snapshot(snapshot).commit()
+
+    put_back(newest.parent_snapshot_id)
+    assert place.pairs() == []
+    third = stage(sink, 3, [(3, "c")])
+    with pytest.raises(CorruptionError, match="it has epoch 0 on record, and had epoch 2"):
+        sink.commit(third)
+    with pytest.raises(CorruptionError, match="it has epoch 0 on record, and had epoch 2"):
+        place.start(third, 3, key="k")
+    # Of its checkpoint from before the merge, too: the merge would not bring back the second key.
+    with pytest.raises(CorruptionError, match="it has epoch 0 on record, and had epoch 1"):
+        place.start(second, 2, key="k")
+    put_back(newest.snapshot_id)
+    place.start(third, 3, key="k")
+    assert place.pairs() == [(1, "b"), (2, "a"), (3, "c")]
+
+
 @pytest.mark.parametrize("how", ["its own command", "a copy"])
 def test_a_job_may_go_back_with_its_table(place: Place, how: str) -> None:
     """What the older checkpoint lists is not in the older table, whatever the record says that was left as it is."""
@@ -229,21 +255,38 @@ def test_a_record_that_another_program_removes_or_sets_back_deletes_no_files(tmp
     assert place.pairs() == [(1, "a"), (2, "a")]
 
 
-def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path, version: int) -> None:
     """Those between it and what the table shows are expired."""
     place = Place("iceberg", tmp_path / "place")
+    place.reader.create_namespace("a")
+    columns = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
+    place.reader.create_table("a.table", columns, properties={"format-version": str(version)})
+    place.append(pa.table({"k": [6], "v": ["other"]}))
+    _, put_back = place.marked("its own command")
     sink = place.start()
     staged = stage(sink, 1, [(1, "a")])
     sink.commit(staged)
     table = place.table()
-    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "day").commit()
+    newest = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_tag(newest, "day").commit()
+    put_back()
+    with pytest.raises(CorruptionError, match="none on record"):
+        place.start(stage(sink, 2, [(2, "b")]), 2)
+    place.table().manage_snapshots().set_current_snapshot(newest).commit()
     for number in (7, 8):
         place.append(pa.table({"k": [number], "v": ["other"]}))
     place.table().maintenance.expire_snapshots().older_than(datetime.datetime.now()).commit()
-    assert [each.sequence_number for each in place.table().snapshots()] == [2, 4]
+    assert len(place.table().snapshots()) == 2
     sink = place.start(staged, 1)
     sink.commit(stage(sink, 2, [(2, "b")]))
-    assert place.pairs() == [(1, "a"), (2, "b"), (7, "other"), (8, "other")]
+    assert place.pairs() == [(1, "a"), (2, "b"), (6, "other"), (7, "other"), (8, "other")]
+    _, put_back = place.marked("its own command")
+    sink.commit(stage(sink, 3, [(3, "c")]))
+    fourth = stage(sink, 4, [(4, "d")])
+    put_back()
+    with pytest.raises(CorruptionError, match="it has epoch 2 on record, and had epoch 3"):
+        place.start(fourth, 4)
 
 
 def test_a_rollback_is_seen_where_what_it_went_to_has_expired(tmp_path: Path) -> None:

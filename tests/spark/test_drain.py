@@ -16,7 +16,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.errors import CheckpointError, ConfigurationError, UnavailableError
 from strandline.core.times import FIRST_US, LAST_US
 from strandline.snapshot.opening.snapshot import open_snapshot
 from strandline.spark.job.checking import check_upgrade
@@ -104,6 +104,10 @@ def test_a_drain_of_a_job_with_nothing_in_it(spark: Any, case: Case) -> None:
     run.stop(drain=True, timeout=120)
     assert run.status().state == "finished"
     assert run.status().watermark == "9999-12-31T23:59:59.999999+00:00"
+    run.stop(drain=True)
+    with pytest.raises(CheckpointError, match=r"had ended before its savepoint .*/late was begun"):
+        run.stop(drain=True, savepoint=case.root / "late")
+    assert not (case.root / "late").exists()
     with pytest.raises(ConfigurationError, match="was drained"):
         job(spark, case, parallelism=1).start(spark)
 

@@ -261,6 +261,11 @@ class Requests:
             except CheckpointError as error:
                 if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
                     raise
+        self._supervisor.raise_if_failed()
+        raise CheckpointError(
+            f"job '{self._b.name}' had ended before its savepoint {savepoint} was begun",
+            hint="`strandline snapshots copy … --canonical` makes one of the job's last checkpoint",
+        )
 
     def _await_drained(self, deadline: float) -> Attempt | None:
         """Wait until an attempt has drained the job; return None if the job has ended before."""

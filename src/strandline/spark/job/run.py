@@ -207,7 +207,8 @@ class Run:
         With `drain`, the job ends for good: no more events are read, event time advances to its end, windows and
         event-time timers output their results, and a last checkpoint makes them visible. Processing-time timers fire
         only if they are due. After a failure, the drain continues; another call of stop() cancels it. Raises
-        UnavailableError if the job has ended before, or is not drained within `timeout`.
+        UnavailableError if the job has ended before, or is not drained within `timeout`, and CheckpointError if it was
+        drained without this savepoint.
 
         Without these options, rows after the last checkpoint stay invisible, and the next start processes them again.
         If the last checkpoint fails, CheckpointError is raised and the job continues; while the job restarts or is

@@ -237,12 +237,12 @@ class IcebergSink(TableSink):
 
     def in_effect(self, table: Any) -> CommitRecord | None:
         # A rollback of the table does not change its properties. Another program may have removed one, or set it back.
-        record, snapshot, end = self.record(table), table.current_snapshot(), 0
+        record, snapshot, end, begin_ms = self.record(table), table.current_snapshot(), 0, 0
         while snapshot is not None:
             if self._is_own(snapshot.summary):
                 effective = _record_of(snapshot.summary)
                 return effective if record is not None and effective <= record else None
-            end, parent = snapshot.sequence_number or 0, snapshot.parent_snapshot_id
+            end, begin_ms, parent = snapshot.sequence_number or 0, snapshot.timestamp_ms, snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
         snapshots = table.snapshots()
         matches = [s for s in snapshots if self._is_own(s.summary) and _record_of(s.summary) == record]
@@ -251,6 +251,9 @@ class IcebergSink(TableSink):
             return record
         # A tag may keep the snapshot, while later ones up to the table's present ones have expired. If none of these
         # has expired, the table was put back, since expiry by age begins with the oldest.
+        if table.format_version == 1:
+            # Snapshots have no numbers, only times.
+            return record if begin_ms > max(each.timestamp_ms for each in matches) else None
         first = max(each.sequence_number or 0 for each in matches)
         count = sum(first < (each.sequence_number or 0) < end for each in snapshots)
         return record if count < end - first - 1 else None
@@ -288,7 +291,9 @@ class IcebergSink(TableSink):
         tables = [rows]
         replaced = list(self._replaced(table, rows, key))
         if replaced:
-            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+            # A table that is put back to this snapshot has neither the old rows nor the new ones: no record is right.
+            incomplete = self._summary(CommitRecord(0, 0))
+            with transaction.update_snapshot(snapshot_properties=incomplete).overwrite() as snapshot:
                 for file, kept in replaced:
                     snapshot.delete_data_file(file)
                     tables.append(kept)
