@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.functions import udtf
 
 import strandline as sl
-from strandline.spark.base.batch_limit import UNBOUNDED, BatchLimit, may_run_python, row_bytes
+from strandline.spark.base import batch_limit
+from strandline.spark.base.batch_limit import UNBOUNDED, may_run_python, row_bytes
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.templates import PlanTemplate, RepeatedFrame, empty_rdd, frame_of
@@ -22,14 +23,19 @@ from tests.spark.harness import Case, eventually
 
 pytestmark = pytest.mark.spark
 _LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 @pytest.fixture
-def session(spark: Any, monkeypatch: Any) -> Any:
+def session(spark: Any, monkeypatch: Any) -> Iterator[Any]:
+    """A session with the settings of epochs, in a thread that Spark has given them to, as it does for a batch."""
     monkeypatch.setattr(RepeatedFrame, "_has_settings", lambda _: True)
     session = clone_session(spark)
     prepare_session(session)
-    return session
+    spark.sparkContext.setLocalProperty(_ROWS, session.conf.get(_ROWS))
+    yield session
+    for name in (_ROWS, _LIMIT):
+        spark.sparkContext.setLocalProperty(name, None)
 
 
 def limit_of_job(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,26 +85,17 @@ def test_a_function_of_texts_anywhere_in_the_plan_has_the_job_measured(session: 
     assert limits(session, NUMBERS, before=UNBOUNDED) == MEASURED, "and in what the job reads"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"spark.sql.execution.arrow.maxRecordsPerBatch": "0"},
-        {"spark.sql.execution.arrow.maxRecordsPerBatch": "5000000"},
-        {_LIMIT: "1000000"},
-    ],
-)
-def test_batches_that_could_reach_the_users_limit_are_measured(session: Any, settings: dict[str, str]) -> None:
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    assert limits(session, NUMBERS) == MEASURED
+@pytest.mark.parametrize(("name", "value"), [(_ROWS, "0"), (_ROWS, "-1"), (_ROWS, "5000000"), (_LIMIT, "64MB")])
+def test_batches_that_could_reach_the_limit_of_the_tasks_are_measured(session: Any, name: str, value: str) -> None:
+    session.sparkContext.setLocalProperty(name, value)
+    assert limits(session, NUMBERS) == [str(value if name == _LIMIT else None)]
+    assert session.sparkContext.getLocalProperty(name) == value
 
 
-def test_the_limit_of_before_returns(session: Any) -> None:
-    session.sparkContext.setLocalProperty(_LIMIT, "77")
-    with BatchLimit(session).unmeasured(8.0):
-        assert [session.sparkContext.getLocalProperty(_LIMIT)] == FREE
-    assert session.sparkContext.getLocalProperty(_LIMIT) == "77"
-    session.sparkContext.setLocalProperty(_LIMIT, None)
+def test_the_defaults_of_spark(spark: Any) -> None:
+    defaults = spark._jsparkSession.newSession().sessionState().conf()
+    assert defaults.arrowMaxRecordsPerBatch() == batch_limit._DEFAULT_ROWS
+    assert defaults.arrowMaxBytesPerBatch() >= batch_limit._DEFAULT_BYTES
 
 
 def test_sizes_are_no_less_than_arrows(session: Any) -> None:

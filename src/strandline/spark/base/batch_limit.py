@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from strandline.spark.base.ddl import arrow_schema
 
 UNBOUNDED = math.inf
 """The size of rows with texts or arrays."""
+_MOST_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_DEFAULT_ROWS, _DEFAULT_BYTES = 10_000, 64 << 20
 _NO_LIMIT = str((1 << 31) - 1)
 """The only value with which Spark does not measure."""
 
@@ -54,33 +55,25 @@ def may_run_python(df: DataFrame) -> bool:
     return any(map(plan.containsPattern, (patterns.PYTHON_UDF(), patterns.GENERATOR())))
 
 
-class BatchLimit:
-    """The limits of a session's batches."""
+@contextmanager
+def unmeasured(context: Any, size: float) -> Iterator[None]:
+    """Let the jobs of the `with` block not measure their batches, if rows of at most this size cannot reach the limit.
 
-    def __init__(self, spark: SparkSession) -> None:
-        session: Any = spark._jsparkSession
-        self._context: Any = spark.sparkContext
-        self._conf = session.sessionState().conf()
+    `context` is the SparkContext.
+    """
+    if not _is_out_of_reach(context, size):
+        yield
+        return
+    context.setLocalProperty(_MOST_BYTES, _NO_LIMIT)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_MOST_BYTES, None)
 
-    @contextmanager
-    def unmeasured(self, size: float) -> Iterator[None]:
-        """Let the jobs of the `with` block not measure their batches, if rows of at most this size cannot reach it."""
-        if not self._is_out_of_reach(size):
-            yield
-            return
-        before = self._context.getLocalProperty(_MOST_BYTES)
-        self._context.setLocalProperty(_MOST_BYTES, _NO_LIMIT)
-        try:
-            yield
-        finally:
-            self._context.setLocalProperty(_MOST_BYTES, before)
 
-    def _is_out_of_reach(self, size: float) -> bool:
-        if size == UNBOUNDED:
-            return False
-        try:
-            rows, most_bytes = self._conf.arrowMaxRecordsPerBatch(), self._conf.arrowMaxBytesPerBatch()
-        except Py4JError:
-            # This version of Spark has no such limit.
-            return False
-        return bool(rows > 0 and rows * size < most_bytes)
+def _is_out_of_reach(context: Any, size: float) -> bool:
+    # Tasks read the local properties, and not the session's settings, which the program may have changed since.
+    if size == UNBOUNDED or context.getLocalProperty(_MOST_BYTES) is not None:
+        return False
+    most_rows = int(context.getLocalProperty(_MOST_ROWS) or _DEFAULT_ROWS)
+    return 0 < most_rows * max(size, 1.0) < _DEFAULT_BYTES

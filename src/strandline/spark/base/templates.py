@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic import dataframe as classic
 from pyspark.sql.types import StructType
 
-from strandline.spark.base.batch_limit import UNBOUNDED, BatchLimit, row_bytes
+from strandline.spark.base.batch_limit import UNBOUNDED, row_bytes, unmeasured
 from strandline.spark.base.mapping import BatchFunction, map_batches
 
 _KNOWN = frozenset({
@@ -74,7 +74,6 @@ class PlanTemplate:
         self.schema = jdf.schema()
         self.row_bytes = reader.row_bytes
         """The most bytes of a row that its Python functions read."""
-        self.limit = BatchLimit(df.sparkSession)
         self._of = rdds, fixed, functions
         self._lock = threading.Lock()
         self._mapped: dict[str, tuple[_Shape | None, PlanTemplate | None]] = {}
@@ -157,12 +156,12 @@ class RepeatedFrame(classic.DataFrame):
         if template is None:
             return None
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
-        with template.limit.unmeasured(max(self._row_bytes, template.row_bytes)):
+        with unmeasured(self.sparkSession.sparkContext, max(self._row_bytes, template.row_bytes)):
             return [row.getString(0) for row in plan.executeCollect()]
 
     def _count(self) -> None:
         rdd = self._rdd_of_copy()
-        with self._template.limit.unmeasured(max(self._row_bytes, self._template.row_bytes)):
+        with unmeasured(self.sparkSession.sparkContext, max(self._row_bytes, self._template.row_bytes)):
             rdd.count()
 
     def _has_settings(self) -> bool:
