@@ -28,13 +28,13 @@ demo:
 demo-kafka:
 	$(RUN) python scripts/demo_kafka.py $(ARGS)
 
-# All tests run in four processes, a file in one of them: they wait for other processes more than they compute.
+# All tests run in three processes, a file in one of them: they wait for each other's processes more than they compute.
 # Those that are named run in one.
 # What they import is compiled once, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive compiled)
-	$(RUN) python -m pytest $(or $(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
+	$(RUN) python -m pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
 archive:

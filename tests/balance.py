@@ -1,7 +1,7 @@
 """Which of pytest-xdist's processes gets which files: those that need a JVM come to as few as keep the machine busy.
 
-A JVM is slow for its first hundred epochs, and each process has one of its own. So all but the first two processes run
-files that need no session of their own, as long as there are any.
+A JVM is slow for its first hundred epochs, and each process has one of its own. So the last of three or more processes
+runs files that need no session of its own, as long as there are any.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ASKS = re.compile(r"\bspark: Any\b|def test_\w+\((?:[^()]*,)?\s*spark\b")
 
 
 class FewSessions(LoadFileScheduling):  # type: ignore[misc]
-    """A file runs in one process; all but two of the processes get those that need no session first."""
+    """A file runs in one process; one of the processes gets those that need no session first."""
 
     def _assign_work_unit(self, node: Any) -> None:
-        if node not in self.nodes[:2]:
+        if len(self.nodes) > 2 and node is self.nodes[-1]:
             without = next((scope for scope in self.workqueue if not needs_session(scope)), None)
             if without is not None:
                 self.workqueue.move_to_end(without, last=False)
