@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,7 @@ import pyarrow as pa
 
 import strandline as sl
 from benchmarks._harness import emit, progress
-from benchmarks.on_error import _RUN
-from strandline.core.ids import Epoch, Partition
-from strandline.keeper.opening import open_task
-from strandline.plan.parallelism import Parallelism
-from strandline.plan.pipeline import Pipeline
+from benchmarks._partition import open_partition, run_epoch
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing import events
@@ -65,12 +60,7 @@ def made(name: str, *, reads: bool) -> sl.KeyedProcess:
 def opened(process: sl.KeyedProcess, directory: Path) -> OperatorPartition:
     """Return a partition that is ready for epochs."""
     stream = events("k bigint, v bigint, ts timestamp").watermark("ts").key_by("k")
-    (operator,) = Pipeline([stream.process(process, "k bigint, n bigint", uid="op")._node]).settle(
-        Parallelism(default=1)
-    )
-    program = operator.program(**{**_RUN, "job": BENCHMARK})
-    _, task = open_task(program, program.load(), Partition(0), directory)
-    return OperatorPartition(task, Epoch(0))
+    return open_partition(BENCHMARK, stream.process(process, "k bigint, n bigint", uid="op"), directory)[1]
 
 
 def rows_of(epoch: int, keys: int) -> pa.RecordBatch:
@@ -100,12 +90,9 @@ def main() -> None:
             rows = rows_of(epoch, given.keys)
             for name, running in there.items():
                 gc.collect()
-                started = time.process_time()
-                for _ in running.run(Epoch(epoch), EpochTimes(epoch * 1_000_000, epoch * 1_000_000), [rows]):
-                    pass
-                running.commit()
+                seconds = run_epoch(running, EpochTimes(epoch * 1_000_000, epoch * 1_000_000), [rows])
                 if epoch > given.epochs // 2:
-                    took[name] += time.process_time() - started
+                    took[name] += seconds
     counted = (given.epochs - given.epochs // 2) * given.keys
     for name, seconds in took.items():
         base = took[f"{name.partition('-')[0]}-whole"]

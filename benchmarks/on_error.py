@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,7 @@ import pyarrow as pa
 
 import strandline as sl
 from benchmarks._harness import emit, progress
-from strandline.core.ids import Epoch, Partition
-from strandline.keeper.opening import open_task
-from strandline.plan.parallelism import Parallelism
-from strandline.plan.pipeline import Pipeline
+from benchmarks._partition import open_partition, run_epoch
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing import events
@@ -36,10 +32,6 @@ from strandline.types.murmur import spark_hash
 BENCHMARK = "on_error"
 KEYS = 10_000
 _INPUT, _OUTPUT = "k bigint, v bigint", "k bigint, n bigint"
-_RUN: dict[str, Any] = {
-    "job": BENCHMARK, "generation": 1, "mode": "full", "store_url": "memory://", "backend": "rocksdb",
-    "partition_memory_bytes": 256 << 20, "limit_bytes": 1 << 20, "lease_ms": 0,
-}  # fmt: skip
 
 
 class Counter(sl.KeyedProcess):
@@ -98,10 +90,7 @@ SUBJECTS = {
 def opened(subject: Subject, directory: Path) -> OperatorPartition:
     """Return a partition that is ready for epochs."""
     end = events(_INPUT).key_by("k").process(subject.make(), _OUTPUT, uid="op", on_error=subject.then)
-    (operator,) = Pipeline([end._node]).settle(Parallelism(default=1))
-    program = operator.program(**_RUN)
-    _, task = open_task(program, program.load(), Partition(0), directory)
-    return OperatorPartition(task, Epoch(0))
+    return open_partition(BENCHMARK, end, directory)[1]
 
 
 def rows_of(number: int, size: int, *, failing: bool) -> pa.RecordBatch:
@@ -129,11 +118,7 @@ def main() -> None:
             for name, partition in there.items():
                 rows = [bad if SUBJECTS[name].failing else good]
                 gc.collect()
-                started = time.process_time()
-                for _ in partition.run(Epoch(epoch), EpochTimes(None, epoch * 1000), rows):
-                    pass
-                partition.commit()
-                took[name].append(time.process_time() - started)
+                took[name].append(run_epoch(partition, EpochTimes(None, epoch * 1000), rows))
     each = {name: min(times) for name, times in took.items()}
     for name, seconds in each.items():
         base = each[f"{name.partition('-')[0]}-fail"]

@@ -28,13 +28,10 @@ import pyarrow as pa
 import strandline as sl
 from benchmarks._counting import MULTIPLIER
 from benchmarks._harness import emit, progress
+from benchmarks._partition import open_partition, run_epoch
 from benchmarks._peers import OUTPUT
 from benchmarks.keyed_counter import BatchCounter, Counter
 from strandline.backends.base import Backend
-from strandline.core.ids import Epoch, Partition
-from strandline.keeper.opening import open_task
-from strandline.plan.parallelism import Parallelism
-from strandline.plan.pipeline import Pipeline
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing import events
@@ -42,10 +39,6 @@ from strandline.testing import events
 BENCHMARK = "row_path"
 _BATCH_ROWS = 10_000
 _WARM_UP = 4
-_RUN: dict[str, Any] = {
-    "job": BENCHMARK, "generation": 1, "mode": "incremental", "store_url": "memory://", "backend": "rocksdb",
-    "partition_memory_bytes": 512 << 20, "limit_bytes": 1 << 20, "lease_ms": 0,
-}  # fmt: skip
 _NARROW = "key bigint, value bigint"
 _WIDE = "key string, value bigint, name string, price double, city string, at timestamp, tags array<string>"
 _WIDE_OUTPUT = "key string, cnt bigint, sm bigint, name string, at timestamp"
@@ -82,10 +75,7 @@ SUBJECTS = {
 def opened(subject: Subject, directory: Path) -> tuple[Backend, OperatorPartition]:
     """Return a partition that is ready for epochs, and its backend."""
     end = events(subject.columns).key_by("key").process(subject.make(), subject.output, uid="op")
-    (operator,) = Pipeline([end._node]).settle(Parallelism(default=1))
-    program = operator.program(**_RUN)
-    backend, task = open_task(program, program.load(), Partition(0), directory)
-    return backend, OperatorPartition(task, Epoch(0))
+    return open_partition(BENCHMARK, end, directory, mode="incremental", memory_bytes=512 << 20)
 
 
 def rows_of(epoch: int, size: int, keys: int, *, wide: bool) -> list[pa.RecordBatch]:
@@ -107,19 +97,13 @@ def rows_of(epoch: int, size: int, keys: int, *, wide: bool) -> list[pa.RecordBa
     return batches
 
 
-def run_epoch(backend: Backend, partition: OperatorPartition, rows: list[pa.RecordBatch]) -> tuple[float, float]:
-    """Run one more epoch; return the processor seconds of the epoch and of writing it."""
-    gc.collect()
+def write(backend: Backend, partition: OperatorPartition) -> float:
+    """Write the changes since the last time; return the processor seconds it took."""
     started = time.process_time()
-    epoch = Epoch(partition.version + 1)
-    for _ in partition.run(epoch, EpochTimes(None, epoch * 1000), rows):
-        pass
-    partition.commit()
-    ran = time.process_time()
     frozen = partition.task.store.freeze()
     backend.write(frozen.changes())
     frozen.release()
-    return ran - started, time.process_time() - ran
+    return time.process_time() - started
 
 
 def main() -> None:
@@ -138,7 +122,8 @@ def main() -> None:
         for epoch in range(_WARM_UP + given.epochs):
             for name, (backend, partition) in there.items():
                 rows = rows_of(epoch, size, given.keys, wide=name == "wide")
-                seconds = run_epoch(backend, partition, rows)
+                gc.collect()
+                seconds = run_epoch(partition, EpochTimes(None, epoch * 1000), rows), write(backend, partition)
                 if epoch >= _WARM_UP:
                     took[name].append(seconds)
         for backend, _ in there.values():

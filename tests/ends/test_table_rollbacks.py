@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -255,13 +256,17 @@ def test_a_record_that_another_program_removes_or_sets_back_deletes_no_files(tmp
     assert place.pairs() == [(1, "a"), (2, "a")]
 
 
+def create_iceberg(place: Place, version: int) -> None:
+    place.reader.create_namespace("a")
+    columns = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
+    place.reader.create_table("a.table", columns, properties={"format-version": str(version)})
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path, version: int) -> None:
     """Those between it and what the table shows are expired."""
     place = Place("iceberg", tmp_path / "place")
-    place.reader.create_namespace("a")
-    columns = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
-    place.reader.create_table("a.table", columns, properties={"format-version": str(version)})
+    create_iceberg(place, version)
     place.append(pa.table({"k": [6], "v": ["other"]}))
     _, put_back = place.marked("its own command")
     sink = place.start()
@@ -287,6 +292,22 @@ def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path, ver
     put_back()
     with pytest.raises(CorruptionError, match="it has epoch 2 on record, and had epoch 3"):
         place.start(fourth, 4)
+
+
+def test_a_rollback_to_what_a_clock_that_is_ahead_has_written(tmp_path: Path, monkeypatch: Any) -> None:
+    """Snapshots of version 1 have times and no numbers."""
+    place = Place("iceberg", tmp_path / "place")
+    create_iceberg(place, 1)
+    with monkeypatch.context() as ahead:
+        ahead.setattr("pyiceberg.table.snapshots.time", SimpleNamespace(time=lambda: time.time() + 3600))
+        place.append(pa.table({"k": [6], "v": ["other"]}))
+    _, put_back = place.marked("its own command")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    put_back()
+    with pytest.raises(CorruptionError, match="none on record"):
+        place.start(stage(sink, 2, [(2, "b")]), 2)
+    assert place.pairs() == [(6, "other")]
 
 
 def test_a_rollback_is_seen_where_what_it_went_to_has_expired(tmp_path: Path) -> None:

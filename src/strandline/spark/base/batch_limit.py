@@ -1,4 +1,4 @@
-"""Spark's limit of bytes of an Arrow batch: it measures all columns for each row, a fifth of what its tasks cost.
+"""Spark's limit of bytes of an Arrow batch, for which it measures all columns for each row.
 
 Batches of rows of a fixed size reach the limit of rows first, so there Spark need not measure.
 """
@@ -76,4 +76,4 @@ def _is_out_of_reach(context: Any, size: float) -> bool:
     if size == UNBOUNDED or context.getLocalProperty(_MOST_BYTES) is not None:
         return False
     most_rows = int(context.getLocalProperty(_MOST_ROWS) or _DEFAULT_ROWS)
-    return 0 < most_rows * max(size, 1.0) < _DEFAULT_BYTES
+    return most_rows > 0 and most_rows * size < _DEFAULT_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -156,13 +156,16 @@ class RepeatedFrame(classic.DataFrame):
         if template is None:
             return None
         plan = template.copy(self._rdds, {**self._functions, name: function.to_java(self.sparkSession)})
-        with unmeasured(self.sparkSession.sparkContext, max(self._row_bytes, template.row_bytes)):
+        with self._unmeasured(template):
             return [row.getString(0) for row in plan.executeCollect()]
 
     def _count(self) -> None:
         rdd = self._rdd_of_copy()
-        with unmeasured(self.sparkSession.sparkContext, max(self._row_bytes, self._template.row_bytes)):
+        with self._unmeasured(self._template):
             rdd.count()
+
+    def _unmeasured(self, template: PlanTemplate) -> AbstractContextManager[None]:
+        return unmeasured(self.sparkSession.sparkContext, max(self._row_bytes, template.row_bytes))
 
     def _has_settings(self) -> bool:
         """Whether the tasks of an RDD get the session's settings, which some expressions read in tasks.

@@ -82,7 +82,6 @@ class FrameBuilder:
         self._may_repeat = not any(map(_is_of_epoch, nodes))
         self._changes = 0
         self._copies = _copies(self.operators)
-        self._source_bytes = UNBOUNDED if self.plan.sources.may_run_python else 0.0
 
     def build(self, df: DataFrame, work: EpochWork) -> EpochFrames:
         """Build the DataFrames of an epoch's rows; those that several sinks read are pinned, to be computed once."""
@@ -96,10 +95,9 @@ class FrameBuilder:
         for name, pinned in template.pins.items():
             pins.append(Pinned(RepeatedFrame(pinned, dict(rdds), functions)))
             rdds[name] = pins[-1].rdd
-        # The job of a sink may compute pinned rows, too.
-        size = max([self._source_bytes, *(pinned.row_bytes for pinned in template.pins.values())])
         outputs: list[tuple[str, Sink, DataFrame]] = [
-            (name, sink, RepeatedFrame(output, rdds, functions, size)) for name, sink, output in template.outputs
+            (name, sink, RepeatedFrame(output, rdds, functions, template.row_bytes))
+            for name, sink, output in template.outputs
         ]
 
         @cache
@@ -156,7 +154,9 @@ class FrameBuilder:
             for node in self.plan.pipeline.nodes
             if isinstance(node, FrameStep) and not node.is_fixed and node.parent is not None
         ]
-        return _Template(pins, outputs, steps)
+        source_bytes = UNBOUNDED if self.plan.sources.may_run_python else 0.0
+        row_bytes = max([source_bytes, *(template.row_bytes for template in pins.values())])
+        return _Template(pins, outputs, steps, row_bytes)
 
     def _build(
         self, df: DataFrame, work: EpochWork, pin: Callable[[DataFrame], DataFrame] | None = None
@@ -206,6 +206,8 @@ class _Template:
     outputs: list[tuple[str, Sink, PlanTemplate]]
     steps: list[tuple[FrameStep, DataFrame, Any]]
     """Users' functions of DataFrames, each with an argument and the plan that it returned."""
+    row_bytes: float
+    """The most bytes of a row that Python functions read before the outputs: a sink's job may compute pins, too."""
 
     def is_current(self) -> bool:
         """Whether users' functions return what they returned when the template was made."""

@@ -8,7 +8,7 @@ docs/design/0004-several-sources.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, reduce
+from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -48,7 +48,7 @@ class Sources:
         """The session of the sources."""
         return self.nodes[0].df.sparkSession
 
-    @cached_property
+    @property
     def may_run_python(self) -> bool:
         """Whether Python functions may compute the sources' rows."""
         return any(may_run_python(node.df) for node in self.nodes)

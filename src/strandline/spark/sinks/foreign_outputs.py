@@ -62,7 +62,7 @@ def find_foreign(files: FileSystem, root: str, run: SinkContext) -> list[Foreign
 
 def check_foreign(files: FileSystem, root: str, run: SinkContext) -> None:
     """Raise ConfigurationError if a sink begins beside rows of another life, or after an earlier life of its job."""
-    if run.life and VisibilityLog(files, root, f"{FOLDER}/{run.identity}").exist:
+    if _has_begun(files, root, run):
         return
     outputs = [
         other
@@ -85,8 +85,7 @@ def check_format(files: FileSystem, root: str, run: SinkContext, format: str, *,
     """
     if format.lower() not in _FORMATS.values():
         return
-    begins = not (run.life and VisibilityLog(files, root, f"{FOLDER}/{run.identity}").exist)
-    others = find_foreign(files, root, run) if replaces and begins else []
+    others = find_foreign(files, root, run) if replaces and not _has_begun(files, root, run) else []
     to_delete = {name for other in others for name in other.files}
     for name, _ in files.list(""):
         match = _VISIBLE.match(name)
@@ -103,6 +102,11 @@ def check_format(files: FileSystem, root: str, run: SinkContext, format: str, *,
                 f"is '{format}': readers of a directory expect files of one format",
                 hint=f"set format='{existing}' again, choose another directory, or move the files out of this one",
             )
+
+
+def _has_begun(files: FileSystem, root: str, run: SinkContext) -> bool:
+    """Whether the sink has a record there, of the run's life."""
+    return bool(run.life) and VisibilityLog(files, root, f"{FOLDER}/{run.identity}").exist
 
 
 def check_spark_metadata(files: FileSystem, root: str, run: SinkContext) -> None:

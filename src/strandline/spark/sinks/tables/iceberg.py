@@ -252,7 +252,7 @@ class IcebergSink(TableSink):
         # A tag may keep the snapshot, while later ones up to the table's present ones have expired. If none of these
         # has expired, the table was put back, since expiry by age begins with the oldest.
         if table.format_version == 1:
-            # Snapshots have no numbers, only times.
+            # Snapshots have no numbers. The sink's have later times than all before: see `_in_order`.
             return record if begin_ms > max(each.timestamp_ms for each in matches) else None
         first = max(each.sequence_number or 0 for each in matches)
         count = sum(first < (each.sequence_number or 0) < end for each in snapshots)
