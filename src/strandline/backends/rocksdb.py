@@ -42,7 +42,7 @@ _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
-_SIZE_CHECK_ENTRIES = 4096
+_LOADED_ENTRIES = 256
 _DEFAULT_FAMILY = "default"
 _STATISTICS = {
     "flush_written_bytes": "rocksdb.flush.write.bytes",
@@ -185,23 +185,21 @@ class RocksDBBackend:
         # RocksDB treats all files in its directory as its own. After a kill, this one is removed with the database.
         folder = self._directory.with_name(f"{self._directory.name}-load")
         folder.mkdir(exist_ok=True)
-        first = next(entries, None)
-        while first is not None:
+        some = list(islice(entries, _LOADED_ENTRIES))
+        while some:
             path = folder / f"{number}.sst"
             with self._translating:
                 writer = SstFileWriter(self._family_options[state])
                 writer.open(str(path))
-                writer[first[0]] = first[1]
-                for count, (key, value) in enumerate(entries, 1):
-                    writer[key] = value
-                    if count % _SIZE_CHECK_ENTRIES == 0 and writer.file_size() >= self._file_bytes:
-                        break
+                while some and writer.file_size() < self._file_bytes:
+                    deque(starmap(writer.__setitem__, some), 0)
+                    some = list(islice(entries, _LOADED_ENTRIES))
                 writer.finish()
                 options = IngestExternalFileOptions()
                 options.set_move_files(True)
                 family.ingest_external_file([str(path)], options)
             path.unlink(missing_ok=True)
-            first, number = next(entries, None), number + 1
+            number += 1
         shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, changes: Changes) -> None:
