@@ -210,6 +210,18 @@ def test_batches_are_bounded_and_sorted_within_runs() -> None:
     assert [len(batch) for batch in large] == [2, 2, 2, 2, 1]
 
 
+def test_loaded_entries_come_into_files_of_limited_size(tmp_path: Path) -> None:
+    entries = numbered(3000, os.urandom(100))
+    tuning = Tuning(target_file_bytes=64 << 10, compression="none")
+    backend = RocksDBBackend(tmp_path / "db", ["a"], memory=BUDGET, tuning=tuning)
+    backend.load("a", iter(entries))
+    files = [file for file in backend.persist({}, tmp_path / "s") if file.shared]
+    assert len(files) > 3
+    assert max(file.size_bytes for file in files) < 3 * tuning.target_file_bytes
+    assert contents(backend, "a") == dict(entries)
+    backend.close()
+
+
 def test_writes_faster_than_flushes_wait_and_lose_nothing(tmp_path: Path) -> None:
     small = MemoryBudget(block_cache_bytes=1 * MIB, write_buffer_bytes=1 * MIB)
     backend = RocksDBBackend(tmp_path / "db", ["a"], memory=small)
