@@ -186,7 +186,7 @@ def _write_spool(spool: Spool, options: BootstrapOptions) -> list[Slice]:
 def _next_replay(before: list[Replay], b: Blueprint, options: BootstrapOptions, work: _Work) -> Replay:
     """Return a replay that continues after those before it."""
     least_id, claim = (before[-1].next_id, before[-1].claim) if before else (CheckpointId(1), None)
-    return Replay(Preparation(b, frozenset(), least_id, claim), options, work)
+    return Replay(Preparation(b, frozenset(), least_id, claim, by_time=options.history.is_timed), options, work)
 
 
 def _replay(replays: list[Replay], restart: Restart, next_replay: Callable[[], Replay]) -> Savepoint:
@@ -296,10 +296,9 @@ class Replay:
         stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
-            b.plan, b.plan.sources.query(b.plan.sources.names), {op.node: op for op in run.operators},
-            run.exchanges, run.fleet, coordinator, _NoProgress(coordinator), staging, run.claim.generation,
-            JobProgress.after(run.epoch, totals), run.epoch - 1, watermarks, self._clock,
-            self._options.history.is_timed, b.places.failures(run.claim.generation), b.settings.max_row_bytes,
+            run.frames, b.plan.sources.query(b.plan.sources.names), run.fleet, coordinator, _NoProgress(coordinator),
+            staging, run.claim.generation, JobProgress.after(run.epoch, totals), run.epoch - 1, watermarks,
+            self._clock, b.places.failures(run.claim.generation),
         )  # fmt: skip
         driver.progress.acks.update(run.acks)
         return driver, coordinator

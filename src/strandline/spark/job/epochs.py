@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,6 @@ from strandline.keeper.protocol import Ack, Instructions, Report
 from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.reached import WatermarkStatus
-from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import LONGEST_CHAIN
 from strandline.runtime.watermarks import Watermarks
@@ -34,15 +33,12 @@ from strandline.spark.base.task_errors import FIRST_FAILURE
 from strandline.spark.base.templates import discard
 from strandline.spark.job.progress import JobProgress, Work
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
+from strandline.spark.keepers.exchange import clone_session, empty_frame
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
 from strandline.spark.lower.frames import EpochFrames, EpochWork, FrameBuilder
-from strandline.spark.lower.limits import row_limit
-from strandline.spark.lower.nodes import TO, function_of
-from strandline.spark.lower.plan import Plan
-from strandline.spark.lower.reduction import limit_shuffle
+from strandline.spark.lower.nodes import function_of
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +59,8 @@ class SourcePositions(Protocol):
 class EpochDriver:
     """Runs epochs, and collects their acks and staged output. One epoch or poll at a time."""
 
-    _plan: Plan
+    _frames: FrameBuilder
     _source: DataFrame
-    _operators: Mapping[OperatorNode, Operator]
-    _exchanges: Exchanges
     _fleet: Fleet
     _coordinator: Coordinator
     _sources: SourcePositions
@@ -76,18 +70,15 @@ class EpochDriver:
     _batch: int
     watermarks: Watermarks
     _clock: Clock
-    _by_time: bool = False
-    """Whether to sort the rows of a key by their times if the program defines no other order."""
     failures: Path | None = None
     """The path prefix of files in which tasks record final failures, so that Spark's retries end at once."""
-    max_row_bytes: int = 0
-    """The largest size of a row to an operator; 0: no limit."""
     paused: threading.Event = field(default_factory=threading.Event)
     """While set, no epoch begins, so that a last checkpoint covers all epochs."""
     _stopped_us: int | None = field(default=None, init=False)
     """The time at which a drain stopped the clock: timers that are due by then fire, and no later ones."""
 
     def __post_init__(self) -> None:
+        self._plan, self._operators = self._frames.plan, self._frames.operators
         self._looked_us = self.steady_us
         """When Spark last looked at the sources in this run, which it does not during epochs; at first, the start."""
         self._has_looked = False
@@ -96,7 +87,6 @@ class EpochDriver:
         # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
         self._session = clone_session(self._source.sparkSession)
         self._no_rows: DataFrame | None = None
-        self._frames = FrameBuilder(self._plan, self._operators, self._exchanges, self._route)
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
@@ -311,9 +301,6 @@ class EpochDriver:
     @suppress_error_logs()
     def _run(self, df: DataFrame, epoch: Epoch, begun_us: int | None = None) -> None:
         started = time.perf_counter()
-        prepare_session(df.sparkSession)
-        if self._plan.reductions:
-            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators))
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
@@ -387,14 +374,6 @@ class EpochDriver:
             elif isinstance(node, MapNode | FailedNode):
                 functions[node] = function_of(node, reports.get(node))
         return EpochWork(functions, instructions.watermark_us, instructions.fired_us)
-
-    def _route(self, node: OperatorNode, rows: DataFrame) -> DataFrame:
-        operator = self._operators[node]
-        to = None if node.broadcast_order is None else TO
-        order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
-        too_large = row_limit(node, self.max_row_bytes)
-        exchange = self._exchanges.of(node.uid)
-        return exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
         trigger = self._coordinator.trigger(epoch, changed=not idle)

@@ -38,6 +38,7 @@ from strandline.spark.job.rewinding import SourcePlace, find_place
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
+from strandline.spark.lower.frames import FrameBuilder
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.storage.place import Place
 
@@ -51,7 +52,7 @@ class PreparedRun:
     claim: Claim
     origin: Origin
     operators: list[Operator]
-    exchanges: Exchanges
+    frames: FrameBuilder
     fleet: Fleet
     acks: dict[Slot, Ack]
     """The keepers' acks of the restore."""
@@ -77,6 +78,8 @@ class Preparation:
     """The newest claim that this job's driver has made."""
     override: ParallelismOverride | None = None
     """The parallelism that a command or the executors set; None: neither does."""
+    by_time: bool = False
+    """Whether to sort the rows of a key by their times if the program defines no other order."""
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     fleet: Fleet | None = field(default=None, init=False)
     _place: SourcePlace | None = field(default=None, init=False)
@@ -130,6 +133,11 @@ class Preparation:
         make_local_dirs(b.spark)
         exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
         self.cleanup.callback(exchanges.close)
+        by_node = {operator.node: operator for operator in operators}
+        frames = FrameBuilder(b.plan, by_node, exchanges, b.settings.max_row_bytes, self.by_time)
+        self.cleanup.callback(frames.close)
+        if reads_sources:
+            frames.plan_ahead(self.find_place(origin, start).source)
         memory_bytes = self._partition_memory(parallelisms.values())
         programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
         fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
@@ -139,7 +147,7 @@ class Preparation:
         with fleet.cancellable():
             acks = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
-        return PreparedRun(owned, origin, operators, exchanges, fleet, acks, CheckpointId(next_id), start)
+        return PreparedRun(owned, origin, operators, frames, fleet, acks, CheckpointId(next_id), start)
 
     def checks(self, origin: Origin, *, reads_sources: bool = True) -> list[Check]:
         """Return the checks before a start from an origin; `strandline check-upgrade` makes the same."""

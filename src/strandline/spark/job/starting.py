@@ -137,10 +137,9 @@ class Starting:
             [names.begin, topics.begin], identities,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            b.plan, source, {operator.node: operator for operator in operators}, run.exchanges, fleet, coordinator,
-            sources, staging, owned.generation, JobProgress.after(epoch, totals), batch, self._watermarks(manifest),
-            b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
-            paused=b.paused,
+            run.frames, source, fleet, coordinator, sources, staging, owned.generation,
+            JobProgress.after(epoch, totals), batch, self._watermarks(manifest), b.clock,
+            failures=b.places.failures(owned.generation), paused=b.paused,
         )  # fmt: skip
         # After a request to drain, read no more rows.
         driver.is_draining = b.draining.requested.is_set()

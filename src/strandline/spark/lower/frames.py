@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,10 +10,13 @@ from functools import cache
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator
+from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.batch_limit import UNBOUNDED
+from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.templates import (
@@ -24,9 +28,11 @@ from strandline.spark.base.templates import (
     has_present,
     rdd_of,
 )
-from strandline.spark.keepers.exchange import Exchanges
-from strandline.spark.lower.nodes import input_of, late_rows, lower_node
+from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
+from strandline.spark.lower.limits import row_limit
+from strandline.spark.lower.nodes import TO, input_of, late_rows, lower_node
 from strandline.spark.lower.plan import Plan
+from strandline.spark.lower.reduction import limit_shuffle
 from strandline.spark.sinks.base import Sink
 from strandline.spark.streams.frames import FrameStep
 
@@ -66,8 +72,10 @@ class FrameBuilder:
     plan: Plan
     operators: Mapping[OperatorNode, Operator]
     exchanges: Exchanges
-    route: Callable[[OperatorNode, DataFrame], DataFrame]
-    """Sends rows to an operator's partitions."""
+    max_row_bytes: int = 0
+    """The largest size of a row to an operator; 0: no limit."""
+    by_time: bool = False
+    """Whether to sort the rows of a key by their times if the program defines no other order."""
     _templates: dict[Hashable, _Template | None] = field(default_factory=dict, init=False)
     """By what decides on the plan. None if there is no template."""
 
@@ -82,10 +90,34 @@ class FrameBuilder:
         self._may_repeat = not any(map(_is_of_epoch, nodes))
         self._changes = 0
         self._copies = _copies(self.operators)
+        self._planning: threading.Thread | None = None
+
+    def plan_ahead(self, source: DataFrame) -> None:
+        """Plan the epochs of these rows in a thread, until the first one begins: in a cold JVM, it takes a second."""
+        # Clones, as for Spark's query: later settings of the program's session must not affect epochs.
+        rows = empty_frame(source, clone_session(source.sparkSession))
+
+        def plan() -> None:
+            try:
+                self._prepare(rows)
+                self._template(rows)
+            except BaseException:
+                # The first epoch meets the same error, and reports it.
+                self._templates.clear()
+
+        self._planning = threading.Thread(target=plan, name="strandline-plan", daemon=True)
+        self._planning.start()
+
+    def close(self) -> None:
+        """Wait until no thread plans."""
+        if self._planning is not None:
+            self._planning.join()
 
     def build(self, df: DataFrame, work: EpochWork) -> EpochFrames:
         """Build the DataFrames of an epoch's rows; those that several sinks read are pinned, to be computed once."""
-        template = self._template(df, work) if self._may_repeat else None
+        self.close()
+        self._prepare(df)
+        template = self._template(df)
         if template is None or (rows := rdd_of(df)) is None:
             return self._build(df, work)
         # Also those of map(): what they refer to in the program may have changed.
@@ -113,7 +145,23 @@ class FrameBuilder:
         """The aggregations whose input is aggregated before it is sent, by uid."""
         return frozenset(uid for uid, reduction in self.plan.reductions.items() if reduction.on)
 
-    def _template(self, df: DataFrame, work: EpochWork) -> _Template | None:
+    def _prepare(self, df: DataFrame) -> None:
+        prepare_session(df.sparkSession)
+        if self.plan.reductions:
+            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators.values()))
+
+    def _route(self, node: OperatorNode, rows: DataFrame) -> DataFrame:
+        """Send rows to an operator's partitions."""
+        operator = self.operators[node]
+        to = None if node.broadcast_order is None else TO
+        order = node.order_by or ((TIME,) if self.by_time and TIME in node.hidden else ())
+        too_large = row_limit(node, self.max_row_bytes)
+        exchange = self.exchanges.of(node.uid)
+        return exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
+
+    def _template(self, df: DataFrame) -> _Template | None:
+        if not self._may_repeat:
+            return None
         key = self._reducing, frozenset(self.plan.pinned)
         template = self._templates.get(key)
         if template is not None and not template.is_current():
@@ -124,10 +172,10 @@ class FrameBuilder:
         self._templates[key] = None
         if self._may_repeat:
             with suppress(NoTemplateError):
-                self._templates[key] = self._make_template(df, work)
+                self._templates[key] = self._make_template(df)
         return self._templates[key]
 
-    def _make_template(self, df: DataFrame, work: EpochWork) -> _Template:
+    def _make_template(self, df: DataFrame) -> _Template:
         spark = df.sparkSession
         rdds: dict[str, Any] = {}
         pinned: dict[str, DataFrame] = {}
@@ -142,7 +190,9 @@ class FrameBuilder:
             pinned[name] = df
             return without_rows(name, df)
 
-        frames = self._build(without_rows(_SOURCE, df), work, pin)
+        # Copies have other functions.
+        functions: dict[Node, BatchFunction] = {node: BatchFunction(iter, _output_of(node)) for node in self._names}
+        frames = self._build(without_rows(_SOURCE, df), EpochWork(functions, None, None), pin)
 
         def template(df: DataFrame) -> PlanTemplate:
             return PlanTemplate(df, rdds, self.exchanges.anchors, self._names.values())
@@ -181,7 +231,7 @@ class FrameBuilder:
                 case SourceNode():
                     continue
                 case OperatorNode() | MapNode() | FailedNode():
-                    rows = self.route(node, *parents) if isinstance(node, OperatorNode) else input_of(node, *parents)
+                    rows = self._route(node, *parents) if isinstance(node, OperatorNode) else input_of(node, *parents)
                     function = work.functions[node]
                     frames[node] = map_batches(rows, function.call, function.schema, self._names[node])
                 case LateNode():
@@ -217,6 +267,16 @@ class _Template:
 def _analyzed(df: DataFrame) -> Any:
     jdf: Any = df._jdf
     return jdf.queryExecution().analyzed()
+
+
+def _output_of(node: Node) -> StructType:
+    """Return the schema of what the function of a node returns."""
+    match node:
+        case OperatorNode():
+            return schema_of(node.raw_schema)
+        case MapNode():
+            return schema_of(node.raw_ddl)
+    return schema_of(node.columns.ddl)
 
 
 def _is_of_epoch(node: Node) -> bool:
