@@ -239,7 +239,7 @@ class Reading:
         self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", keeper="k", newest_us=newest_us)
         conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "")
         df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-        self.driver(df, self.driver._batch + 1)
+        self.driver.process(df, self.driver._batch + 1)
 
 
 def driver_time(clock: Clocks) -> int:

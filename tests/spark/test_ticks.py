@@ -20,7 +20,7 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.times import END_US
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Report
-from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.epochs import BatchHandler, EpochDriver
 from strandline.spark.job.progress import JobProgress
 from tests.spark.runs import attempt, run_of
 from tests.spark.test_silence import Reading, query_of
@@ -78,6 +78,32 @@ class Panic(BaseException):
     """As a library in Rust raises it."""
 
 
+def call(driver: EpochDriver, df: Any, batch: int) -> None:
+    """Do what Spark does with a batch."""
+    batches = BatchHandler()
+    batches.begin(driver)
+    batches(df, batch)
+
+
+def test_a_batch_waits_until_keepers_have_restored_and_ends_if_the_run_does_not_start() -> None:
+    driver, ran = gated()
+    batches = BatchHandler()
+    calling = threading.Thread(target=batches, args=("rows", 6))
+    calling.start()
+    calling.join(0.05)
+    assert calling.is_alive()
+    assert not ran
+    batches.begin(driver)
+    calling.join()
+    batches.give_up()
+    batches("more", 7)
+    assert ran == ["rows", "more"]
+    refused = BatchHandler()
+    refused.give_up()
+    with pytest.raises(KeeperError, match="the run did not start"):
+        refused("rows", 6)
+
+
 @pytest.mark.parametrize("error", [KeeperError("a sink failed at the end"), Panic("a sink failed at the end")])
 def test_after_a_tick_that_failed_no_epoch_has_its_number(error: BaseException) -> None:
     """Spark's thread waits for its turn meanwhile: keepers without rows would take its epoch for the tick's, again."""
@@ -88,7 +114,7 @@ def test_after_a_tick_that_failed_no_epoch_has_its_number(error: BaseException) 
     with pytest.raises(type(error), match="a sink failed"):
         driver.tick()
     with pytest.raises(KeeperError, match="has ended already"):
-        driver(SimpleNamespace(), 1)
+        call(driver, SimpleNamespace(), 1)
     assert driver.error is error
 
 
@@ -98,7 +124,7 @@ def test_spark_has_an_answer_where_an_epoch_ends_with_what_is_no_exception(error
     driver: Any = Reading().driver
     driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(error)
     with pytest.raises(KeeperError):
-        driver(None, 6)
+        call(driver, None, 6)
     assert driver.error is error
     assert driver.failed.is_set()
 
@@ -108,7 +134,7 @@ def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(
     """Spark finds no progress where it is gone by the time that it looks: it would begin anew, and all count twice."""
     reading = Reading()
     with pytest.raises(KeeperError, match=f"began with batch {batch} of the sources, expected 6"):
-        reading.driver(None, batch)  # type: ignore[arg-type]
+        call(reading.driver, None, batch)
     assert isinstance(reading.driver.error, CorruptionError)
     assert reading.driver.failed.is_set()
     assert reading.driver.progress.epoch == 0
@@ -167,7 +193,7 @@ def test_a_batch_that_waits_for_the_lock_begins_no_epoch_of_a_run_that_was_pause
     driver, ran = gated()
     before: list[list[Any]] = []
     driver._lock = Turns(driver.paused.set, lambda: (before.append([*ran]), driver.paused.clear()))
-    driver("rows", 6)
+    call(driver, "rows", 6)
     assert (before, ran) == ([[]], ["rows"])
 
 
@@ -176,7 +202,7 @@ def test_a_batch_that_waits_for_the_lock_begins_no_epoch_behind_the_end_of_time(
     driver, ran = gated()
     driver._lock = Turns(driver.drain, lambda: None, driver.sealed.set)
     with pytest.raises(KeeperError, match="has ended already"):
-        driver("rows", 6)
+        call(driver, "rows", 6)
     assert (driver.drained, ran) == (True, ["nothing"])
 
 

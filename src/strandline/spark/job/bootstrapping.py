@@ -282,6 +282,7 @@ class Replay:
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
         b, run = self._b, self._preparation.open(reads_sources=False)
+        acks = run.restore()
         manifest = run.origin.manifest
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
@@ -300,7 +301,7 @@ class Replay:
             staging, run.claim.generation, JobProgress.after(run.epoch, totals), run.epoch - 1, watermarks,
             self._clock, b.places.failures(run.claim.generation),
         )  # fmt: skip
-        driver.progress.acks.update(run.acks)
+        driver.progress.acks.update(acks)
         return driver, coordinator
 
     def _reach(self, part: Slice) -> None:

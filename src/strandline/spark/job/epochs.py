@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,31 @@ class SourcePositions(Protocol):
         """Add the position after this batch to a checkpoint, now or later."""
 
 
+class BatchHandler:
+    """The function that Spark calls with each batch. The first batch waits for the driver, while keepers restore."""
+
+    def __init__(self) -> None:
+        self._driver: Future[EpochDriver] = Future()
+
+    def begin(self, driver: EpochDriver) -> None:
+        """Let the driver process the batches."""
+        self._driver.set_result(driver)
+
+    def give_up(self) -> None:
+        """Refuse a batch that still waits: a query that is stopped waits for this function."""
+        if not self._driver.done():
+            self._driver.set_exception(KeeperError("the run did not start"))
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        """Process one epoch; called by Spark."""
+        try:
+            self._driver.result().process(df, batch)
+        except BaseException as error:
+            # Spark writes the message to its log, so it must be discreet. If it were no Exception, Py4J would send
+            # no answer: the JVM would wait for ever, and also the thread that stops the query.
+            raise KeeperError(discreet(error)) from None
+
+
 @dataclass
 class EpochDriver:
     """Runs epochs, and collects their acks and staged output. One epoch or poll at a time."""
@@ -74,12 +100,14 @@ class EpochDriver:
     """The path prefix of files in which tasks record final failures, so that Spark's retries end at once."""
     paused: threading.Event = field(default_factory=threading.Event)
     """While set, no epoch begins, so that a last checkpoint covers all epochs."""
+    started_us: int | None = None
+    """The steady time before Spark's query was started; None: now."""
     _stopped_us: int | None = field(default=None, init=False)
     """The time at which a drain stopped the clock: timers that are due by then fire, and no later ones."""
 
     def __post_init__(self) -> None:
         self._plan, self._operators = self._frames.plan, self._frames.operators
-        self._looked_us = self.steady_us
+        self._looked_us = self.steady_us if self.started_us is None else self.started_us
         """When Spark last looked at the sources in this run, which it does not during epochs; at first, the start."""
         self._has_looked = False
         self._asked_us = self._looked_us
@@ -111,15 +139,6 @@ class EpochDriver:
     def operators(self) -> Collection[Operator]:
         """The keyed operators of the run."""
         return self._operators.values()
-
-    def __call__(self, df: DataFrame, batch: int) -> None:
-        """Process one epoch; called by Spark."""
-        try:
-            self.process(df, batch)
-        except BaseException as error:
-            # Spark writes the message to its log, so it must be discreet. If it were no Exception, Py4J would send
-            # no answer: the JVM would wait for ever, and also the thread that stops the query.
-            raise KeeperError(discreet(error)) from None
 
     def process(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; raise the cause of a failure."""

@@ -1,4 +1,4 @@
-"""Steps 1–4 of a start: check, claim, choose the base, restore keepers. Steps 5–7 follow in starting.py."""
+"""Steps 1–4 of a start: check, claim, choose the base, describe the keepers. Steps 5–8 follow in starting.py."""
 
 from __future__ import annotations
 
@@ -47,15 +47,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """The result of steps 1–4 of a start: a run without its sources."""
+    """The result of steps 1–4 of a start: a run without its sources, whose keepers have not begun."""
 
     claim: Claim
     origin: Origin
     operators: list[Operator]
     frames: FrameBuilder
     fleet: Fleet
-    acks: dict[Slot, Ack]
-    """The keepers' acks of the restore."""
     next_id: CheckpointId
     start: Start | None
     """The record of where the job's life began, if no snapshot has a position in the sources."""
@@ -64,6 +62,13 @@ class PreparedRun:
     def epoch(self) -> Epoch:
         """The epoch of the restored state."""
         return self.origin.manifest.epoch if self.origin.manifest else Epoch(0)
+
+    def restore(self) -> dict[Slot, Ack]:
+        """Start the keepers, let them restore their state, and return their acks."""
+        with self.fleet.cancellable():
+            acks = self.fleet.open(self.epoch)
+        failpoints.hit("restore.keepers_opened")
+        return acks
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Preparation:
             self.fleet.abort()
 
     def open(self, *, reads_sources: bool = True) -> PreparedRun:
-        """Take steps 1–4: check, claim, choose what to restore, restore the keepers."""
+        """Take steps 1–4: check, claim, choose what to restore, describe the keepers that restore it."""
         b = self.blueprint
         # 1. Check, without any change, whether the program fits: a wrong one must not fence a running job.
         checked = self.decide()
@@ -127,8 +132,7 @@ class Preparation:
             if manifest is None and not origin.life:
                 warn_of_other_directory(b)
         failpoints.hit("restore.claimed")
-        # 4. The keepers' programs name each partition's files; the keepers restore them.
-        epoch = manifest.epoch if manifest else Epoch(0)
+        # 4. The keepers' programs name the files that each partition restores.
         parallelisms = {operator.uid: operator.parallelism for operator in operators}
         make_local_dirs(b.spark)
         exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
@@ -144,10 +148,7 @@ class Preparation:
         self.cleanup.callback(fleet.close)
         # Before the restore: keepers with little state wait for those with much.
         fleet.keep_alive()
-        with fleet.cancellable():
-            acks = fleet.open(epoch)
-        failpoints.hit("restore.keepers_opened")
-        return PreparedRun(owned, origin, operators, frames, fleet, acks, CheckpointId(next_id), start)
+        return PreparedRun(owned, origin, operators, frames, fleet, CheckpointId(next_id), start)
 
     def checks(self, origin: Origin, *, reads_sources: bool = True) -> list[Check]:
         """Return the checks before a start from an origin; `strandline check-upgrade` makes the same."""

@@ -1,4 +1,4 @@
-"""Start of an attempt in seven steps: 1–4 are in preparation.py, 5–7 start sources, sinks and the query."""
+"""Start of an attempt in eight steps: 1–4 are in preparation.py, 5–8 start the query, keepers, sinks and epochs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
@@ -22,7 +24,7 @@ from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import has_log_cache, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, end
 from strandline.spark.job.compat import lost_sinks
-from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.epochs import BatchHandler, EpochDriver
 from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
 from strandline.spark.job.sourcewatch import SourceWatch
@@ -62,6 +64,7 @@ class Starting:
         self._coordinator: Coordinator | None = None
         self._driver: EpochDriver | None = None
         self._query: StreamingQuery | None = None
+        self._batches = BatchHandler()
 
     @property
     def claim(self) -> Claim | None:
@@ -74,6 +77,7 @@ class Starting:
         try:
             return self._start()
         except BaseException:
+            self._batches.give_up()
             end(
                 self._b, "the run did not start", self._driver, self._query, self._coordinator,
                 self._preparation.fleet, self._cleanup,
@@ -88,22 +92,35 @@ class Starting:
         b, run = self._b, self._preparation.open()
         owned, origin, operators, fleet, start = run.claim, run.origin, run.operators, run.fleet, run.start
         manifest, epoch = origin.manifest, run.epoch
-        # 5. Rewind the sources: in a new Spark directory, the checkpoint's batch is the last.
+        # 5. Rewind the sources: in a new Spark directory, the checkpoint's batch is the last. Start the query, whose
+        #    first batch waits for step 8: Spark looks at the sources while keepers restore.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
         fork = manifest is not None and manifest.life != owned.life
         place = self._preparation.find_place(origin, start)
+        source, batch = place.source, place.batch
         # The query of an earlier attempt stays active as long as a sink's function hangs: Spark would wait for its end.
         metadata = place.files.get("metadata", b"")
-        hangs = any(query.id.encode() in metadata for query in place.source.sparkSession.streams.active)
+        hangs = any(query.id.encode() in metadata for query in source.sparkSession.streams.active)
         rewind(spark_dir, place.files, anew=fork or hangs)
-        # 6. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
+        comparisons = [topics.compare] if place.kafka else []
+        if tables := delta_tables(source, place.names):
+            comparisons.append(DeltaTables(b.spark, tables, place.files, batch).compare)
+        identities = IdentityChecks(comparisons)
+        self._cleanup.callback(identities.close)
+        started_us = int(b.clock.monotonic_ms() * 1000)
+        trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
+        query = self._query = self._start_query(source, spark_dir)
+        # 6. The keepers restore their state.
+        acks = run.restore()
+        # 7. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
         #    remove later output. Rows for a target that is unavailable keep waiting.
         waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
-        # Not before step 6: after a kill of the driver, sinks may still have to show the output of a drain.
+        # Not before step 7: after a kill of the driver, sinks may still have to show the output of a drain.
         b.draining.refuse(b.name, manifest, reopen=b.options.reopen)
-        # 7. Start the query with the next epoch.
+        # 8. Begin with the next epoch.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, run.next_id, origin.confirmed,
@@ -112,13 +129,6 @@ class Starting:
         )  # fmt: skip
         # Another job's totals do not count for this job.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
-        source, batch = place.source, place.batch
-        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files, batch)
-        comparisons = [topics.compare] if place.kafka else []
-        if tables := delta_tables(source, place.names):
-            comparisons.append(DeltaTables(b.spark, tables, place.files, batch).compare)
-        identities = IdentityChecks(comparisons)
-        self._cleanup.callback(identities.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaned = {
@@ -139,41 +149,32 @@ class Starting:
         driver = self._driver = EpochDriver(
             run.frames, source, fleet, coordinator, sources, staging, owned.generation,
             JobProgress.after(epoch, totals), batch, self._watermarks(manifest), b.clock,
-            failures=b.places.failures(owned.generation), paused=b.paused,
+            failures=b.places.failures(owned.generation), paused=b.paused, started_us=started_us,
         )  # fmt: skip
         # After a request to drain, read no more rows.
         driver.is_draining = b.draining.requested.is_set()
         # Acks of the restore have the pending timers, which may be due although no rows come.
-        driver.progress.acks.update(run.acks)
-        writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
-        if b.trigger:
-            writer = writer.trigger(**b.trigger)
-        if "availableNow" not in b.trigger and has_log_cache(source.sparkSession):
-            writer = writer.options(**_ASYNCHRONOUS_LOGS)
-        trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
-        between_ms = max(trigger_ms, polling_delay_ms(b.spark))
-        query = self._query = writer.start()
+        driver.progress.acks.update(acks)
         b.draining.note_begin()
         watch = SourceWatch(
-            query, between_ms, ends="availableNow" in b.trigger, has_read=lambda: driver.batch > batch,
-            clock=b.clock if trigger_ms else None,
+            query, max(trigger_ms, polling_delay_ms(b.spark)), ends="availableNow" in b.trigger,
+            has_read=lambda: driver.batch > batch, clock=b.clock if trigger_ms else None,
         )  # fmt: skip
         lag = SourceLag(b.spark, source, place.names, place.file_sources, spark_dir, lambda: driver.batch)
-        return Attempt(
-            b,
-            owned,
-            manifest,
-            origin.is_own,
-            driver,
-            coordinator,
-            fleet,
-            sources,
-            cleaner,
-            commits,
-            watch,
-            self._cleanup,
-            lag,
-        )
+        attempt = Attempt(
+            b, owned, manifest, origin.is_own, driver, coordinator, fleet, sources, cleaner, commits, watch,
+            self._cleanup, lag,
+        )  # fmt: skip
+        self._batches.begin(driver)
+        return attempt
+
+    def _start_query(self, source: DataFrame, spark_dir: Path) -> StreamingQuery:
+        writer = source.writeStream.foreachBatch(self._batches).option("checkpointLocation", f"file://{spark_dir}")
+        if self._b.trigger:
+            writer = writer.trigger(**self._b.trigger)
+        if "availableNow" not in self._b.trigger and has_log_cache(source.sparkSession):
+            writer = writer.options(**_ASYNCHRONOUS_LOGS)
+        return writer.start()
 
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
         b = self._b

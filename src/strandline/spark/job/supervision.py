@@ -40,7 +40,7 @@ from strandline.snapshot.opening.origin import go_back
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
-from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.epochs import BatchHandler
 from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.following import Follower, RescalableRun, initial_override
 from strandline.spark.job.preparation import Preparation, warn_of_sinks
@@ -121,7 +121,7 @@ class Supervisor:
         self._held = b.places.lock_shared()
         sweep(b.places.local_dir)
         remove_abandoned(b.places.root)
-        hide_errors_of(EpochDriver.__call__.__code__)
+        hide_errors_of(BatchHandler.__call__.__code__)
         self._log.open()
         self._enter("starting")
         tell(f"job '{b.name}' is starting: its checkpoints are in {b.jobdir.store.url}")
