@@ -236,6 +236,31 @@ def test_a_program_of_many_steps_gives_the_same_in_both_ways(
     assert all(planned.values())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_epochs_are_planned_while_keepers_restore_and_again_if_that_failed(
+    spark: Any, case: Case, plans: list[int], fails: bool
+) -> None:
+    """What a function of the program raises there, it raises again for the first epoch, or it was for that thread."""
+    threads: list[str] = []
+
+    def step(df: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        if fails and threads[-1] == "strandline-plan":
+            raise SystemExit("not in this thread")
+        return df
+
+    sink = sl.sinks.memory()
+    for number in range(2):
+        small.write_rows(case.root / "in", number, [("u", "a", 1)])
+    rows = sl.stream(small.source(spark, case.root / "in")).transform(step)
+    counts = rows.key_by("user").process(Count(), small.OUTPUT, uid="count")
+    with case.job_of("ahead", counts.to(sink)).start(spark) as run:
+        settle(run)
+    assert small.rows_of(sink) == small.counted(["u", "u"])
+    assert "strandline-plan" in threads
+    assert len(plans) == 1 + fails
+
+
 def test_another_version_of_spark_may_have_no_templates(
     spark: Any, case: Case, plans: list[int], monkeypatch: Any
 ) -> None:
