@@ -112,6 +112,10 @@ class Starting:
         started_us = int(b.clock.monotonic_ms() * 1000)
         trigger_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         query = self._query = self._start_query(source, spark_dir)
+        watch = SourceWatch(
+            query, max(trigger_ms, polling_delay_ms(b.spark)), ends="availableNow" in b.trigger,
+            has_read=lambda: driver.batch > batch, clock=b.clock if trigger_ms else None,
+        )  # fmt: skip
         # 6. The keepers restore their state.
         acks = run.restore()
         # 7. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
@@ -156,10 +160,6 @@ class Starting:
         # Acks of the restore have the pending timers, which may be due although no rows come.
         driver.progress.acks.update(acks)
         b.draining.note_begin()
-        watch = SourceWatch(
-            query, max(trigger_ms, polling_delay_ms(b.spark)), ends="availableNow" in b.trigger,
-            has_read=lambda: driver.batch > batch, clock=b.clock if trigger_ms else None,
-        )  # fmt: skip
         lag = SourceLag(b.spark, source, place.names, place.file_sources, spark_dir, lambda: driver.batch)
         attempt = Attempt(
             b, owned, manifest, origin.is_own, driver, coordinator, fleet, sources, cleaner, commits, watch,
