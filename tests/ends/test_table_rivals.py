@@ -84,9 +84,7 @@ def test_a_writer_of_another_branch_is_no_hindrance(tmp_path: Path, key: Any) ->
     assert place.pairs() == [(1, "a"), (2, "b")]
 
 
-def test_rows_that_have_waited_are_added_beside_a_busy_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_have_waited_are_added_beside_a_busy_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes longer than the other writer leaves between two commits is never committed."""
     place = Place("iceberg", tmp_path / "place")
     sink = place.start()
