@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError, SinkError
+from strandline.core.errors import AccessError, ConfigurationError, SinkError
 from strandline.ends.postgres.catalog import identifier
 from strandline.storage.place import Place
 from tests.postgres import PASSWORD, Server
@@ -359,6 +359,10 @@ REFUSED = [
     ("create table t (k bigint, v text, n numeric, unique (v, k))", {"key": ["k", "v"], "delete": "gone"}, None, ""),
     ("create table t (k bigint, v text, n numeric, gone boolean)", {"key": "x"}, "its key names the column 'x'", ""),
     ("create table t (k bigint, v text, n numeric, gone boolean)", {"key": "k", "delete": "v"}, "delete='v' is string, expected a boolean", ""),
+    ("create table t (k bigint unique, v text, n numeric); create rule told as on insert to t do also notify told",
+     {"key": "k", "delete": "gone"}, "table t has the rule told", 'drop rule "told" on t'),
+    ("create table t (k bigint, v text, n numeric, gone boolean); create rule told as on insert to t do also notify told",
+     {}, None, ""),
     ("create table t (k bigint, v text, n numeric, gone boolean); revoke all on t from clerk; grant select on t to clerk",
      {"user": "clerk"}, "user clerk may not insert in table t", 'grant insert on '),
 ]  # fmt: skip
@@ -400,6 +404,34 @@ def test_tables_that_rows_do_not_fit(
             db.execute(f"drop {kind} if exists t cascade; drop foreign data wrapper if exists w cascade")
             if user:
                 db.execute(f"drop owned by {user}; drop role {user}")
+
+
+def test_rows_that_a_policy_excludes_are_refused_like_others(postgresql: Server, dsn: str) -> None:
+    """PostgreSQL reports them like a missing privilege, which ends the job."""
+    schema = dsn.rpartition("%3D")[2]
+    with postgresql.connect(dsn) as db:
+        db.execute(f"create role reader login password 'x'; grant usage, create on schema {schema} to reader")
+        db.execute("create table guarded (k bigint primary key, v text); grant all on guarded to reader")
+        db.execute("alter table guarded enable row level security")
+        db.execute("create policy p on guarded using (v <> 'hidden') with check (v <> 'bad')")
+        db.execute("insert into guarded values (1, 'hidden')")
+    columns = pa.schema({"k": pa.int64(), "v": pa.string()})
+    try:
+        target = target_of(
+            dsn.replace(f"tests:{PASSWORD}", "reader:x"), columns, "guarded", key="k", record="guarded_record"
+        )
+        for row in ((1, "a"), (2, "bad")):
+            with pytest.raises(SinkError, match="table guarded refuses rows: new row violates row-level security"):
+                write(target, batch_of({"k": (pa.int64(), [row[0]]), "v": (pa.string(), [row[1]])}))
+        write(target, batch_of({"k": (pa.int64(), [3]), "v": (pa.string(), ["b"])}))
+        with postgresql.connect(dsn) as db:
+            assert db.execute("select k, v from guarded order by k").fetchall() == [(1, "hidden"), (3, "b")]
+            db.execute("revoke update on guarded from reader")
+        with pytest.raises(AccessError, match="user reader may not update"):
+            write(target, batch_of({"k": (pa.int64(), [4]), "v": (pa.string(), ["b"])}))
+    finally:
+        with postgresql.connect(dsn) as db:
+            db.execute("drop owned by reader; drop role reader")
 
 
 def test_trying_out_leaves_nothing_behind(postgresql: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from strandline.testing.sinks.conformance import (
     name_of,
 )
 from tests.ends.tableplaces import NAMES, SESSION, Place, stage, tried
+from tests.lossy import Proxy
 from tests.pages import run_page
 
 # -- statistics, by which readers leave files out
@@ -95,6 +97,20 @@ def test_delta_in_object_storage(s3: Any, check: Any) -> None:
     trial = Trial(SESSION, lambda: sl.sinks.delta(url, storage_options=s3.options), visible)
     trial.crashes = 2
     check(trial)
+
+
+def test_the_driver_does_not_stand_still_while_storage_answers(s3: Any) -> None:
+    """The proxy is a thread of this process: a library that holds Python's lock would wait for it in vain."""
+    proxy = Proxy(int(s3.options["endpoint"].rpartition(":")[2]))
+    options = {**s3.options, "endpoint": f"http://127.0.0.1:{proxy.port}"}
+    url = s3.url(f"delta-{uuid.uuid4().hex[:8]}")
+    trial = Trial(SESSION, lambda: sl.sinks.delta(url, storage_options=options), list)
+    sink = trial.start()
+    started = time.monotonic()
+    assert not sink.commit(trial.stage(sink, 1))
+    assert not sink.commit(trial.stage(sink, 2))
+    assert time.monotonic() - started < 30
+    proxy.close()
 
 
 def test_iceberg_in_object_storage(s3: Any, tmp_path: Path) -> None:

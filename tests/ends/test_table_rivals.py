@@ -84,6 +84,35 @@ def test_a_writer_of_another_branch_is_no_hindrance(tmp_path: Path, key: Any) ->
     assert place.pairs() == [(1, "a"), (2, "b")]
 
 
+def test_rows_that_have_waited_are_added_beside_a_busy_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer than the other writer leaves between two commits is never committed."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(0, "a")]))
+    rows = [(number, "b") for number in range(1, 301)]
+    with away(monkeypatch):
+        staged = [text for at in range(3) for text in stage(sink, at + 2, *([row] for row in rows[at::3]))]
+        assert sink.commit(staged)
+    commit_files, sizes = sink.commit_files, []
+
+    def commit(table: Any, record: Any, files: Any, after: Any = None) -> None:
+        sizes.append(len(files))
+        if len(files) > 250:
+            place.append(pa.table({"k": [-1], "v": ["other"]}))
+        commit_files(table, record, files, after)
+
+    sink.commit_files = commit
+    assert not sink.commit(staged)
+    assert sizes == [200, 100]
+    assert place.pairs() == [(0, "a"), *rows]
+    # Those of one checkpoint are added in one transaction.
+    staged = [text for at in range(3) for text in stage(sink, at + 5, *([(at, "c")] for _ in range(90)))]
+    sink.commit_files, sizes = commit_files, []
+    before = len(place.table().snapshots())
+    assert not sink.commit(staged)
+    assert len(place.table().snapshots()) == before + 1
+
+
 # A table is loaded in the same way with a key and without.
 @pytest.mark.parametrize(
     ("check", "key"),

@@ -131,6 +131,25 @@ def test_a_job_may_go_back_with_its_table(place: Place, how: str) -> None:
     assert place.pairs() == [(1, "a"), (2, "b"), (3, "d")]
 
 
+def test_a_log_entry_without_information_hides_no_rollback(delta: Place) -> None:
+    """Delta's writers may leave it out."""
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    _, put_back = delta.marked("its own command")
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    third = stage(sink, 3, [(3, "c")])
+    put_back()
+    for _ in range(2):
+        delta.append(pa.table({"k": [7], "v": ["other"]}))
+    entry = delta.path / f"table/_delta_log/{delta.table().version():020}.json"
+    lines = entry.read_text().splitlines()
+    entry.write_text("\n".join(line for line in lines if "commitInfo" not in line))
+    with pytest.raises(CorruptionError, match="it was put back"):
+        sink.commit(third)
+    with pytest.raises(CorruptionError, match="it was put back"):
+        delta.start(third, 3)
+
+
 def test_a_table_that_is_put_back_while_a_transaction_is_under_way(delta: Place) -> None:
     sink = delta.start()
     sink.commit(stage(sink, 1, [(1, "a")]))

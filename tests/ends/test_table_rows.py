@@ -252,6 +252,37 @@ def test_a_partitioning_that_files_do_not_tell_is_refused(tmp_path: Path) -> Non
         tried(place.make(), schema)
 
 
+def test_a_table_of_version_1_that_was_in_parts_is_refused_without_a_key(tmp_path: Path) -> None:
+    """Such a table keeps the field, and the library adds no files to it."""
+    place = Place("iceberg", tmp_path / "place")
+    place.reader.create_namespace("a")
+    columns = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    place.reader.create_table("a.table", columns, properties={"format-version": "1"})
+    with place.table().update_spec() as spec:
+        spec.add_identity("v")
+    with place.table().update_spec() as spec:
+        spec.remove_field("v")
+    with pytest.raises(ConfigurationError, match=r"partitioned by void\(v\) \(a table of version 1 keeps former"):
+        tried(place.make(), NAMES)
+    sink = place.start(key="k")
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    assert place.pairs() == [(1, "a")]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_parts_of_floating_point_are_refused(tmp_path: Path, key: Any) -> None:
+    """The library writes rows with NaN into the part without a value, and readers who look for NaN skip it."""
+    place = Place("iceberg", tmp_path / "place")
+    place.reader.create_namespace("a")
+    columns = pa.schema([("k", pa.int64()), ("v", pa.float64())])
+    place.reader.create_table("a.table", columns)
+    with place.table().update_spec() as spec:
+        spec.add_identity("v")
+    schema = StructType([StructField("k", LongType()), StructField("v", DoubleType())])
+    with pytest.raises(ConfigurationError, match="partitioned by 'v', which is floating point"):
+        tried(place.make(key=key), schema)
+
+
 def test_rows_by_key_into_parts_that_need_another_package_are_refused_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

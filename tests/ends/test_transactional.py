@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from strandline.core.ids import Epoch
 from strandline.ends import delivery, staged
 from strandline.spark.sinks import transactional
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
+from tests.ends import inprocess
 from tests.ends.ledgers import Kept, KeptLane, away, muted, taken_away, trial_of, waiting_files
 
 
@@ -118,6 +120,63 @@ def test_what_has_waited_long_is_delivered_in_parts(ledger: Any, monkeypatch: py
     assert not sink.commit(left)
     trial.expect(1, 2, 3)
     assert max(sizes) == 2
+
+
+def test_tasks_do_not_wait_for_a_target_one_after_the_other(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would keep the cores from the job's epochs, for longer the more lanes there are."""
+    monkeypatch.setattr(transactional, "_SMALL_BYTES", 0)
+    trial = trial_of(ledger)
+    sink = trial.start()
+    assert not sink.commit(trial.stage(sink, 1, tasks=6))
+    pending = trial.stage(sink, 2, tasks=6)
+    sink.patience_s, asked = 0.3, []
+
+    def down(lane: KeptLane) -> None:
+        asked.append(lane.lane)
+        away()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptLane, "reached", down)
+        assert len(sink.commit(pending) or ()) == 6
+        assert len(asked) > 6
+        assert len(set(asked)) == 6
+        assert sorted(map(asked.count, set(asked)))[:5] == [1] * 5
+        # Rows are late: the driver asks, and no task begins.
+        asked.clear()
+        patched.setattr(inprocess.Frame, "collect", lambda frame: pytest.fail("a task has begun"))
+        assert len(sink.commit(pending) or ()) == 6
+        assert sorted(asked) == list(range(6))
+    assert not sink.commit(pending)
+    trial.expect(1, 2)
+
+
+def test_a_lane_that_hangs_keeps_no_others_from_being_asked_for_long(
+    ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "_THREADS", 1)
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1, tasks=6)
+    ledger.before = away
+    assert sink.commit(pending)
+    ledger.before, asked = lambda: None, []
+
+    def hang(lane: KeptLane) -> None:
+        asked.append(lane.lane)
+        time.sleep(0.2)
+        raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptLane, "reached", hang)
+        sink.patience_s = 0.1
+        for commits in range(1, 50):
+            assert len(sink.commit(pending) or ()) == 6
+            assert len(asked) == commits
+            if len(set(asked)) > 2:
+                break
+    assert len(set(asked)) > 2
+    assert not sink.commit(pending)
+    trial.expect(1)
 
 
 def test_why_rows_wait_quotes_none_of_them(ledger: Any, caplog: Any) -> None:

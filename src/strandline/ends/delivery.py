@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from strandline.checkpoint.folder import Folder, folder_at
@@ -22,6 +22,9 @@ _PARTS = 16
 """The least number of transactions that replace one if rows are late."""
 _FEWEST_ROWS = 10
 """The size of the first transaction if rows are late; each of the next ones has twice as many rows."""
+_given_up: dict[tuple[str, str], int] = {}
+"""By storage and sink: the generation of which a lane has waited in vain in this process. Until one makes progress,
+none waits: tasks that wait, one after the other, keep the executor's cores from the job's epochs."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +57,42 @@ class Delivery:
     def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> LaneResult:
         """Write the rows after the lane's mark in the target."""
         folder, rows, refused, mark = folder_at(self.place), 0, 0, self.marks.get(lane, "")
-        delay_s, until = FIRST_DELAY_S, time.monotonic() + self.patience_s
+        sink, generation = (self.place.url, self.writer.sink), self.writer.generation
+        may_wait = _given_up.get(sink) != generation
+        delay_s, until = FIRST_DELAY_S, time.monotonic() + (self.patience_s if may_wait else 0.0)
         while True:
             attempt = _Attempt(self, lane, folder)
             try:
                 for row_count, refused_count, new_mark in attempt.write(waiting):
                     rows, refused, mark = rows + row_count, refused + refused_count, new_mark
+                    _given_up.pop(sink, None)
                     until = time.monotonic() + self.patience_s
                 return LaneResult(rows, refused, mark)
             except Exception as error:
-                if not isinstance(error, ConflictError) and not self.target.may_pass(error):
+                if not self._may_pass(error):
                     raise self._final(error) from error
                 if time.monotonic() + delay_s > until:
+                    _given_up[sink] = generation
                     return LaneResult(rows, refused, mark, reason_of(error))
             finally:
                 attempt.close()
             # The next connection reads the mark again: the answer to a commit may have been lost.
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    def ask(self, lane: int) -> str:
+        """Return why the target does not answer now for a lane; empty if it does."""
+        try:
+            with closing(self.target.connect(self.writer, lane)) as connection:
+                connection.reached()
+        except Exception as error:
+            if not self._may_pass(error):
+                raise self._final(error) from error
+            return reason_of(error)
+        return ""
+
+    def _may_pass(self, error: Exception) -> bool:
+        return isinstance(error, ConflictError) or self.target.may_pass(error)
 
     def _final(self, error: Exception) -> Exception:
         if isinstance(error, StrandlineError):

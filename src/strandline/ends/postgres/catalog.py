@@ -20,7 +20,8 @@ select n.nspname, c.relname, c.relkind::text,
   exists (select from part join pg_class l using (oid) where l.relpersistence = 'u'),
   exists (select from part join pg_class l using (oid) where l.relkind = 'f'), row_security_active(c.oid),
   has_table_privilege(c.oid, 'insert'), has_table_privilege(c.oid, 'update'), has_table_privilege(c.oid, 'delete'),
-  has_table_privilege(c.oid, 'select'), has_database_privilege(current_database(), 'temporary'), current_user::text
+  has_table_privilege(c.oid, 'select'), has_database_privilege(current_database(), 'temporary'), current_user::text,
+  array(select rulename::text from pg_rewrite where ev_class = c.oid and ev_type in ('2', '3') order by 1)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
 """
 # A domain counts as its base type; a domain over a domain stays a domain, and parses its values from text.
@@ -76,6 +77,8 @@ class CatalogTable:
     """Whether row-level security applies to the user."""
     privileges: dict[str, bool]
     user: str
+    rules: list[str]
+    """Its rules for updates and inserts."""
     columns: dict[str, Column]
     unique: list[list[str]]
 
@@ -89,11 +92,15 @@ def read_table(db: Any, table: str) -> CatalogTable | None:
     (oid,) = db.execute("select to_regclass(%s)::oid", [table]).fetchone()
     if oid is None:
         return None
-    schema, name, kind, is_unlogged, is_foreign, hides_rows, *allowed, user = db.execute(_TABLE, [oid, oid]).fetchone()
+    schema, name, kind, is_unlogged, is_foreign, hides_rows, *allowed, user, rules = db.execute(
+        _TABLE, [oid, oid]
+    ).fetchone()
     columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
     unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
     privileges = dict(zip(("insert", "update", "delete", "select", "temporary"), allowed, strict=True))
-    return CatalogTable(schema, name, kind, is_unlogged, is_foreign, hides_rows, privileges, user, columns, unique)
+    return CatalogTable(
+        schema, name, kind, is_unlogged, is_foreign, hides_rows, privileges, user, rules, columns, unique
+    )
 
 
 def identifier(db: Any, name: str) -> str:
@@ -125,6 +132,11 @@ def check_table(table: CatalogTable | None, shape: Shape, rows: pa.Schema) -> No
             f"{what} has row-level security that holds for user {table.user}: rows that it hides would not be deleted, "
             "and none can be copied into it",
             hint=f"alter role {quoted(table.user)} bypassrls; or have the table's owner write",
+        )
+    if table.rules and shape.key:
+        raise ConfigurationError(
+            f"{what} has the rule {table.rules[0]}: PostgreSQL replaces no rows by key in a table with rules",
+            hint=f"drop rule {quoted(table.rules[0])} on {shape.table}, or write a trigger instead",
         )
     _check_privileges(table, shape)
     for field in columns:

@@ -41,6 +41,8 @@ _READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
 _OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
 """Classes of errors that a row causes: values that do not fit or are too large for an index, constraints, errors of
 triggers. psycopg has some of them as OperationalError, like temporary errors."""
+_NO_PRIVILEGE, _POLICIES = "42501", "ExecWithCheckOptions"
+"""A row that a policy of row-level security excludes has the error of a missing privilege, from this function."""
 _OUT_OF_IDS = ("GetNewTransactionId", "GetNewMultiXactId")
 """Functions of the server that raise an error of class 54 if it needs VACUUM before it accepts any row."""
 
@@ -274,7 +276,7 @@ class PostgresLane(Connection):
                 )
                 failpoints.hit("sink.postgres.written")
         except psycopg.Error as error:
-            if self._target.may_pass(error) or (error.sqlstate or "")[:2] not in _OF_ROWS:
+            if self._target.may_pass(error) or not _is_of_row(error):
                 raise
             raise self._row_error(error) from None
 
@@ -337,6 +339,12 @@ class PostgresLane(Connection):
             hint=hint,
             discreet=f"{where} refuses rows: {type(error).__name__}" + (f" ({about})" if about else ""),
         )
+
+
+def _is_of_row(error: Any) -> bool:
+    """Whether a row causes the error."""
+    state = error.sqlstate or ""
+    return state[:2] in _OF_ROWS or (state == _NO_PRIVILEGE and error.diag.source_function == _POLICIES)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -8,6 +8,7 @@ reads that record and writes the rest. Job and target may be down for any time: 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -278,7 +279,8 @@ class Transactional(Sink):
             waiting.sort(key=lambda each: each.number)
         is_late = bool(self._late_since) or not self._has_recovered
         delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._marks, is_late)
-        results = self._run(delivery, lanes)
+        silent = self._ask(delivery, lanes) if self._late_since and len(lanes) > 1 else {}
+        results = silent | self._run(delivery, {lane: each for lane, each in lanes.items() if lane not in silent})
         self._remember({lane: result.mark for lane, result in results.items()})
         self._rows += sum(result.rows for result in results.values())
         refused = sum(result.refused for result in results.values())
@@ -297,6 +299,25 @@ class Transactional(Sink):
         """Keep the greatest mark of each lane: a target with a smaller one was put back, and lacks rows for good."""
         # A new dict: another thread reads the old one while it stages an epoch.
         self._marks = self._marks | {lane: mark for lane, mark in marks.items() if mark > self._marks.get(lane, "")}
+
+    def _ask(self, delivery: Delivery, lanes: Collection[int]) -> dict[int, LaneResult]:
+        """Return the lanes for which the target does not answer the driver.
+
+        Rows are late: tasks would wait for a target that hangs, and keep the cores from the job's epochs.
+        """
+        until = time.monotonic() + delivery.patience_s
+        silent: dict[int, LaneResult] = {}
+
+        def ask(lane: int) -> None:
+            late = time.monotonic() > until
+            reason = next((each.failure for each in list(silent.values()) if late), "") or delivery.ask(lane)
+            if reason:
+                silent[lane] = LaneResult(0, 0, self._marks.get(lane, ""), reason)
+
+        with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:
+            # In any order: a lane that hangs does not always keep the same ones from being asked.
+            list(pool.map(ask, random.sample(list(lanes), len(lanes))))
+        return silent
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[StagedFile]]) -> dict[int, LaneResult]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import logging
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError, SinkError, StrandlineError
+from strandline.checkpoint.folder import Folder, folder_at
+from strandline.core.errors import ConfigurationError, NotFoundError, SinkError, StrandlineError
 from strandline.core.ids import Epoch, unique_name
 from strandline.ends.arguments import check_location
 from strandline.ends.committables import TaskAttempt
@@ -34,6 +38,7 @@ _IDENTITY = "strandline.identity"
 """The key of the sink's identity in the log, in each of its transactions."""
 _EPOCH_BITS = 40
 """The lower bits of an application transaction's version; the higher ones are the generation."""
+_THREADS = 8
 _VIOLATION = re.compile(r"(\d+) rows failed validation check")
 _STORAGE_ERROR = re.compile(r"Generic (?!DeltaTable )\w+ error")
 _PLAIN = re.compile(r"[A-Za-z0-9_=./-]+")
@@ -144,7 +149,7 @@ class DeltaSink(TableSink):
         if self.record(table) is None:
             # The log may no longer have the version, from before the sink, to which the table was put back.
             return None
-        for entry in _entries(table):
+        for entry in self._entries(table):
             if entry["version"] > at:
                 continue
             if entry["version"] <= seen:
@@ -162,6 +167,22 @@ class DeltaSink(TableSink):
                 # An older run has checked the versions before.
                 break
         return self.record(table if at == int(table.version()) else self._as_of(at))
+
+    def _entries(self, table: Any) -> Iterator[dict[str, Any]]:
+        """Yield the log's entries of a table's versions, the newest first. Older ones are read on demand.
+
+        The library's `history` holds Python's lock until storage has answered, so that the whole driver stands still,
+        and it numbers entries wrongly if a version has none.
+        """
+        folder, end, count = folder_at(self.place(table)), int(table.version()) + 1, 2
+        with ThreadPoolExecutor(_THREADS, "strandline-log") as pool:
+            while end:
+                versions = range(end - 1, max(end - 1 - count, -1), -1)
+                for entry in pool.map(lambda version: _entry(folder, version), versions):
+                    if entry is None:
+                        return
+                    yield entry
+                end, count = versions[-1], count * 8
 
     def _restored(self, parameters: Mapping[str, Any]) -> int | None:
         """Return the version to which a table was restored, if it is known."""
@@ -421,12 +442,13 @@ def _files_of(table: Any) -> list[dict[str, Any]]:
     return files
 
 
-def _entries(table: Any) -> Iterator[dict[str, Any]]:
-    """Yield the log's entries of a table's versions, the newest first. Older ones are read on demand."""
-    end, count = int(table.version()) + 1, 2
-    while True:
-        entries = table.history(count)
-        yield from (entry for entry in entries if entry["version"] < end)
-        if len(entries) < count:
-            return
-        end, count = entries[-1]["version"], count * 8
+def _entry(folder: Folder, version: int) -> dict[str, Any] | None:
+    """Return the log's entry of a version, without those of its files; None if it is not in the log any more."""
+    try:
+        lines = io.BytesIO(folder.get(f"_delta_log/{version:020}.json"))
+    except NotFoundError:
+        return None
+    actions = (json.loads(line) for line in lines if b'"commitInfo"' in line)
+    # Writers may leave it out.
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    return {**info, "version": version}

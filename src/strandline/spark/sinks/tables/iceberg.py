@@ -154,32 +154,37 @@ class IcebergSink(TableSink):
         schema, new = fit_columns(self._where, columns, existing, key=key, may_add=may_add)
         new = [pa.field(column.name, _iceberg_type(column.type)) for column in new]
         schema = pa.schema([pa.field(c.name, _iceberg_type(c.type), c.nullable) for c in schema])
+        self._check_parts(table, key)
         if key:
-            self._check_parts(table)
             return FileLayout(schema), new
         # Field ids identify a column that is renamed later, or dropped and added again.
         schema = pa.schema([_with_id(c, existing.field(c.name)) if c.name in existing.names else c for c in schema])
         split = []
         for field in table.spec().fields:
             column, transform = table.schema().find_column_name(field.source_id), str(field.transform)
-            if transform == "void":
-                continue
             if transform not in _UNITS or column not in schema.names:
+                gone = " (a table of version 1 keeps former partition fields)" if transform == "void" else ""
                 raise ConfigurationError(
-                    f"{self._where}: the table is partitioned by {transform}({column}); this sink supports "
+                    f"{self._where}: the table is partitioned by {transform}({column}){gone}; this sink supports "
                     f"{', '.join(_UNITS)} of the job's columns",
                     hint="change the table's partitioning, or give the sink a key: then pyiceberg writes the rows",
                 )
             split.append((column, _UNITS[transform]))
         return FileLayout(schema, split), new
 
-    def _check_parts(self, table: Any) -> None:
-        """Refuse a partitioned table for which pyiceberg needs the package pyiceberg-core, if it is not installed."""
+    def _check_parts(self, table: Any, key: Sequence[str]) -> None:
+        """Refuse partitions of floating point, and those of rows by key that need a package which is not installed."""
         for field in table.spec().fields:
-            if str(field.transform) not in ("identity", "void") and find_spec("pyiceberg_core") is None:
-                column = table.schema().find_column_name(field.source_id)
+            column, transform = table.schema().find_column_name(field.source_id), str(field.transform)
+            if transform == "identity" and str(table.schema().find_type(field.source_id)) in ("float", "double"):
                 raise ConfigurationError(
-                    f"{self._where}: the table is partitioned by {field.transform}({column}), for which rows by key "
+                    f"{self._where}: the table is partitioned by '{column}', which is floating point: the library has "
+                    "no partition for NaN, and readers who look for it would miss the rows",
+                    hint="partition the table by another column",
+                )
+            if key and transform not in ("identity", "void") and find_spec("pyiceberg_core") is None:
+                raise ConfigurationError(
+                    f"{self._where}: the table is partitioned by {transform}({column}), for which rows by key "
                     "need the package pyiceberg-core, which is not installed",
                     hint="pip install 'pyiceberg[pyiceberg-core]', or partition the table by columns",
                 )

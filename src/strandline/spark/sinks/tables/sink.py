@@ -60,6 +60,9 @@ log = logging.getLogger(__name__)
 
 _MERGE_BYTES = 256 << 20
 """The limit of a merge's staged rows, as Parquet: they are in the driver's memory."""
+_LATE_FILES = 250
+"""The approximate limit of a transaction's files if rows are late: Iceberg reads each file, and while it does, another
+writer's commit makes the whole transaction begin anew."""
 _RELOAD_S = 300.0
 """Time after which the sink reloads the layout and place of the table: credentials may expire after an hour."""
 _THREADS = 16
@@ -210,6 +213,7 @@ class TableSink(TableFormat):
             left = []
         except UnavailableError as error:
             reason = error.message
+            left = [each for each in staged if self._reached is None or not self._reached.covers(each)]
         self._report(left, reason)
         return [each.text for each in left], reason
 
@@ -342,27 +346,30 @@ class TableSink(TableFormat):
         for group in self._groups(staged):
             self._may_show = max(self._may_show, *(each.epoch for each in group))
             self._rows += self._attempt(lambda table, group=group: self._commit(table, group), patience_s)  # type: ignore[misc]
-        merged = [file.path for each in staged if each.key for file in each.files]
-        if merged:
-            # The merge has written their rows to other files.
-            with suppress(StrandlineError):
-                folder_at(self._attempt(self.place, 0.0)).delete(merged)
+            merged = [file.path for each in group if each.key for file in each.files]
+            if merged:
+                # The merge has written their rows to other files.
+                with suppress(StrandlineError):
+                    folder_at(self._attempt(self.place, 0.0)).delete(merged)
 
     def _groups(self, staged: Sequence[StagedFiles]) -> Iterator[list[StagedFiles]]:
-        """Divide staged files into transactions of whole epochs."""
+        """Divide staged files into transactions of whole epochs: one, unless rows are late, or too large to merge."""
+        is_late = bool(self._late_since) or not self._has_recovered
         epochs: dict[int, list[StagedFiles]] = {}
         for each in sorted(staged, key=lambda each: (each.epoch, each.task)):
             epochs.setdefault(each.epoch, []).append(each)
         group: list[StagedFiles] = []
+        size = count = 0
         for several in epochs.values():
-            size = sum(file.bytes for each in (*group, *several) for file in each.files)
-            key = several[0].key
+            files, key = [file for each in several for file in each.files], several[0].key
+            size, count = size + sum(file.bytes for file in files), count + len(files)
             # An older program may have staged files for another key, or with other columns.
             is_other = group and (group[0].key, group[0].columns) != (key, several[0].columns)
-            if group and (is_other or (key and size > _MERGE_BYTES)):
+            is_large = size > _MERGE_BYTES if key else is_late and count > _LATE_FILES
+            if group and (is_other or is_large):
                 yield group
-                group = []
-            group = [*group, *several]
+                group, size, count = [], sum(file.bytes for file in files), len(files)
+            group += several
         if group:
             yield group
 
