@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,35 @@ def test_whatever_is_zeroed_in_an_sst_file_is_an_error_or_of_no_effect(rocks: La
             except CorruptionError:
                 errors += 1
     assert errors > 0.9 * cases > 40, (errors, cases)
+
+
+def test_a_damaged_manifest_is_in_no_snapshot_and_is_not_restored(rocks: Lab) -> None:
+    """RocksDB reads over zeros in it, and the state in the files that it does not know then is gone without an error."""
+    backend, expected = rocks.open(), dict(numbered(30))
+    for start in range(0, 30, 10):
+        files = backend.persist({"a": numbered(30)[start : start + 10]}, rocks.place())
+    (live,) = (path for path in rocks.root.rglob("MANIFEST-*") if (path.parent / "LOCK").exists())
+    (copy,) = (file.path for file in files if file.name.startswith("MANIFEST-"))
+    data = live.read_bytes()
+    assert copy.read_bytes() == data
+    ends = range(7, len(data), 23)
+    zeroed = [data[:at] + bytes(len(data) - at) for at in ends] + [data[:at] + bytes(9) + data[at + 9 :] for at in ends]
+    for damaged in [*zeroed, *(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in ends)]:
+        _overwrite(live, damaged)
+        with pytest.raises(CorruptionError):
+            backend.persist({}, rocks.place())
+    for damaged in [*zeroed, *(data[:at] for at in ends)]:
+        copy.write_bytes(damaged)
+        with suppress(CorruptionError):
+            # It may end between two records: not even RocksDB tells that from a whole one.
+            assert contents(rocks.restore(files), "a") == expected or damaged == data[: len(damaged)]
+    _overwrite(live, data)
+    assert contents(rocks.restore(backend.persist({}, rocks.place())), "a") == expected
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(data)
 
 
 def test_a_file_of_another_life_is_not_taken_for_the_one_of_its_name(rocks: Lab) -> None:

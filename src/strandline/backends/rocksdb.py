@@ -29,7 +29,7 @@ from rocksdict import (
 
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
-from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
+from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
 from strandline.backends.rocksoptions import family_options, group_read_options, prefix_read_options, write_options
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
@@ -253,6 +253,9 @@ class RocksDBBackend:
             self._drop_walks()
             into.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(into))
+            # It copies the MANIFEST of this directory, which RocksDB itself has not read since the opening.
+            check_manifest(into)
+            Rdict.list_cf(str(into), self._options)
             self._fit_cache()
         return sorted(filter(None, map(self._snapshot_file, list(into.iterdir()))), key=lambda file: file.name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import threading
 from pathlib import Path
 
@@ -12,11 +13,39 @@ from strandline.core.ids import unique_name
 BLOCK_CHECKED = (".sst",)
 """The endings of files of which RocksDB verifies each block that it reads, and that the file is the one it wrote.
 
-It reads an older blob file as the right one, and a MANIFEST only up to its first damaged record, without an error.
+It reads an older blob file as the right one, and a MANIFEST without records that are damaged, without an error.
 """
+_HINT = "the job restores from its last complete checkpoint"
 _TAG_DIGITS = 16
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
+_LOG_BLOCK_BYTES = 32 << 10
+_LOG_RECORD = struct.Struct("<IHB")
+"""Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
+_FIRST, _MIDDLE = 2, 3
+_LOG_KINDS = (1, _FIRST, _MIDDLE, 4)
+
+
+def check_manifest(directory: Path) -> None:
+    """Raise CorruptionError if a MANIFEST has zeros for records, or ends in the middle of one.
+
+    RocksDB reads it without them, and knows nothing of the files that they list: that state is gone without an error.
+    """
+    for path in directory.glob("MANIFEST-*"):
+        data, at, kind = path.read_bytes(), 0, 0
+        while at < len(data):
+            left = _LOG_BLOCK_BYTES - at % _LOG_BLOCK_BYTES
+            if left < _LOG_RECORD.size:
+                at += left
+                continue
+            header = data[at : at + _LOG_RECORD.size].ljust(_LOG_RECORD.size, b"\0")
+            _, size, kind = _LOG_RECORD.unpack(header)
+            end = at + _LOG_RECORD.size + size
+            if kind not in _LOG_KINDS or end > min(at + left, len(data)):
+                break
+            at = end
+        if at < len(data) or kind in (_FIRST, _MIDDLE):
+            raise CorruptionError(f"{path}: RocksDB's list of files is damaged at byte {at} of {len(data)}", hint=_HINT)
 
 
 class SstFiles:
@@ -28,7 +57,8 @@ class SstFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Rename the files of a snapshot in `directory`, if there is one, to RocksDB's names."""
+        """Check the files of a snapshot in `directory`, if there is one, and give them RocksDB's names."""
+        check_manifest(directory)
         self._tag = unique_name()[:_TAG_DIGITS]
         self._restored: dict[str, str] = {}
         for path in list(directory.iterdir()):
@@ -85,5 +115,5 @@ class ErrorTranslation:
         if isinstance(error, OSError):
             return UnavailableError(message, hint=local_files_hint(error))
         if str(error).startswith("Corruption") or "No such file" in str(error):
-            return CorruptionError(message, hint="the job restores from its last complete checkpoint")
+            return CorruptionError(message, hint=_HINT)
         return UnavailableError(message, hint=local_files_hint(error))
