@@ -26,6 +26,7 @@ from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.expressions import integers, parse_expression, select, to_java_columns
+from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.session import has_one_process
 from strandline.types.datatypes import IntegerType
@@ -41,6 +42,8 @@ SESSION_CONF = {
 }
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_with_workers: set[str] = set()
+"""The applications of Spark in which a job has started Python's workers."""
 _MOVES = 3
 """How often the partitions are placed again if they are not spread evenly over the executors."""
 _FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
@@ -208,6 +211,8 @@ class Exchanges:
         for number in sorted({*parallelisms.values()}, reverse=True):
             last = self._exchanges[number] = Exchange(spark, number, job_group, last)
         self._parallelisms = dict(parallelisms)
+        self._workers = threading.Thread(target=self._start_workers, name="strandline-workers", daemon=True)
+        self._workers.start()
 
     def of(self, uid: str) -> Exchange:
         """Return an operator's exchange."""
@@ -231,8 +236,21 @@ class Exchanges:
         """The RDD of each anchor."""
         return [exchange.anchor for exchange in self._exchanges.values()]
 
+    def _start_workers(self) -> None:
+        """Start Python's workers while keepers restore; the first epoch of a session would wait a second for them."""
+        for exchange in self._exchanges.values():
+            exchange._settle()
+            context: Any = exchange._unplaced.sparkSession.sparkContext
+        if self._exchanges and context.applicationId not in _with_workers:
+            _with_workers.add(context.applicationId)
+            # The first epoch meets the same error and reports it.
+            with suppress(Exception):
+                context.setJobGroup(self.job_group, "strandline: workers", interruptOnCancel=True)
+                map_batches(exchange._anchor.rows, iter, exchange._anchor.rows.schema, "workers").count()
+
     def close(self) -> None:
         """Release the anchors."""
+        self._workers.join()
         for exchange in self._exchanges.values():
             exchange.close()
 
