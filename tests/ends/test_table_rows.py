@@ -26,9 +26,7 @@ from pyspark.sql.types import (
 )
 
 import strandline as sl
-from strandline.core.errors import (
-    ConfigurationError,
-)
+from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Generation
 from strandline.ends.tables.datafiles import cast_rows, refuse_unreadable
 from strandline.spark.sinks.base import SinkContext
@@ -267,6 +265,18 @@ def test_a_table_of_version_1_that_was_in_parts_is_refused_without_a_key(tmp_pat
     sink = place.start(key="k")
     sink.commit(stage(sink, 1, [(1, "a")]))
     assert place.pairs() == [(1, "a")]
+
+
+def test_a_text_that_is_too_long_for_the_path_of_a_part_does_not_wait_for_ever(tmp_path: Path) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    place.reader.create_namespace("a")
+    place.reader.create_table("a.table", pa.schema([("k", pa.int64()), ("v", pa.string())]))
+    with place.table().update_spec() as spec:
+        spec.add_identity("v")
+    sink = place.start(key="k")
+    with pytest.raises(SinkError, match="text of a partition column is too long for a path"):
+        sink.commit(stage(sink, 1, [(1, "a" * 300)]))
+    assert place.pairs() == []
 
 
 @pytest.mark.parametrize("key", [None, "k"])

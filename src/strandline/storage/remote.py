@@ -52,6 +52,7 @@ _HINTS = {
     "NoSuchBucket": "create the bucket, or correct the url",
     "ContainerNotFound": "create the container, or correct the url",
     "ExpiredToken": "renew the credentials; a job takes new ones when it is started again",
+    "RequestTimeTooSkewed": "set the clock of this machine: the service's differs by more than 15 minutes",
 }
 _REFUSALS = frozenset((
     "AccessDenied", "AllAccessDisabled", "AuthenticationFailed", "AuthorizationHeaderMalformed", "ContainerNotFound",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ ExistingRows = Literal["refuse", "keep"]
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 _CONFLICTS = 4
+_TOO_LONG = re.compile("File name too long|KeyTooLong")
+"""In errors of disks and of S3, which otherwise look temporary."""
 """Up to this number of conflicts, an attempt may exceed its patience."""
 
 
@@ -141,6 +144,11 @@ class TableFormat(Sink):
                     ) from None
                 if self.is_conflict(error):
                     conflicts += 1
+                elif _TOO_LONG.search(str(error)):
+                    raise SinkError(
+                        f"{self._where}: the text of a partition column is too long for a path: {reason}",
+                        hint="waiting rows stay staged; partition the table by another column",
+                    ) from error
                 elif not self.may_pass(error):
                     raise SinkError(f"{self._where}: {reason}", hint="waiting rows stay staged") from error
             # After a conflict the table is available, however slow it is.
