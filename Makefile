@@ -1,15 +1,17 @@
 # Every target works on a fresh checkout: scripts/bootstrap.sh makes .venv (and finds Java) first, then runs the command
 # inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-kafka test archive compiled lint format docs soak soak-ends bench clean
+.PHONY: help setup demo demo-kafka test test-long archive compiled lint format docs soak soak-ends bench clean
 
 help:
 	@printf '%s\n' \
 	  'make setup              create .venv with everything needed; find or install Java 17+' \
 	  'make demo               payments, fraud alerts, checkpoints and a killed keeper, in under two minutes' \
 	  'make demo-kafka         the same from Kafka to Kafka, while the broker and the driver are killed in turn' \
-	  'make test               linters, types, layers, and every test but the soak tests' \
+	  'make test               linters, types, layers, and all tests but the long ones and the soak tests' \
+	  'make test-long          the long tests, some fifty; CI runs them after `make test`' \
 	  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
 	  'make docs               build the site of the documentation, with the reference, in build/site' \
@@ -34,7 +36,12 @@ demo-kafka:
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive compiled)
-	$(RUN) python -m pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
+	$(RUN) python -m pytest $(or $(ARGS),$(PARALLEL) -m "not soak and not long")
+
+# Each takes six seconds or more, and others test most of what it does: for whoever waits, `make test` leaves them out.
+test-long: export PYTHONDONTWRITEBYTECODE =
+test-long: setup archive
+	$(RUN) python -m pytest $(PARALLEL) -m "long and not soak"
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
 archive:

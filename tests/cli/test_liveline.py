@@ -75,6 +75,7 @@ def test_what_is_printed_elsewhere_is_let_alone(program: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 60])
+@pytest.mark.long
 def test_no_line_is_wider_than_the_terminal(program: Path, width: int) -> None:
     _, _, seen = on_terminal("run", program, COLUMNS=str(width), NO_COLOR="1")
     plain = re.sub(r"\x1b\[[\d;]*m", "", seen.decode())
@@ -84,11 +85,13 @@ def test_no_line_is_wider_than_the_terminal(program: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("quietly", ["-q", "--quiet"])
+@pytest.mark.long
 def test_quietly_only_warnings_are_said(program: Path, process: Command, quietly: str) -> None:
     found = process("run", quietly, program)
     assert (found.code, found.stdout, found.stderr) == (0, "a row\nhalf a line\n", "strandline: WARNING: look\n")
 
 
+@pytest.mark.long
 def test_without_a_terminal_there_are_lines(program: Path, process: Command, tmp_path: Path) -> None:
     found = process("run", program)
     told = ["strandline: starting Spark", "strandline: job 'alerts' runs", "strandline: WARNING: look"]

@@ -46,6 +46,7 @@ class Terminal:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_what_new_makes_shows_results_and_is_stopped_by_sigterm(
     tmp_path: Path, local_dir: Path, strandline: Command
 ) -> None:

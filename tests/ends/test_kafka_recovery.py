@@ -148,6 +148,7 @@ class Hung:
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["rows", "rows and the record"])
+@pytest.mark.long
 def test_some_rows_that_hang_are_written_again(kafka: Kafka, target: KafkaTarget, record: bool) -> None:
     target.claim(by(1))
     lane = Hung(kafka, target)
@@ -166,6 +167,7 @@ def test_some_rows_that_hang_are_written_again(kafka: Kafka, target: KafkaTarget
         *(pytest.param(count, marks=() if count in _CRASHES else pytest.mark.soak) for count in range(21, 33)),
     ],
 )
+@pytest.mark.long
 def test_a_crash_at_each_step_of_writing_them_again(kafka: Kafka, target: KafkaTarget, count: int) -> None:
     """Those of rows alone, and from 20 on those of rows and their record."""
     target.claim(by(1))

@@ -108,6 +108,7 @@ def mute() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("check", WAITING, ids=name_of)
+@pytest.mark.long
 def test_what_waits_for_a_broker_that_is_away(kafka: Kafka, target: KafkaTarget, check: Check) -> None:
     target.cluster.answer_s = 5.0
     made = trial(kafka, target)
@@ -237,6 +238,7 @@ def test_a_crash_at_each_step_of_a_transaction(kafka: Kafka, topic: str, target:
         *(pytest.param(at, 5, marks=pytest.mark.soak) for at in STEPS[1:3]),
     ],
 )
+@pytest.mark.long
 def test_a_driver_that_was_replaced_commits_nothing(
     kafka: Kafka, topic: str, target: KafkaTarget, at: str, lane: int
 ) -> None:
@@ -316,6 +318,7 @@ def test_what_kafka_has_forgotten_of_a_group_is_in_the_topic(kafka: Kafka, topic
     ],
     ids=lambda steps: " and ".join(steps) or "between",
 )
+@pytest.mark.long
 def test_a_broker_that_is_killed_and_comes_back(
     kafka: Kafka, topic: str, target: KafkaTarget, steps: tuple[str, ...]
 ) -> None:

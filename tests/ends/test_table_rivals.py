@@ -161,6 +161,7 @@ def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypat
 
 
 @pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.long
 def test_a_job_that_restarts_while_its_table_is_away(place: Place, monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
     """It goes on, as often as it has to; what its checkpoint lists, and what it stages, comes when the table is back."""
     sink = place.start(key=key)

@@ -139,6 +139,7 @@ def test_unpaid_orders(run_killed: Program) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_prices_as_of(run_killed: Program) -> None:
     expected = prices_as_of.expected(prices_as_of.trades(), prices_as_of.prices())
     assert counted(run_killed(prices_as_of), "share", "worth") == counted(expected, "share", "worth")

@@ -13,6 +13,7 @@ from tests.pages import run_page
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_using_snapshots(spark, tmp_path, local_dir, monkeypatch):
     monkeypatch.setattr("strandline.core.settings.tempfile.gettempdir", lambda: str(local_dir))
     files = count()

@@ -113,6 +113,7 @@ WINDOWS = [sl.Sliding("20s", every="5s", offset="2s"), sl.Session("1s")]
 
 
 @pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+@pytest.mark.long
 def test_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: Any) -> None:
     """Running, of sliding windows, of sessions, and by count, with a restart in between.
 

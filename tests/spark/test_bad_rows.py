@@ -47,6 +47,7 @@ def streams(spark: Any, case: Case, at_most: int | None = None) -> list[sl.Strea
     return [joined, *(each.dead_letters for each in (read, paid, total, joined))]
 
 
+@pytest.mark.long
 def test_bad_rows_go_their_way_and_are_counted_once(spark: Any, case: Case) -> None:
     """Across a restart, and an epoch that comes again."""
     oops, mixed = "{oops", '{"user": "bob", "amount": [}'
@@ -153,6 +154,7 @@ class Latest(sl.KeyedProcess):
 
 # What is not aggregated first goes the way that tests/testing/test_bad_rows.py has.
 @pytest.mark.parametrize("reduced", [True, *soaking([False])])
+@pytest.mark.long
 def test_what_python_has_no_values_for_is_a_bad_row_wherever_it_is_read(
     spark: Any, case: Case, monkeypatch: Any, reduced: bool
 ) -> None:

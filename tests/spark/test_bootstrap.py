@@ -134,6 +134,7 @@ def shown(sinks: dict[str, Any]) -> dict[str, Counter[Any]]:
     return {name: Counter(map(tuple, sink.rows)) for name, sink in sinks.items()}
 
 
+@pytest.mark.long
 def test_it_goes_on_as_if_all_had_been_streamed(
     spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +218,7 @@ def die(spark: Any, root: Path, local_dir: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["as if killed", *soaking(["killed"])])
+@pytest.mark.long
 def test_what_a_killed_one_left_is_taken_away(
     spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_function_that_fails_ends_it_with_its_own_error(spark: Any, tmp_path: 
 
 # Which of both leaves what a snapshot covers: tests/ends/test_file_sink_existing.py.
 @pytest.mark.parametrize("existing", ["refuse", *soaking(["replace"])])
+@pytest.mark.long
 def test_a_reprocessing_program_goes_on_where_the_older_one_has_shown_rows(
     spark: Any, tmp_path: Path, local_dir: Path, existing: Any
 ) -> None:
@@ -319,6 +322,7 @@ def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case
     )
 
 
+@pytest.mark.long
 def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: Any, case: Case) -> None:
     schema = "user string, day string"
     for day, rows in (("2024-01-01", 3), ("2024-01-02", 4)):

@@ -120,6 +120,7 @@ def combining(rows: sl.Stream) -> dict[str, sl.Stream]:
     return {"rated": rated, "counted": counted, "late for a rate": late, "parts": parts}
 
 
+@pytest.mark.long
 def test_a_pipeline_gives_the_same_in_both(spark: Any, case: Case) -> None:
     given = epochs(seed=1)
     expected: dict[str, Counter[tuple[Any, ...]]] = {}

@@ -37,6 +37,7 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
         case.add(1)

@@ -59,6 +59,7 @@ def shown(spark: Any, case: Case) -> tuple[Counter[Any], Counter[Any]]:
 
 
 @pytest.mark.parametrize("keeper_dies", [False, *soaking([True])])
+@pytest.mark.long
 def test_a_source_that_ends_is_drained_exactly_once(spark: Any, case: Case, keeper_dies: bool) -> None:
     """Though it fails before anything of it is durable, and once more, restarted, before what it gave is shown."""
     write(case.root / "in", 0, EVENTS)

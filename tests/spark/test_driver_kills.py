@@ -113,6 +113,7 @@ def die_everywhere(case: Case) -> None:
 # Each life of the driver begins with a cold JVM, which costs more than all that it does then.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("die", [die_behind_a_checkpoint, *soaking([die_everywhere])])
+@pytest.mark.long
 def test_a_killed_driver_leaves_a_job_that_goes_on(spark: Any, case: Case, die: Callable[[Case], None]) -> None:
     with Reader(case):
         die(case)

@@ -103,6 +103,7 @@ def test_tasks_that_fail_at_each_row_while_nothing_is_given(
 
 
 @pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 15)))
+@pytest.mark.long
 def test_tasks_that_fail_in_the_first_epoch_after_a_restore(
     spark: Any, case: Case, monkeypatch: Any, seed: int
 ) -> None:

@@ -74,6 +74,7 @@ def strike_again_and_again(
 
 # Of the two that follow: what costs is that a job begins and ends. With the daemon, workers are killed.
 @pytest.mark.parametrize("seed", seeds(range(1), soak=[]))
+@pytest.mark.long
 def test_shuffle_files_that_go_and_workers_that_are_killed(wide_spark: Any, case: Case, seed: int) -> None:
     kinds: list[tuple[str, dict[str, Any]]] = [("delete", {"ending": "*"}), ("daemon", {})]
     strike_again_and_again(wide_spark, case, seed, ["a"], kinds, TRIES[2:])

@@ -135,6 +135,7 @@ def test_what_an_older_checkpoint_may_need_is_not_archived(spark: Any, case: Cas
     assert archived == sorted(f"day={n % 2}/{n} %20.json" for n in range(3))
 
 
+@pytest.mark.long
 def test_a_snapshot_is_restored_with_all_files_that_were_read_since_or_not_at_all(spark: Any, case: Case) -> None:
     source, old, savepoint = Input(case.root / "in"), case.root / "old", case.root / "sp"
 

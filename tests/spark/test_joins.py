@@ -72,6 +72,7 @@ class Match(sl.KeyedCoProcess):
         ctx.emit("changes", (ctx.key, event.v))
 
 
+@pytest.mark.long
 def test_two_branches_of_one_source(spark: Any, case: Case) -> None:
     """Connected with state and sides; joined by interval, and by windows with what an operator gave."""
     sinks = {name: sl.sinks.memory(name=name) for name in ("matched", "changes", "joined", "windows")}

@@ -194,6 +194,7 @@ def record(spark: Any, kafka: Kafka, case: Case) -> Recorded:
     return seen
 
 
+@pytest.mark.long
 def test_each_count_comes_once_though_a_keeper_and_a_delivery_are_killed(recorded: Recorded) -> None:
     assert recorded.died == {"keeper.epoch.middle", "kafka.marked"}
     assert recorded.after_kills == counts(USERS)
@@ -236,6 +237,7 @@ def delete_topic(kafka: Kafka, topic: str) -> None:
     eventually(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
 
 
+@pytest.mark.long
 def test_what_is_committed_of_a_topic_that_is_the_one_it_was(with_kafka: Any, kafka: Kafka, case: Case) -> None:
     """Rows of aborted transactions are not read. A topic is created anew, while the job runs, with more rows than it read."""
     spark, source = with_kafka, kafka.create("anew", 1)

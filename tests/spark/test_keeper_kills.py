@@ -84,6 +84,7 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1, *soaking(range(100, 110))])
+@pytest.mark.long
 def test_keepers_killed_at_every_moment(spark: Any, case: Case, seed: int) -> None:
     # A chain is in the soak tests, and in test_event_time.py.
     case.seed, case.short = seed, seed == 1

@@ -106,6 +106,7 @@ class Slow(sl.KeyedProcess):
         yield (ctx.key, self.seen.value)
 
 
+@pytest.mark.long
 def test_keepers_live_on_while_another_works_or_restores(spark: Any, case: Case) -> None:
     sink = sl.sinks.memory()
     first = sl.stream(small.source(spark, case.root / "in")).key_by("user")

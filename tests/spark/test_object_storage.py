@@ -20,6 +20,7 @@ from tests.storage.faultyhttp import FaultyHttp
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_a_job_lives_and_is_forked_in_a_bucket(spark: Any, s3: Seaweed, case: Case) -> None:
     bucket = s3.url(str(uuid4()))
 

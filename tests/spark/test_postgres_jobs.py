@@ -30,6 +30,7 @@ def check_nothing_told(root: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: Case, postgresql: Server) -> None:
     dsn, rng = postgresql.schema(), random.Random(1)
     users: list[str] = []

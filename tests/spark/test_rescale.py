@@ -39,6 +39,7 @@ def counted(case: Case) -> tuple[Counter[str], Counter[str]]:
     return Counter(event["user"] for event in case.events), Counter(event["kind"] for event in case.events)
 
 
+@pytest.mark.long
 def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_killed(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

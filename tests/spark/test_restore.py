@@ -104,6 +104,7 @@ def restored(case: Case) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     "at", [pytest.param(0.01, id="a block"), pytest.param(0.5, id="the index", marks=pytest.mark.soak)]
 )
+@pytest.mark.long
 def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case, at: float) -> None:
     case.short = True
     case.add(1)

@@ -52,6 +52,7 @@ def damaged(directory: Path, checkpoint: int) -> Iterator[None]:
         kept.rename(path)
 
 
+@pytest.mark.long
 def test_a_job_goes_on_and_forks_beside_it(spark: Any, case: Case) -> None:
     """A fork shows what comes after the savepoint, and nothing of before; none disturbs another.
 
@@ -152,6 +153,7 @@ def test_a_savepoint_outlives_what_becomes_of_the_run_it_was_asked_of(
     assert not (case.root / "late").exists()
 
 
+@pytest.mark.long
 def test_a_job_stops_with_a_savepoint_not_behind_it_and_is_set_back(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
 """
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_stop_its_session_leaves_no_socket() -> None:
     # Not tmp_path, which may be too long for a socket's path.
     with tempfile.TemporaryDirectory() as directory:

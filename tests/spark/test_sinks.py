@@ -198,6 +198,7 @@ def fail_once_at_the_end(marker: Path) -> Any:
     return lambda df: df.mapInArrow(step, df.schema)
 
 
+@pytest.mark.long
 def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, case: Case) -> None:
     """Whatever a sink does with its rows, and whether anything else reads them: an operator for each way."""
     case.add(2)
@@ -569,6 +570,7 @@ def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
         case.finish(run)
 
 
+@pytest.mark.long
 def test_a_job_goes_on_while_its_table_is_away_and_goes_back_with_it(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ WINDOWS = {"running": None, "sliding": sl.Sliding("40s", every="20s")}
 
 
 @pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+@pytest.mark.long
 def test_results_are_close_to_exact_ones(
     spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def job(case: Case, *outputs: Any) -> sl.Job:
     return case.job_of("sources", *outputs, restart=sl.Restart(attempts=3, delay="50ms"))
 
 
+@pytest.mark.long
 def test_two_sources_are_one_consistent_prefix(spark: Any, case: Case) -> None:
     """Joined with each other, counted alone, passed on without any state; against a plain-Python oracle."""
     orders, payments = Input(case, "orders"), Input(case, "payments")

@@ -148,6 +148,7 @@ def test_a_task_that_writes_on_when_another_has_failed_leaves_nothing(
     assert not [path for path in (case.root / "to").rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_the_page_on_writing_state(spark: Any, case: Case) -> None:
     for name, rows in (("history", ["a", "a", "b", "test"]), ("payments", ["a", "c", "test"])):
         (case.root / name).mkdir()

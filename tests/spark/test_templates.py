@@ -222,6 +222,7 @@ def run_program(spark: Any, root: Path, local_dir: Path) -> dict[str, Counter[An
     return {name: Counter(sink.rows) for name, sink in sinks.items()}
 
 
+@pytest.mark.long
 def test_a_program_of_many_steps_gives_the_same_in_both_ways(
     spark: Any, tmp_path: Path, local_dir: Path, plans: list[int], monkeypatch: Any
 ) -> None:
@@ -279,6 +280,7 @@ def test_another_version_of_spark_may_have_no_templates(
     assert len(plans) == 3
 
 
+@pytest.mark.long
 def test_a_function_of_dataframes_may_return_something_else_in_each_epoch(
     spark: Any, case: Case, plans: list[int]
 ) -> None:

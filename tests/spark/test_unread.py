@@ -75,6 +75,7 @@ def same(stream: sl.Stream) -> sl.Stream:
     return stream
 
 
+@pytest.mark.long
 def test_operators_get_all_their_events_whatever_is_read_of_what_they_give(
     spark: Any, tmp_path: Path, local_dir: Path
 ) -> None:

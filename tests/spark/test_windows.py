@@ -63,6 +63,7 @@ def streams_of(spark: Any, case: Case) -> dict[str, sl.Stream]:
 
 
 @pytest.mark.parametrize("reducing", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+@pytest.mark.long
 def test_windows_of_a_stream_with_late_events_across_a_restart(
     spark: Any, case: Case, reducing: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
