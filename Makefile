@@ -11,7 +11,7 @@ help:
 	  'make demo               payments, fraud alerts, checkpoints and a killed keeper, in under two minutes' \
 	  'make demo-kafka         the same from Kafka to Kafka, while the broker and the driver are killed in turn' \
 	  'make test               linters, types, layers, and all tests but the long ones and the soak tests' \
-	  'make test-long          the long tests, some fifty; CI runs them after `make test`' \
+	  'make test-long          the long tests, some seventy; CI runs them after `make test`' \
 	  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
 	  'make docs               build the site of the documentation, with the reference, in build/site' \
@@ -38,7 +38,7 @@ test: setup
 	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive compiled)
 	$(RUN) python -m pytest $(or $(ARGS),$(PARALLEL) -m "not soak and not long")
 
-# Each takes six seconds or more, and others test most of what it does: for whoever waits, `make test` leaves them out.
+# Each takes five seconds or more, and others test most of what it does: for whoever waits, `make test` leaves them out.
 test-long: export PYTHONDONTWRITEBYTECODE =
 test-long: setup archive
 	$(RUN) python -m pytest $(PARALLEL) -m "long and not soak"

@@ -51,6 +51,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_last_line_lives(program: Path) -> None:
     code, _, seen = on_terminal("run", program, whole=True)
     assert code == 0, seen.decode()

@@ -274,6 +274,7 @@ def test_a_driver_that_was_replaced_commits_nothing(
 
 
 @pytest.mark.parametrize("step", ["kafka.claimed", "kafka.lane_claimed"])
+@pytest.mark.long
 def test_a_run_that_stops_while_it_claims(kafka: Kafka, topic: str, target: KafkaTarget, step: str) -> None:
     target.claim(by(1))
     for lane in (0, 1):
@@ -431,6 +432,7 @@ def test_many_runs_leave_little_behind(kafka: Kafka, target: KafkaTarget) -> Non
 
 
 @pytest.mark.parametrize("rival", [False, True], ids=["", "and was made anew by another job"])
+@pytest.mark.long
 def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str, rival: bool) -> None:
     """Brokers forget what groups have on record of a topic with it, some moments later."""
     from confluent_kafka import KafkaException

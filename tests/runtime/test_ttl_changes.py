@@ -244,6 +244,7 @@ class Renamed(KeyedProcess):
             kept[number] = event.b
 
 
+@pytest.mark.long
 def test_renaming_a_state_holds_few_of_the_timers_in_memory(tmp_path: Path) -> None:
     many, root = 60_000, tmp_path / "now"
     before, now = Bench("rocksdb", tmp_path, Renamed("kept")), Bench("rocksdb", root, Renamed("seen"))

@@ -293,6 +293,7 @@ def test_a_reprocessing_program_goes_on_where_the_older_one_has_shown_rows(
     assert rows == small.counted("aaaa")
 
 
+@pytest.mark.long
 def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case: Case) -> None:
     """In windows that begin in the history and end in the stream: each has each event once."""
     case.add(2, rows=20)
@@ -368,6 +369,7 @@ def test_files_that_a_filter_leaves_out_of_the_history_are_the_stream_s(spark: A
     assert sink.rows[-1]["n"] == 7
 
 
+@pytest.mark.long
 def test_history_that_does_not_fit_is_refused_before_anything_runs(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     world = World(spark, tmp_path, local_dir)
     world.add(0, 0, 1)

@@ -113,6 +113,7 @@ def test_a_drain_of_a_job_with_nothing_in_it(spark: Any, case: Case) -> None:
         job(spark, case, parallelism=1).start(spark)
 
 
+@pytest.mark.long
 def test_a_drain_that_is_asked_for_while_the_job_restarts(spark: Any, case: Case) -> None:
     write(case.root / "in", 0, EVENTS[:3])
     run = job(spark, case).start(spark)

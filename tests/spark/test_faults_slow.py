@@ -46,6 +46,7 @@ SLOW_S = 1.5
 
 
 @pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 31)))
+@pytest.mark.long
 def test_storage_that_is_slow_in_any_phase(spark: Any, case: Case, seed: int) -> None:
     """Slower than a checkpoint may take, in two cases of three: then checkpoints fail, and others come."""
     case.seed, case.short, rng = seed, not seed, random.Random(seed)

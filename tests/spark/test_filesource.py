@@ -63,6 +63,7 @@ def shown(directory: Path) -> Counter[tuple[Any, ...]]:
     return Counter((row["user"], row["n"]) for row in map(json.loads, lines))
 
 
+@pytest.mark.long
 def test_deleted_files_are_never_needed_again(spark: Any, case: Case, request: pytest.FixtureRequest) -> None:
     source, out = Input(case.root / "in"), case.root / "out"
     stream = source.stream(spark, clean="delete")

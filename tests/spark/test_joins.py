@@ -143,6 +143,7 @@ class Label(sl.KeyedBroadcastProcess):
         yield ctx.key, "timer", self.seen.value, self.labels.get(ctx.key % 10)
 
 
+@pytest.mark.long
 def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None:
     sink, wide = sl.sinks.memory(), sl.sinks.memory()
 

@@ -67,6 +67,7 @@ class Strict(sl.KeyedProcess):
             raise ValueError("negative")
 
 
+@pytest.mark.long
 def test_dead_letters_come_once_though_keepers_die(spark: Any, case: Case) -> None:
     """Of what fails and of what has no key; state and output know nothing of them."""
     inputs = case.root / "in"

@@ -63,6 +63,7 @@ def life(case: Case, stream: sl.Stream, sink: sl.sinks.Sink) -> sl.Job:
         *(pytest.param(*both, marks=pytest.mark.soak) for both in (("an epoch", "job"), ("a checkpoint", "keeper"))),
     ],
 )
+@pytest.mark.long
 def test_rows_from_the_very_first_on_are_seen_whenever_a_job_fails(
     spark: Any, case: Case, first: str, dies: str
 ) -> None:
@@ -261,6 +262,7 @@ def test_state_that_breaks_while_a_job_runs_is_restored(spark: Any, case: Case) 
     assert small.rows_of(sink) == small.counted(["a", "a"])
 
 
+@pytest.mark.long
 def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes_rows(
     spark: Any, case: Case, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +361,7 @@ def test_a_sink_that_is_renamed_in_mid_life_shows_each_row_once(spark: Any, case
         assert shown() == small.counted(["ann", "bob"] * 3)
 
 
+@pytest.mark.long
 def test_a_table_sink_that_was_renamed_takes_back_what_it_wrote_under_the_old_name(spark: Any, case: Case) -> None:
     stream = sl.stream(small.source(spark, case.root / "in"))
 

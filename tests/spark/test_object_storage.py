@@ -60,6 +60,7 @@ def test_a_job_lives_and_is_forked_in_a_bucket(spark: Any, s3: Seaweed, case: Ca
     assert not list(Path.cwd().glob("s3*")), "no url became a directory"
 
 
+@pytest.mark.long
 def test_a_job_that_storage_does_not_let_in_for_a_while_goes_on_afterwards(spark: Any, s3: Seaweed, case: Case) -> None:
     """Rights are taken away and given back, and clocks are set right: only a start need not wait for that."""
     proxy = FaultyHttp(s3.options["endpoint"])

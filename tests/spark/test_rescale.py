@@ -128,6 +128,7 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         run.stop()
 
 
+@pytest.mark.long
 def test_a_job_is_rescaled_and_loses_a_keeper_while_a_database_is_away(spark: Any, case: Case) -> None:
     """Neither needs the database: rows go on waiting, through all attempts, and come once each when it is back."""
     path = case.root / "results.db"

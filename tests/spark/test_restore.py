@@ -73,6 +73,7 @@ def remove_shared(directory: Path) -> str:
 
 # What else can be damaged, and how it is found, is in tests/checkpoint.
 @pytest.mark.parametrize("damage", [damage_shared, *soaking([truncate_manifest, remove_shared])])
+@pytest.mark.long
 def test_a_damaged_newest_checkpoint_is_passed_over(
     spark: Any, case: Case, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

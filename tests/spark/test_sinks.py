@@ -72,6 +72,7 @@ class FlakyFiles(sl.sinks.files):
                 raise OSError(f"the sink failed at {name}")
 
 
+@pytest.mark.long
 def test_a_failing_sink_is_tried_again_from_the_last_checkpoint(spark: Any, case: Case) -> None:
     flaky, case.short = FlakyFiles(str(case.out / "profiles")), True
     df = small.source(spark, case.root / "in")
@@ -129,6 +130,7 @@ def test_a_job_goes_back_while_a_function_hangs(spark: Any, case: Case) -> None:
 
 # Rescaled, it is a function of foreach_batch that reads them.
 @pytest.mark.parametrize("where", ["step", "rescaled", *soaking(["foreach_batch"])])
+@pytest.mark.long
 def test_what_a_program_reads_anew_each_epoch_may_be_away_for_a_moment(spark: Any, case: Case, where: str) -> None:
     """Another program replaces a directory: what Spark refuses then, it has taken before."""
     prices, away = case.root / "prices", case.root / "away"

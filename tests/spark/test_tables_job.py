@@ -24,6 +24,7 @@ from tests.spark.harness import Case, settle
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_a_job_into_tables_and_object_storage(spark: Any, s3: Seaweed, case: Case, tmp_path: Path) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/warehouse"}
     delta, files, users = s3.url(f"{uuid4()}/delta"), s3.url(f"{uuid4()}/files"), []

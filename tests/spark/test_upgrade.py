@@ -34,6 +34,7 @@ ROCKSDB = ("rocksdb", 2)
         *(pytest.param(ROCKSDB, now, marks=pytest.mark.soak) for now in (ROCKSDB, ("rocksdb", 3))),
     ],
 )
+@pytest.mark.long
 def test_a_job_goes_on_with_another_type_name_and_uid(
     spark: Any, case: Case, before: tuple[str, int], now: tuple[str, int]
 ) -> None:
@@ -177,6 +178,7 @@ def aggregating(spark: Any, root: Path, local_dir: Path, which: str, *sinks: sl.
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_aggregates_are_added_and_taken_away(spark: Any, case: Case) -> None:
     def write(number: int, *rows: tuple[int, str, int | None]) -> None:
         events = [{"seq": seq, "user": user, "kind": "k", "v": v} for seq, user, v in rows]
