@@ -238,15 +238,20 @@ class Exchanges:
 
     def _start_workers(self) -> None:
         """Start Python's workers while keepers restore; the first epoch of a session would wait a second for them."""
-        for exchange in self._exchanges.values():
+        exchanges = list(self._exchanges.values())
+        # Before that, this job would compete with theirs for executors.
+        for exchange in exchanges:
             exchange._settle()
-            context: Any = exchange._unplaced.sparkSession.sparkContext
-        if self._exchanges and context.applicationId not in _with_workers:
+        if not exchanges:
+            return
+        rows = exchanges[-1]._anchor.rows
+        context: Any = rows.sparkSession.sparkContext
+        if context.applicationId not in _with_workers:
             _with_workers.add(context.applicationId)
             # The first epoch meets the same error and reports it.
             with suppress(Exception):
                 context.setJobGroup(self.job_group, "strandline: workers", interruptOnCancel=True)
-                map_batches(exchange._anchor.rows, iter, exchange._anchor.rows.schema, "workers").count()
+                map_batches(rows, iter, rows.schema, "workers").count()
 
     def close(self) -> None:
         """Release the anchors."""

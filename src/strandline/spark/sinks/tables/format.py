@@ -29,9 +29,9 @@ ExistingRows = Literal["refuse", "keep"]
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 _CONFLICTS = 4
+"""Up to this number of conflicts, an attempt may exceed its patience."""
 _TOO_LONG = re.compile("File name too long|KeyTooLong")
 """In errors of disks and of S3, which otherwise look temporary."""
-"""Up to this number of conflicts, an attempt may exceed its patience."""
 
 
 @dataclass(frozen=True, order=True)
