@@ -41,7 +41,7 @@ test: setup
 # Each takes five seconds or more, and others test most of what it does: for whoever waits, `make test` leaves them out.
 test-long: export PYTHONDONTWRITEBYTECODE =
 test-long: setup archive
-	$(RUN) python -m pytest $(PARALLEL) -m "long and not soak"
+	$(RUN) python -m pytest -m "long and not soak" $(or $(ARGS),$(PARALLEL))
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
 archive:
