@@ -71,6 +71,14 @@ class Place:
     def reader(self) -> Any:
         return load_catalog(**self.catalog)
 
+    def create(self, columns: pa.Schema, version: int = 2, part: str = "") -> None:
+        """Create an Iceberg table, as another program does, perhaps in parts by a column."""
+        self.reader.create_namespace("a")
+        self.reader.create_table("a.table", columns, properties={"format-version": str(version)})
+        if part:
+            with self.table().update_spec() as spec:
+                spec.add_identity(part)
+
     def rows(self) -> pa.Table:
         table = self.table()
         return table.to_pyarrow_table() if self.kind == "delta" else table.scan().to_arrow()

@@ -275,17 +275,11 @@ def test_a_record_that_another_program_removes_or_sets_back_deletes_no_files(tmp
     assert place.pairs() == [(1, "a"), (2, "a")]
 
 
-def create_iceberg(place: Place, version: int) -> None:
-    place.reader.create_namespace("a")
-    columns = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
-    place.reader.create_table("a.table", columns, properties={"format-version": str(version)})
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path, version: int) -> None:
     """Those between it and what the table shows are expired."""
     place = Place("iceberg", tmp_path / "place")
-    create_iceberg(place, version)
+    place.create(pa.schema([("k", pa.int64()), ("v", pa.string())]), version)
     place.append(pa.table({"k": [6], "v": ["other"]}))
     _, put_back = place.marked("its own command")
     sink = place.start()
@@ -316,7 +310,7 @@ def test_a_tag_that_keeps_the_newest_snapshot_is_no_rollback(tmp_path: Path, ver
 def test_a_rollback_to_what_a_clock_that_is_ahead_has_written(tmp_path: Path, monkeypatch: Any) -> None:
     """Snapshots of version 1 have times and no numbers."""
     place = Place("iceberg", tmp_path / "place")
-    create_iceberg(place, 1)
+    place.create(pa.schema([("k", pa.int64()), ("v", pa.string())]), version=1)
     with monkeypatch.context() as ahead:
         ahead.setattr("pyiceberg.table.snapshots.time", SimpleNamespace(time=lambda: time.time() + 3600))
         place.append(pa.table({"k": [6], "v": ["other"]}))

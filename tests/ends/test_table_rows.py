@@ -253,11 +253,7 @@ def test_a_partitioning_that_files_do_not_tell_is_refused(tmp_path: Path) -> Non
 def test_a_table_of_version_1_that_was_in_parts_is_refused_without_a_key(tmp_path: Path) -> None:
     """Such a table keeps the field, and the library adds no files to it."""
     place = Place("iceberg", tmp_path / "place")
-    place.reader.create_namespace("a")
-    columns = pa.schema([("k", pa.int64()), ("v", pa.string())])
-    place.reader.create_table("a.table", columns, properties={"format-version": "1"})
-    with place.table().update_spec() as spec:
-        spec.add_identity("v")
+    place.create(pa.schema([("k", pa.int64()), ("v", pa.string())]), version=1, part="v")
     with place.table().update_spec() as spec:
         spec.remove_field("v")
     with pytest.raises(ConfigurationError, match=r"partitioned by void\(v\) \(a table of version 1 keeps former"):
@@ -269,10 +265,7 @@ def test_a_table_of_version_1_that_was_in_parts_is_refused_without_a_key(tmp_pat
 
 def test_a_text_that_is_too_long_for_the_path_of_a_part_does_not_wait_for_ever(tmp_path: Path) -> None:
     place = Place("iceberg", tmp_path / "place")
-    place.reader.create_namespace("a")
-    place.reader.create_table("a.table", pa.schema([("k", pa.int64()), ("v", pa.string())]))
-    with place.table().update_spec() as spec:
-        spec.add_identity("v")
+    place.create(pa.schema([("k", pa.int64()), ("v", pa.string())]), part="v")
     sink = place.start(key="k")
     with pytest.raises(SinkError, match="text of a partition column is too long for a path"):
         sink.commit(stage(sink, 1, [(1, "a" * 300)]))
@@ -283,11 +276,7 @@ def test_a_text_that_is_too_long_for_the_path_of_a_part_does_not_wait_for_ever(t
 def test_parts_of_floating_point_are_refused(tmp_path: Path, key: Any) -> None:
     """The library writes rows with NaN into the part without a value, and readers who look for NaN skip it."""
     place = Place("iceberg", tmp_path / "place")
-    place.reader.create_namespace("a")
-    columns = pa.schema([("k", pa.int64()), ("v", pa.float64())])
-    place.reader.create_table("a.table", columns)
-    with place.table().update_spec() as spec:
-        spec.add_identity("v")
+    place.create(pa.schema([("k", pa.int64()), ("v", pa.float64())]), part="v")
     schema = StructType([StructField("k", LongType()), StructField("v", DoubleType())])
     with pytest.raises(ConfigurationError, match="partitioned by 'v', which is floating point"):
         tried(place.make(key=key), schema)
