@@ -297,7 +297,7 @@ class Replay:
         stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
-            run.frames, b.plan.sources.query(b.plan.sources.names), run.fleet, coordinator, _NoProgress(coordinator),
+            run.frames, run.fleet, coordinator, _NoProgress(coordinator),
             staging, run.claim.generation, JobProgress.after(run.epoch, totals), run.epoch - 1, watermarks,
             self._clock, b.places.failures(run.claim.generation),
         )  # fmt: skip

@@ -34,7 +34,6 @@ from strandline.spark.base.task_errors import FIRST_FAILURE
 from strandline.spark.base.templates import discard
 from strandline.spark.job.progress import JobProgress, Work
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import clone_session, empty_frame
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.failedrows import FailedRows
@@ -86,7 +85,6 @@ class EpochDriver:
     """Runs epochs, and collects their acks and staged output. One epoch or poll at a time."""
 
     _frames: FrameBuilder
-    _source: DataFrame
     _fleet: Fleet
     _coordinator: Coordinator
     _sources: SourcePositions
@@ -112,10 +110,8 @@ class EpochDriver:
         self._has_looked = False
         self._asked_us = self._looked_us
         """The end of Spark's last epoch: afterwards, it asks each source for the rows of the next one."""
-        # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
-        self._session = clone_session(self._source.sparkSession)
-        self._no_rows: DataFrame | None = None
-        self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
+        self._no_rows = self._frames.no_rows
+        self._failed_rows = FailedRows(self._no_rows.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
         self._findings: set[str] = set()
@@ -226,8 +222,6 @@ class EpochDriver:
                 return False
             if self.paused.is_set() or (self._is_resting and not drains):
                 return False
-            if self._no_rows is None:
-                self._no_rows = empty_frame(self._source, self._session)
             acks = self.progress.acks.values()
             ends = drains and not any(is_due(None, ack.next_processing_us, None, self.now_us) for ack in acks)
             if ends:

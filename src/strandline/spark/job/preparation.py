@@ -138,10 +138,12 @@ class Preparation:
         exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
         self.cleanup.callback(exchanges.close)
         by_node = {operator.node: operator for operator in operators}
-        frames = FrameBuilder(b.plan, by_node, exchanges, b.settings.max_row_bytes, self.by_time)
+        sources = b.plan.sources
+        source = self.find_place(origin, start).source if reads_sources else sources.query(sources.names)
+        frames = FrameBuilder(b.plan, by_node, exchanges, source, b.settings.max_row_bytes, self.by_time)
         self.cleanup.callback(frames.close)
         if reads_sources:
-            frames.plan_ahead(self.find_place(origin, start).source)
+            frames.plan_ahead()
         memory_bytes = self._partition_memory(parallelisms.values())
         programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
         fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)

@@ -151,7 +151,7 @@ class Starting:
             [names.begin, topics.begin], identities,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            run.frames, source, fleet, coordinator, sources, staging, owned.generation,
+            run.frames, fleet, coordinator, sources, staging, owned.generation,
             JobProgress.after(epoch, totals), batch, self._watermarks(manifest), b.clock,
             failures=b.places.failures(owned.generation), paused=b.paused, started_us=started_us,
         )  # fmt: skip

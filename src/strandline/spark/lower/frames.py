@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cache
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
 
 from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.batch_limit import UNBOUNDED
-from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.templates import (
@@ -30,7 +28,7 @@ from strandline.spark.base.templates import (
 )
 from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
 from strandline.spark.lower.limits import row_limit
-from strandline.spark.lower.nodes import TO, input_of, late_rows, lower_node
+from strandline.spark.lower.nodes import TO, input_of, late_rows, lower_node, output_of
 from strandline.spark.lower.plan import Plan
 from strandline.spark.lower.reduction import limit_shuffle
 from strandline.spark.sinks.base import Sink
@@ -72,6 +70,8 @@ class FrameBuilder:
     plan: Plan
     operators: Mapping[OperatorNode, Operator]
     exchanges: Exchanges
+    source: InitVar[DataFrame]
+    """The rows of all sources, of which only the schema is used."""
     max_row_bytes: int = 0
     """The largest size of a row to an operator; 0: no limit."""
     by_time: bool = False
@@ -79,7 +79,10 @@ class FrameBuilder:
     _templates: dict[Hashable, _Template | None] = field(default_factory=dict, init=False)
     """By what decides on the plan. None if there is no template."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, source: DataFrame) -> None:
+        # A clone, as for Spark's query: later settings of the program's session must not affect epochs.
+        self.no_rows = empty_frame(source, clone_session(source.sparkSession))
+        """The rows of an epoch without rows."""
         nodes = self.plan.pipeline.nodes
         self._names: dict[Node, str] = {
             node: f"{node.uid if isinstance(node, OperatorNode) else node.name} (step {number})"
@@ -92,21 +95,18 @@ class FrameBuilder:
         self._copies = _copies(self.operators)
         self._planning: threading.Thread | None = None
 
-    def plan_ahead(self, source: DataFrame) -> None:
-        """Plan the epochs of these rows in a thread, until the first one begins: in a cold JVM, it takes a second."""
-        # Clones, as for Spark's query: later settings of the program's session must not affect epochs.
-        rows = empty_frame(source, clone_session(source.sparkSession))
-
-        def plan() -> None:
-            try:
-                self._prepare(rows)
-                self._template(rows)
-            except BaseException:
-                # The first epoch meets the same error, and reports it.
-                self._templates.clear()
-
-        self._planning = threading.Thread(target=plan, name="strandline-plan", daemon=True)
+    def plan_ahead(self) -> None:
+        """Plan the epochs in a thread, until the first one begins: in a cold JVM, it takes a second."""
+        self._planning = threading.Thread(target=self._plan, name="strandline-plan", daemon=True)
         self._planning.start()
+
+    def _plan(self) -> None:
+        try:
+            self._prepare(self.no_rows)
+            self._template(self.no_rows)
+        except BaseException:
+            # The first epoch meets the same error, and reports it.
+            self._templates.clear()
 
     def close(self) -> None:
         """Wait until no thread plans."""
@@ -191,7 +191,7 @@ class FrameBuilder:
             return without_rows(name, df)
 
         # Copies have other functions.
-        functions: dict[Node, BatchFunction] = {node: BatchFunction(iter, _output_of(node)) for node in self._names}
+        functions: dict[Node, BatchFunction] = {node: BatchFunction(iter, output_of(node)) for node in self._names}
         frames = self._build(without_rows(_SOURCE, df), EpochWork(functions, None, None), pin)
 
         def template(df: DataFrame) -> PlanTemplate:
@@ -267,16 +267,6 @@ class _Template:
 def _analyzed(df: DataFrame) -> Any:
     jdf: Any = df._jdf
     return jdf.queryExecution().analyzed()
-
-
-def _output_of(node: Node) -> StructType:
-    """Return the schema of what the function of a node returns."""
-    match node:
-        case OperatorNode():
-            return schema_of(node.raw_schema)
-        case MapNode():
-            return schema_of(node.raw_ddl)
-    return schema_of(node.columns.ddl)
 
 
 def _is_of_epoch(node: Node) -> bool:

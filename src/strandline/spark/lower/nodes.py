@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial, reduce
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType as Schema
 
 from strandline.plan.aggregates import AccumulatorColumn
 from strandline.plan.aggregation import FIRST, LAST, PANE
@@ -16,6 +17,7 @@ from strandline.plan.graph import (
     LateNode,
     MapNode,
     Node,
+    OperatorNode,
     OutputNode,
     PairNode,
     PartialNode,
@@ -97,9 +99,19 @@ def function_of(node: MapNode | FailedNode, report: Report | None) -> BatchFunct
     """Return the function of a node that Python computes; `report` is the reporter of failed rows, if it has one."""
     if isinstance(node, FailedNode):
         assert report is not None
-        return BatchFunction(CountFailed(report, "it is malformed"), schema_of(node.columns.ddl))
+        return BatchFunction(CountFailed(report, "it is malformed"), output_of(node))
     function = node.row_function(node.columns.hidden, report)
-    return BatchFunction(partial(run_sealed, SEAL, function), schema_of(node.raw_ddl))
+    return BatchFunction(partial(run_sealed, SEAL, function), output_of(node))
+
+
+def output_of(node: Node) -> Schema:
+    """Return the schema of what the function of a node returns."""
+    match node:
+        case OperatorNode():
+            return schema_of(node.raw_schema)
+        case MapNode():
+            return schema_of(node.raw_ddl)
+    return schema_of(node.columns.ddl)
 
 
 def input_of(node: MapNode | FailedNode, df: DataFrame) -> DataFrame:
