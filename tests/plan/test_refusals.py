@@ -43,6 +43,11 @@ def test_functions() -> None:
         lambda: KEYED.process(count(), output="n int", uid="n", sides={"late": "v int, V int"}),
         "operator 'n': the side output 'late': the column v, V is there more than once",
     )
+    for output, said in (("n bigint", "there is no such column"), ("user binary", "it is binary")):
+        refused(
+            lambda output=output: KEYED.process(count(), output=output, uid="n", keeps_key=True),
+            f"operator 'n': keeps_key needs the key in the output, as 'user string'; {said}",
+        )
     refused(lambda: KEYED.process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]
     done = KEYED.process(count(), "n bigint", uid="u", sides={"a": "n int"})
     refused(lambda: done.side("b"), "operator 'u' has no side output 'b', known: a")

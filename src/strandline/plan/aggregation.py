@@ -105,6 +105,7 @@ def aggregate_on(
         max_parallelism=max_parallelism,
         sides_before=late,
         on_error=policy,
+        keeps_key=True,
     )
 
 

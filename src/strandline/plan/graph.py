@@ -250,6 +250,8 @@ class OperatorNode(Node):
     max_parallelism: int | None = None
     on_error: OnError = FAIL
     """How an event is handled that its function fails for."""
+    keeps_key: bool = False
+    """Whether each row of the main output has the key that its function was called for."""
     line: str = field(default_factory=line_of_program, kw_only=True)
     """The line of the program that made it."""
 

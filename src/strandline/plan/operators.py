@@ -105,6 +105,7 @@ def process_on(
     uid: str,
     *,
     sides: Mapping[str, str | SparkType] | None = None,
+    keeps_key: bool = False,
     **options: Unpack[OperatorOptions],
 ) -> OperatorNode:
     """Check the arguments of process() and return its node."""
@@ -122,6 +123,8 @@ def process_on(
     }
     for what, ddl in (("output", schema), *((f"the side output '{side}'", ddl) for side, ddl in raw_sides.items())):
         check_unlike(parse_schema(ddl).names, f"operator '{uid}': {what}: ")
+    if keeps_key:
+        _check_keeps_key(keyed, parse_schema(schema), uid)
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     # Pickle it here, so that an error names the line that made the operator.
     pickle_process(process, uid)
@@ -137,7 +140,20 @@ def process_on(
         on_error=policy,
         parallelism=options.get("parallelism"),
         max_parallelism=options.get("max_parallelism"),
+        keeps_key=keeps_key,
     )
+
+
+def _check_keeps_key(keyed: Keyed, output: StructType, uid: str) -> None:
+    types = {field.name: field.type for field in output.fields}
+    for key in keyed.keys:
+        kind = keyed.columns.type_of(key)
+        if types.get(key) != kind:
+            actual = f"it is {types[key].ddl}" if key in types else "there is no such column"
+            raise ConfigurationError(
+                f"operator '{uid}': keeps_key needs the key in the output, as '{key} {kind.ddl}'; {actual}",
+                hint="add the key's columns to `output`, or leave keeps_key out",
+            )
 
 
 def with_dead_letters(sides: Mapping[str, str], on_error: OnError) -> dict[str, str]:

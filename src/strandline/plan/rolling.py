@@ -31,7 +31,7 @@ def reduce_on(
     key_at = [schema.names.index(key) for key in keys]
     _check(keyed, "reduce", uid, ttl)
     rolling = Rolling(reducing, ttl, "reduce", several_keys=len(keys) > 1, key_at=key_at)
-    return process_on(keyed, rolling, schema.ddl, uid, **with_name("reduce", options, "reduce"))
+    return process_on(keyed, rolling, schema.ddl, uid, keeps_key=True, **with_name("reduce", options, "reduce"))
 
 
 def fold_on(
@@ -50,7 +50,7 @@ def fold_on(
     assert isinstance(folded.contents, Folding)
     _check(keyed, "fold", uid, ttl)
     rolling = Rolling(folded.contents, ttl, "fold", several_keys=len(keys) > 1, key_at=None)
-    return process_on(keyed, rolling, output_ddl, uid, **with_name("fold", options, "fold"))
+    return process_on(keyed, rolling, output_ddl, uid, keeps_key=True, **with_name("fold", options, "fold"))
 
 
 def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:

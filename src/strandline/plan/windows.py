@@ -210,6 +210,7 @@ def windows_on(
         output_with_key(kind, function.fields, schema, keys, uid),
         uid,
         sides={} if rules.late is None else {rules.late: schema.ddl},
+        keeps_key=True,
         **with_name(function.what, options, f"{type(kind).__name__}.{function.what}"),
     )
 

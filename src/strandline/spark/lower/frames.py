@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from strandline.spark.base.templates import (
     rdd_of,
 )
 from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
+from strandline.spark.lower.chains import Chains, find_chains
 from strandline.spark.lower.limits import row_limit
 from strandline.spark.lower.nodes import TO, input_of, late_rows, lower_node, output_of
 from strandline.spark.lower.plan import Plan
@@ -118,8 +119,10 @@ class FrameBuilder:
         self.close()
         self._prepare(df)
         template = self._template(df)
+        chains = self._chains
+        work = replace(work, functions=chains.combined(work.functions))
         if template is None or (rows := rdd_of(df)) is None:
-            return self._build(df, work)
+            return self._build(df, work, chains)
         # Also those of map(): what they refer to in the program may have changed.
         functions = {self._names[node]: function.to_java(df.sparkSession) for node, function in work.functions.items()}
         pins: list[Pinned] = []
@@ -136,9 +139,13 @@ class FrameBuilder:
         def planned() -> EpochFrames:
             # In the order in which they were pinned for the template.
             pinned = iter(pins)
-            return self._build(df, work, lambda _: next(pinned).rows)
+            return self._build(df, work, chains, lambda _: next(pinned).rows)
 
         return EpochFrames(outputs, pins, lambda node: planned().rows_of(node))
+
+    @property
+    def _chains(self) -> Chains:
+        return find_chains(self.operators, self.plan.pinned, by_time=self.by_time)
 
     @property
     def _reducing(self) -> frozenset[str]:
@@ -150,8 +157,10 @@ class FrameBuilder:
         if self.plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators.values()))
 
-    def _route(self, node: OperatorNode, rows: DataFrame) -> DataFrame:
-        """Send rows to an operator's partitions."""
+    def _input_of(self, node: OperatorNode | MapNode | FailedNode, rows: DataFrame) -> DataFrame:
+        """Return the rows for the function of a node, of its parent's; those for an operator on its partitions."""
+        if not isinstance(node, OperatorNode):
+            return input_of(node, rows)
         operator = self.operators[node]
         to = None if node.broadcast_order is None else TO
         order = node.order_by or ((TIME,) if self.by_time and TIME in node.hidden else ())
@@ -192,7 +201,7 @@ class FrameBuilder:
 
         # Copies have other functions.
         functions: dict[Node, BatchFunction] = {node: BatchFunction(iter, output_of(node)) for node in self._names}
-        frames = self._build(without_rows(_SOURCE, df), EpochWork(functions, None, None), pin)
+        frames = self._build(without_rows(_SOURCE, df), EpochWork(functions, None, None), self._chains, pin)
 
         def template(df: DataFrame) -> PlanTemplate:
             return PlanTemplate(df, rdds, self.exchanges.anchors, self._names.values())
@@ -209,7 +218,7 @@ class FrameBuilder:
         return _Template(pins, outputs, steps, row_bytes)
 
     def _build(
-        self, df: DataFrame, work: EpochWork, pin: Callable[[DataFrame], DataFrame] | None = None
+        self, df: DataFrame, work: EpochWork, chains: Chains, pin: Callable[[DataFrame], DataFrame] | None = None
     ) -> EpochFrames:
         plan = self.plan
         pins: list[Pinned] = []
@@ -225,13 +234,15 @@ class FrameBuilder:
         frames = plan.sources.split(df)
         reducing = self._reducing
         reduced = {node.parent for node in plan.pipeline.operators if node.uid in reducing}
+        inner = chains.inner
         for node in plan.pipeline.nodes:
-            parents = [frames[parent] for parent in node.parents]
+            if isinstance(node, SourceNode) or node in inner:
+                continue
+            together = chains.of(node)
+            parents = [frames[parent] for parent in together[0].parents]
             match node:
-                case SourceNode():
-                    continue
                 case OperatorNode() | MapNode() | FailedNode():
-                    rows = self._route(node, *parents) if isinstance(node, OperatorNode) else input_of(node, *parents)
+                    rows = self._input_of(chains.of(node)[0], *parents)
                     function = work.functions[node]
                     frames[node] = map_batches(rows, function.call, function.schema, self._names[node])
                 case LateNode():
@@ -240,6 +251,8 @@ class FrameBuilder:
                     frames[node] = lower_node(node, parents, self._copies.get(node, 0), is_reduced=node in reduced)
             if node in plan.pinned:
                 frames[node] = pin(frames[node])
+            # The task that computes the rows of the last operator runs all of them.
+            frames |= dict.fromkeys(together, frames[node])
         outputs = []
         for name, sink, node in plan.sinks:
             hidden = node.columns.hidden

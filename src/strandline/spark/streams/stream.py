@@ -182,6 +182,7 @@ class Processed(MissingMethodHints, Generic[_Process]):
         *,
         uid: str,
         sides: Mapping[str, str | SparkType] | None = None,
+        keeps_key: bool = False,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
         """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
@@ -192,8 +193,12 @@ class Processed(MissingMethodHints, Generic[_Process]):
         change at every start; `max_parallelism` is its upper bound, and changes only by a savepoint (`sl.state.patch`).
         `on_error` is the policy for events for which the function fails: "fail", "skip", "dead-letter", or an
         `sl.OnError`; see `dead_letters`.
+
+        With `keeps_key`, each row of `output` has the key of the events that it comes of, in columns of the same names:
+        if the next step is key_by() of the same columns and process(), reduce(), fold() or a window's function, both
+        run in one task, and no shuffle is between them. A row with another key ends the job.
         """
-        return _main_output(process_on(self._keyed, process, output, uid, sides=sides, **options))
+        return _main_output(process_on(self._keyed, process, output, uid, sides=sides, keeps_key=keeps_key, **options))
 
 
 class ConnectedStreams(Processed[KeyedCoProcess]):
