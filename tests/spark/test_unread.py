@@ -85,13 +85,16 @@ def test_operators_get_all_their_events_whatever_is_read_of_what_they_give(
         "some": (same, read_some, 3),
         "none": (same, read_none, 0),
         "look": (same, read_after_a_look, ROWS),
+        "chain": (lambda out: out.key_by("user").process(Wide(10_000), OUTPUT, uid="behind"), read_some, 3),
     }
     keyed = sl.stream(small.source(spark, tmp_path / "in")).key_by("user")
     sinks = {way: Reading(read, way) for way, (_, read, _) in ways.items()}
     job = sl.Job(
         "unread",
         sinks=[
-            step(keyed.process(Wide(50_000 if way == "some" else 10_000), output=OUTPUT, uid=way)).to(sinks[way])
+            step(keyed.process(Wide(50_000 if way == "some" else 10_000), output=OUTPUT, uid=way, keeps_key=True)).to(
+                sinks[way]
+            )
             for way, (step, _, _) in ways.items()
         ],
         checkpoints=sl.Checkpoints(tmp_path / "ck"),
@@ -103,8 +106,9 @@ def test_operators_get_all_their_events_whatever_is_read_of_what_they_give(
             small.write_rows(tmp_path / "in", number, [(f"u{i % 4}", "a", i) for i in range(ROWS)])
         small.write_rows(tmp_path / "in", 2, [(f"u{i}", "a", 0) for i in range(4)])
         run.process_all_available(120)
-        rows_in = {way: sum(keeper.all_rows_in for keeper in run.glance().keepers if keeper.uid == way) for way in ways}
-        assert rows_in == dict.fromkeys(ways, 2 * ROWS + 4)
+        uids = [*ways, "behind"]
+        rows_in = {way: sum(keeper.all_rows_in for keeper in run.glance().keepers if keeper.uid == way) for way in uids}
+        assert rows_in == dict.fromkeys(uids, 2 * ROWS + 4)
         run.checkpoint(60)
     for way, (_, _, shown) in ways.items():
         rows = sinks[way].staged
