@@ -214,6 +214,30 @@ def test_what_is_stored_is_found_by_the_results_names() -> None:
     assert {*swapped.parts} != {*made.parts}
 
 
+@pytest.mark.parametrize("by_task", [True, False])
+def test_each_task_aggregates_its_rows_alone_or_all_do_together(
+    spark: Any, case: Case, by_task: bool, monkeypatch: Any
+) -> None:
+    class Begun(Reduction):
+        def __init__(self, *, possible: bool) -> None:
+            super().__init__(possible=possible)
+            self.by_task = by_task
+
+    monkeypatch.setattr("strandline.spark.lower.plan.Reduction", Begun)
+    for number in range(8):
+        write_rows(case.root / "in", number, 100, 10)
+    # Spark reads the four files of an epoch in two tasks.
+    files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 4).json(str(case.root / "in"))
+    sink = sl.sinks.memory()
+    with start(spark, case, (sl.stream(files).key_by("k").agg(given(), uid="totals"), sink)) as run:
+        settle(run)
+        rows_in = sum(keeper.all_rows_in for keeper in run.glance().keepers)
+    # Two epochs, of seven keys.
+    assert rows_in == (2 * 7 * 2 if by_task else 2 * 7)
+    newest = {row[0]: row for row in sink.rows}
+    assert plain(newest.values()) == plain(batch_of(spark, case).groupBy("k").agg(*own()).collect())
+
+
 def no_type(expression: str, what: str) -> str:
     raise AssertionError(expression)
 
@@ -223,6 +247,11 @@ def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> N
     reduction.observe(1000, 10)
     reduction.observe(0, 0)
     assert reduction.on
+    assert reduction.by_task
+    reduction.observe(1000, 900)
+    # The rows of all tasks together may be fewer.
+    assert reduction.on
+    assert not reduction.by_task
     pauses = []
     for _ in range(6):
         reduction.observe(1000, 900)

@@ -28,6 +28,7 @@ from strandline.spark.base.templates import (
     discard,
     empty_rdd,
     frame_of,
+    output_ids,
 )
 from strandline.spark.keepers.exchange import clone_session, prepare_session
 from strandline.spark.lower.frames import FrameBuilder
@@ -115,6 +116,21 @@ def test_a_copy_gives_what_a_plan_of_its_own_gives(session: Any, step: str) -> N
         assert repeated.schema == planned.schema
     assert sorted(str(row) for row in repeated.collect()) == expected, "it may be read twice"
     assert "*(1)" in repeated._template.copy({"source": rdd}, {}).toString(), "with generated code"
+
+
+def test_an_aggregation_by_task_has_no_shuffle(session: Any) -> None:
+    columns = F.sum("id").alias("total"), F.collect_set("id").alias("ids"), F.max(F.col("id").cast("string")).alias("m")
+    for number in (1, 2, 3):
+        rdd = empty_rdd(session)
+        df = frame_of(session, rdd, rows_schema(session)).groupBy("k").agg(*columns[:number])
+        total = output_ids(df._jdf.queryExecution().analyzed())["total"]
+        template = PlanTemplate(df, {"source": rdd}, (), (), [total])
+        assert "Exchange" not in template.copy({"source": rdd}, {}).toString()
+        rows = RepeatedFrame(template, {"source": rows_of(session, range(40), 4)}, {}).collect()
+        # Ten ids a task, of five keys.
+        by_key = {k: [row.total for row in rows if row.k == k] for k in range(5)}
+        assert by_key == {k: [20 * task + 5 + 2 * k for task in range(4)] for k in range(5)}
+        assert "Exchange" in PlanTemplate(df, {"source": rdd}, (), (), [-1]).copy({"source": rdd}, {}).toString()
 
 
 def test_each_copy_has_its_own_function(session: Any, monkeypatch: Any) -> None:

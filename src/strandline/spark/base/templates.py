@@ -33,6 +33,9 @@ _PRESENT = re.compile(r"['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE
 _MAP = "MapInArrowExec"
 _PYTHON = frozenset({_MAP, "ArrowEvalPythonExec", "BatchEvalPythonExec"})
 _SCAN = "RDDScanExec"
+_AGGREGATES = frozenset({"HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"})
+_BETWEEN = frozenset({"InputAdapter", "SortExec"})
+"""What may be between an aggregation and the shuffle before it."""
 
 _Copy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 """Returns a copy of a node of a plan with these RDDs and functions of the JVM, by name."""
@@ -47,18 +50,24 @@ class PlanTemplate:
     """The physical plan of a DataFrame, which never runs itself: its copies do, with their own rows and functions."""
 
     def __init__(
-        self, df: DataFrame, rdds: Mapping[str, Any], fixed: Collection[Any], functions: Collection[str]
+        self,
+        df: DataFrame,
+        rdds: Mapping[str, Any],
+        fixed: Collection[Any],
+        functions: Collection[str],
+        by_task: Collection[int] = (),
     ) -> None:
         """Raise NoTemplateError if a plan that reads these RDDs has no template.
 
         `fixed` are RDDs that it reads, too, and that are the same in all runs; `functions` are names of functions of
-        `map_batches`, which runs replace.
+        `map_batches`, which runs replace. `by_task` are Spark's ids of results of aggregations: those are computed of
+        each task's rows, without a shuffle, so that several rows of a group may result.
         """
         jdf: Any = df._jdf
         try:
             execution = jdf.queryExecution()
             _check_lasts(df.sparkSession, execution.analyzed())
-            reader = _Reader(df.sparkSession, rdds, fixed, functions)
+            reader = _Reader(df.sparkSession, rdds, fixed, functions, by_task)
             copy = reader.read(execution.executedPlan())
         except (Py4JError, RecursionError) as error:
             raise NoTemplateError(
@@ -74,7 +83,7 @@ class PlanTemplate:
         self.schema = jdf.schema()
         self.row_bytes = reader.row_bytes
         """The most bytes of a row that its Python functions read."""
-        self._of = rdds, fixed, functions
+        self._of = rdds, fixed, functions, by_task
         self._lock = threading.Lock()
         self._mapped: dict[str, tuple[_Shape | None, PlanTemplate | None]] = {}
         """By the function's name, the template of the last shape."""
@@ -95,11 +104,11 @@ class PlanTemplate:
         """Return the template of a function of its rows, as `shape` computes them; None if it has none."""
         if name in self._mapped and self._mapped[name][0] == shape:
             return self._mapped[name][1]
-        rdds, fixed, functions = self._of
+        rdds, fixed, functions, by_task = self._of
         template = None
         with suppress(NoTemplateError):
             df = map_batches(shape(self.df) if shape else self.df, function.call, function.schema, name)
-            template = PlanTemplate(df, rdds, fixed, [*functions, name])
+            template = PlanTemplate(df, rdds, fixed, [*functions, name], by_task)
         self._mapped[name] = shape, template
         return template
 
@@ -197,6 +206,12 @@ def rdd_of(df: DataFrame) -> Any:
     return plan.rdd() if plan.nodeName() == "LogicalRDD" else None
 
 
+def output_ids(plan: Any) -> dict[str, int]:
+    """Return Spark's ids of the columns that a plan gives, by name."""
+    columns = [plan.output().apply(at) for at in range(plan.output().size())]
+    return {column.name(): column.exprId().id() for column in columns}
+
+
 def empty_rdd(spark: SparkSession) -> Any:
     """Return an RDD without partitions."""
     context: Any = spark.sparkContext
@@ -236,23 +251,32 @@ class _Reader:
     """
 
     def __init__(
-        self, spark: SparkSession, rdds: Mapping[str, Any], fixed: Collection[Any], functions: Collection[str]
+        self,
+        spark: SparkSession,
+        rdds: Mapping[str, Any],
+        fixed: Collection[Any],
+        functions: Collection[str],
+        by_task: Collection[int],
     ) -> None:
         self._spark: Any = spark
-        self._rdds, self._fixed, self._functions = rdds, fixed, functions
+        self._rdds, self._fixed, self._functions, self._by_task = rdds, fixed, functions, by_task
         self.row_bytes = 0.0
         """The most bytes of a row that Python functions read, of the nodes so far."""
         jvm: Any = spark._jvm
         self._nil = _object(jvm.scala.collection.immutable, "Nil")
 
-    def read(self, node: Any) -> _Copy | None:
+    def read(self, node: Any, *, unshuffled: bool = False) -> _Copy | None:
+        """Return how to copy a node; `unshuffled`: without the shuffle for the aggregation above."""
         kind = node.getClass().getSimpleName()
         if kind not in _KNOWN:
             raise NoTemplateError(f"it has a {kind}")
         if kind == _SCAN:
             return self._read_scan(node)
         children = [node.children().apply(at) for at in range(node.children().size())]
-        copies = [self.read(child) for child in children]
+        if kind == "ShuffleExchangeExec" and unshuffled:
+            return self.read(children[0])
+        unshuffled = (unshuffled and kind in _BETWEEN) or (kind in _AGGREGATES and self._is_by_task(node))
+        copies = [self.read(child, unshuffled=unshuffled) for child in children]
         if kind in _PYTHON:
             self.row_bytes = max(self.row_bytes, row_bytes(children[0].schema()) if kind == _MAP else UNBOUNDED)
         if kind == _MAP and (name := node.func().name()) in self._functions:
@@ -265,6 +289,9 @@ class _Reader:
         return lambda rdds, functions: node.withNewChildren(
             self._seq([child if copy is None else copy(rdds, functions) for child, copy in pairs])
         )
+
+    def _is_by_task(self, node: Any) -> bool:
+        return bool(self._by_task) and any(number in self._by_task for number in output_ids(node).values())
 
     def _read_scan(self, node: Any) -> _Copy | None:
         rdd = node.rdd()

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from strandline.plan.graph import FailedNode, LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator
-from strandline.runtime.rowlayout import TIME
+from strandline.runtime.rowlayout import ROWS, TIME
 from strandline.spark.base.batch_limit import UNBOUNDED
 from strandline.spark.base.mapping import BatchFunction, map_batches
 from strandline.spark.base.pinned import Pinned
@@ -24,6 +24,7 @@ from strandline.spark.base.templates import (
     empty_rdd,
     frame_of,
     has_present,
+    output_ids,
     rdd_of,
 )
 from strandline.spark.keepers.exchange import Exchanges, clone_session, empty_frame, prepare_session
@@ -148,9 +149,9 @@ class FrameBuilder:
         return find_chains(self.operators, self.plan.pinned, by_time=self.by_time)
 
     @property
-    def _reducing(self) -> frozenset[str]:
-        """The aggregations whose input is aggregated before it is sent, by uid."""
-        return frozenset(uid for uid, reduction in self.plan.reductions.items() if reduction.on)
+    def _reducing(self) -> dict[str, bool]:
+        """The aggregations whose input is aggregated before it is sent, by uid: whether by the rows of each task."""
+        return {uid: reduction.by_task for uid, reduction in self.plan.reductions.items() if reduction.on}
 
     def _prepare(self, df: DataFrame) -> None:
         prepare_session(df.sparkSession)
@@ -171,7 +172,7 @@ class FrameBuilder:
     def _template(self, df: DataFrame) -> _Template | None:
         if not self._may_repeat:
             return None
-        key = self._reducing, frozenset(self.plan.pinned)
+        key = frozenset(self._reducing.items()), frozenset(self.plan.pinned)
         template = self._templates.get(key)
         if template is not None and not template.is_current():
             self._changes += 1
@@ -203,8 +204,14 @@ class FrameBuilder:
         functions: dict[Node, BatchFunction] = {node: BatchFunction(iter, output_of(node)) for node in self._names}
         frames = self._build(without_rows(_SOURCE, df), EpochWork(functions, None, None), self._chains, pin)
 
+        by_task = [
+            output_ids(_analyzed(frames.rows_of(node.parent)))[ROWS]
+            for node in self.plan.pipeline.operators
+            if node.parent is not None and self._reducing.get(node.uid)
+        ]
+
         def template(df: DataFrame) -> PlanTemplate:
-            return PlanTemplate(df, rdds, self.exchanges.anchors, self._names.values())
+            return PlanTemplate(df, rdds, self.exchanges.anchors, self._names.values(), by_task)
 
         pins = {name: template(df) for name, df in pinned.items()}
         outputs = [(name, sink, template(df)) for name, sink, df in frames.outputs]

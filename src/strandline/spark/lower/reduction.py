@@ -10,10 +10,16 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
 
 
 class Reduction:
-    """Turns the aggregation on while it reduces the rows enough; else off, for pauses that become longer."""
+    """Turns the aggregation on while it reduces the rows enough; else off, for pauses that become longer.
+
+    It begins with the rows of each task, which needs no shuffle of its own. If few rows of a task have the same key,
+    those of all tasks may.
+    """
 
     def __init__(self, *, possible: bool = True) -> None:
         self.on = self._possible = possible
+        self.by_task = True
+        """Whether each task's rows are aggregated by themselves."""
         self._pause = _FIRST_PAUSE
         self._epochs_off = 0
 
@@ -27,6 +33,9 @@ class Reduction:
             return
         if sent_rows <= _MAX_RATIO * source_rows:
             self._pause = _FIRST_PAUSE
+            return
+        if self.by_task:
+            self.by_task = False
             return
         if self._epochs_off:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
