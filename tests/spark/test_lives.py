@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from strandline.core.errors import (
     ConfigurationError,
     CorruptionError,
     IncompatibleStateError,
+    KeeperError,
     UnavailableError,
 )
 from tests.spark import small
@@ -189,6 +191,21 @@ def test_a_job_that_waits_for_a_keeper_can_be_stopped(
     assert run.status().state == "stopped"
     if stuck == "a keeper":
         assert isinstance(asked.exception(60), CheckpointError)
+
+
+def test_a_keeper_that_dies_in_its_restore_ends_the_start_while_another_restores(spark: Any, case: Case) -> None:
+    """The error has the signal: without it, the message takes a crash of a function for a lack of memory."""
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+        settle(run)
+    begun_s = time.monotonic()
+    armed = keepers_armed(spark, case.root / "armed", "keeper.restore.before=sleep:60;keeper.restore.after=kill")
+    with armed, pytest.raises(KeeperError, match="SIGKILL"):
+        job.start(spark)
+    assert time.monotonic() - begun_s < 40
+    assert not keepers(case.local_dir)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("strandline-ask")]
 
 
 class Watching(sl.sinks.Sink):

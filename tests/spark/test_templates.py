@@ -31,6 +31,7 @@ from strandline.spark.base.templates import (
     output_ids,
 )
 from strandline.spark.keepers.exchange import clone_session, prepare_session
+from strandline.spark.lower import frames
 from strandline.spark.lower.frames import FrameBuilder
 from strandline.spark.sinks.tasks import write_tasks
 from tests.spark import small
@@ -276,6 +277,27 @@ def test_epochs_are_planned_while_keepers_restore_and_again_if_that_failed(
     assert small.rows_of(sink) == small.counted(["u", "u"])
     assert "strandline-plan" in threads
     assert len(plans) == 1 + fails
+
+
+def test_a_job_ends_while_a_function_of_dataframes_does_not_return(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "_END_S", 0.2)
+    may_return = threading.Event()
+
+    def step(df: Any) -> Any:
+        if threading.current_thread().name == "strandline-plan":
+            may_return.wait(60)
+        return df
+
+    rows = sl.stream(small.source(spark, case.root / "in")).transform(step)
+    counts = rows.key_by("user").process(Count(), small.OUTPUT, uid="count")
+    try:
+        run = case.job_of("hangs", counts.to(sl.sinks.memory())).start(spark)
+        run.stop(timeout=20)
+        assert run.status().state == "stopped"
+    finally:
+        may_return.set()
 
 
 def test_another_version_of_spark_may_have_no_templates(

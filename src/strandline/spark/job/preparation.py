@@ -31,6 +31,7 @@ from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.snapshot.opening.origin import Origin, decide, verify
 from strandline.spark.base.session import core_setting, has_one_process, make_local_dirs
+from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Blueprint, Check
 from strandline.spark.job.compat import check_compatible, check_start, watermark_changes
 from strandline.spark.job.following import parallelism_of
@@ -66,7 +67,11 @@ class PreparedRun:
     def restore(self) -> dict[Slot, Ack]:
         """Start the keepers, let them restore their state, and return their acks."""
         with self.fleet.cancellable():
-            acks = self.fleet.open(self.epoch)
+            try:
+                acks = self.fleet.open(self.epoch)
+            except Exception as error:
+                # The machine knows the exit code of a keeper that has died.
+                raise self.fleet.explain(unwrap_error(error)) from error
         failpoints.hit("restore.keepers_opened")
         return acks
 

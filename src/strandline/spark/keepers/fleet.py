@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from strandline.spark.keepers.watch import ExecutorWatch, JobWatch, KeeperWatch,
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
+_REQUEST_S = 0.5
+"""The time in which a request fails whose keeper was killed."""
 _PINGS_A_LEASE = 4
 _EXEC_S = 2.0
 _EXEC_POLL_S = 0.001
@@ -85,6 +87,8 @@ class Fleet:
         self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
         # For all exchanges, from two threads at once. Each thread of the pool has a connection to the JVM.
         self._pool = ThreadPoolExecutor(2 * max(1, len(programs)), thread_name_prefix="strandline-ask")
+        self._starts: list[Future[list[bytes]]] = []
+        """The last requests that start keepers on this machine: after an error, some still wait for an answer."""
         self._over = threading.Event()
         self._loss = ""
         """The message of the error after the loss of an executor."""
@@ -315,6 +319,10 @@ class Fleet:
             # executor or their lease.
             pass
         self.kill()
+        deadline = time.monotonic() + _END_S
+        while wait(self._starts, _REQUEST_S).not_done and time.monotonic() < deadline:
+            # One of them has started a keeper since.
+            self.kill()
 
     def kill(self) -> None:
         """Kill every keeper of this machine, busy or not; calls that wait for its answer fail."""
@@ -378,9 +386,17 @@ class Fleet:
         worker = ControlWorker(
             list(self._refs.values()), instructions, kind, self._programs if start else None, self._only_executor
         )
-        with ThreadPoolExecutor(len(self.slots), thread_name_prefix="strandline-ask") as pool:
+        pool = ThreadPoolExecutor(len(self.slots), thread_name_prefix="strandline-ask")
+        try:
             futures = [pool.submit(worker.ask, self._refs[uid], partition) for uid, partition in sorted(self.slots)]
+            if start:
+                self._starts = futures
+            # As they are done: an error, or Ctrl-C, does not wait for other keepers, which may restore for long.
+            for future in as_completed(futures):
+                future.result()
             return [ack for future in futures for ack in future.result()]
+        finally:
+            pool.shutdown(wait=False)
 
     def _ask_through_spark(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
         # Tasks wait for busy executors; a ping must not wait for one so long that other leases expire.

@@ -39,6 +39,8 @@ from strandline.spark.streams.frames import FrameStep
 _SOURCE = "source"
 _MOST_CHANGES = 5
 """Of the plan, by users' functions of DataFrames: then it is made in each epoch."""
+_END_S = 5.0
+"""How long the end of a run waits for the thread that plans: a user's function may never return."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,14 @@ class FrameBuilder:
             self._templates.clear()
 
     def close(self) -> None:
-        """Wait until no thread plans."""
+        """Wait until no thread plans, unless a user's function takes too long."""
         if self._planning is not None:
-            self._planning.join()
+            self._planning.join(_END_S)
 
     def build(self, df: DataFrame, work: EpochWork) -> EpochFrames:
         """Build the DataFrames of an epoch's rows; those that several sinks read are pinned, to be computed once."""
-        self.close()
+        if self._planning is not None:
+            self._planning.join()
         self._prepare(df)
         template = self._template(df)
         chains = self._chains
