@@ -410,6 +410,59 @@ def test_rows_that_are_refused_are_dead_letters(postgresql: Server, dsn: str, pr
     assert "violates check constraint" in str(letters[0])
 
 
+RAISE = """create function refuse() returns trigger language plpgsql as $$ begin {} return new; end $$;
+create trigger refuse before insert on results for each row execute function refuse()"""
+
+
+@pytest.mark.parametrize("code", ["45000", "MY001", "42501", "0A000", "28000"])
+def test_a_trigger_may_refuse_a_row_with_any_code(
+    postgresql: Server, dsn: str, proxy: Proxy, tmp_path: Path, code: str
+) -> None:
+    trial = trial_of(postgresql, dsn, proxy, writers=1, on_error="dead-letter", dead_letters=tmp_path / "dead")
+    with postgresql.connect(dsn) as db:
+        db.execute(RAISE.format(f"if new.n % 6 = 3 then raise exception 'no' using errcode = '{code}'; end if;"))
+    sink = trial.start()
+    assert sink.commit(trial.stage(sink, 1)) == []
+    assert sorted(trial.visible()) == [n for n in range(1_000_000, 1_000_006) if n % 6 != 3]
+    assert len(list((tmp_path / "dead").rglob("*.json"))) == 1
+
+
+def test_a_row_of_another_writer_under_the_same_key_is_no_refusal(postgresql: Server, dsn: str, proxy: Proxy) -> None:
+    """While an index is built concurrently, PostgreSQL may refuse to replace a row, once."""
+    trial = trial_of(postgresql, dsn, proxy, key="n")
+    taken = "raise unique_violation using detail = 'Key (n)=(1000000) already exists.';"
+    with postgresql.connect(dsn) as db:
+        db.execute("create sequence tries")
+        db.execute(RAISE.format(f"if nextval('tries') = 1 then {taken} end if;"))
+    sink = trial.start()
+    assert sink.commit(trial.stage(sink, 1)) == []
+    trial.expect(1)
+
+
+def test_rows_that_refer_to_those_of_an_earlier_sink_wait_for_them(
+    postgresql: Server, dsn: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    trial = trial_of(postgresql, dsn, proxy, writers=1, on_error="dead-letter", dead_letters=tmp_path / "dead")
+    with postgresql.connect(dsn) as db:
+        db.execute("create table parents (n bigint primary key)")
+        db.execute("alter table results add foreign key (n) references parents")
+    sink = trial.start()
+    sink.patience_s = 0.0
+    staged = trial.stage(sink, 1)
+    sink.is_behind = True
+    assert sink.commit(staged) == staged
+    status = sink.status()
+    assert status is not None
+    assert status.failure.endswith("table results refuses rows: ForeignKeyViolation (results_n_fkey)")
+    with postgresql.connect(dsn) as db:
+        db.execute("insert into parents select generate_series(1000000, 1000004)")
+    assert sink.commit(staged) == staged
+    sink.is_behind = False
+    assert sink.commit(staged) == []
+    assert sorted(trial.visible()) == list(range(1_000_000, 1_000_005))
+    assert len(list((tmp_path / "dead").rglob("*.json"))) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "back", "words"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from strandline.core.errors import (
     ConfigurationError,
     CorruptionError,
     FencedError,
+    SinkError,
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation
@@ -82,6 +85,29 @@ def test_a_writer_of_another_branch_is_no_hindrance(tmp_path: Path, key: Any) ->
     before_next(sink._catalog(), "commit_table", lambda: place.table().append(rows, branch="other"))
     assert not sink.commit(staged)
     assert place.pairs() == [(1, "a"), (2, "b")]
+
+
+def test_a_record_has_a_time(delta: Place) -> None:
+    """Spark drops others from the table as soon as delta.setTransactionRetentionDuration is set, however long it is."""
+    sink = delta.start()
+    before = time.time()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    entry = delta.path / f"table/_delta_log/{delta.table().version():020}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    times = [line["txn"]["lastUpdated"] / 1000 for line in lines if "txn" in line]
+    assert len(times) == 2
+    assert all(before - 1 < at < time.time() + 1 for at in times)
+
+
+def test_a_table_whose_new_features_need_another_writer(delta: Place) -> None:
+    """That does not pass, as a conflict does."""
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["domainMetadata", "rowTracking"]}
+    entry = delta.path / f"table/_delta_log/{delta.table().version() + 1:020}.json"
+    entry.write_text(json.dumps({"protocol": features}) + "\n")
+    with pytest.raises(SinkError, match=r"Unsupported table features required: .*RowTracking"):
+        sink.commit(stage(sink, 2, [(2, "b")]))
 
 
 def test_rows_that_have_waited_are_added_beside_a_busy_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

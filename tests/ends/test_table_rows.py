@@ -263,6 +263,14 @@ def test_a_table_of_version_1_that_was_in_parts_is_refused_without_a_key(tmp_pat
     assert place.pairs() == [(1, "a")]
 
 
+def test_a_table_of_a_version_that_the_library_does_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("iceberg", tmp_path / "place")
+    place.create(pa.schema([("k", pa.int64()), ("v", pa.string())]))
+    monkeypatch.setattr("pyiceberg.table.metadata.SUPPORTED_TABLE_FORMAT_VERSION", 1)
+    with pytest.raises(ConfigurationError, match="has format version 2, and the library writes versions up to 1"):
+        tried(place.make(), NAMES)
+
+
 def test_a_text_that_is_too_long_for_the_path_of_a_part_does_not_wait_for_ever(tmp_path: Path) -> None:
     place = Place("iceberg", tmp_path / "place")
     place.create(pa.schema([("k", pa.int64()), ("v", pa.string())]), part="v")

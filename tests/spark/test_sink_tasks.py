@@ -312,9 +312,12 @@ def test_no_two_that_wait_for_a_checkpoint_are_the_same(epochs: list[str]) -> No
 def test_sinks_are_asked_for_what_waits_and_for_nothing_else_that_a_restored_checkpoint_lists() -> None:
     """A sink that a program has instead of another one of its name knows nothing of what that one has left."""
     asked: list[tuple[str, list[str]]] = []
+    behind: list[bool] = []
 
     def sink(name: str, left: list[str]) -> Any:
-        return SimpleNamespace(commit=lambda pending: (asked.append((name, list(pending))), left)[1])
+        made = SimpleNamespace()
+        made.commit = lambda pending: (asked.append((name, list(pending))), behind.append(made.is_behind), left)[2]
+        return made
 
     staging = Staging([("away", sink("away", ["b"])), ("other", sink("other", []))], {"away": ["a", "b"]})
     listed = [SinkInfo(name="away", pending=["a", "b"]), SinkInfo(name="other", pending=["of another kind"])]
@@ -322,6 +325,7 @@ def test_sinks_are_asked_for_what_waits_and_for_nothing_else_that_a_restored_che
     assert staging.commit(manifest)
     assert staging.commit(manifest)
     assert asked == [("away", ["a", "b"]), ("other", []), ("away", ["b"]), ("other", [])]
+    assert behind == [False, True, False, True]
 
 
 @pytest.mark.parametrize(

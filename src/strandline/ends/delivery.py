@@ -51,6 +51,8 @@ class Delivery:
     """Time without progress after which an unavailable target's rows wait for the next delivery."""
     marks: Mapping[int, str]
     """The lanes' last known marks: the target must not have smaller ones."""
+    is_behind: bool = False
+    """Whether rows of an earlier sink of the job wait: rows that refer to them wait, too."""
     is_late: bool = False
     """Whether rows are late, perhaps since a slow target aborts large transactions: begin with small ones."""
 
@@ -92,7 +94,11 @@ class Delivery:
         return ""
 
     def _may_pass(self, error: Exception) -> bool:
-        return isinstance(error, ConflictError) or self.target.may_pass(error)
+        return isinstance(error, ConflictError) or self.target.may_pass(error) or self.awaits_others(error)
+
+    def awaits_others(self, error: Exception) -> bool:
+        """Whether the target may accept the row when it has those of an earlier sink, to which it refers."""
+        return self.is_behind and isinstance(error, SinkError) and bool(error.fields.get("refers"))
 
     def _final(self, error: Exception) -> Exception:
         if isinstance(error, StrandlineError):
@@ -152,7 +158,7 @@ class _Attempt:
                     size = min(2 * size, max_rows)
                     yield stop - start, 0, mark
                 except Exception as error:
-                    if not self._d.refusals.accepts(self._target, error):
+                    if self._d.awaits_others(error) or not self._d.refusals.accepts(self._target, error):
                         raise
                     self.close()
                     connection = self._connect()
@@ -197,4 +203,5 @@ class _Attempt:
 
 def reason_of(error: Exception) -> str:
     """Return why rows wait, for logs and the status: only the first line, since the others may quote rows."""
-    return shortened(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".strip())
+    text = error.discreet if isinstance(error, StrandlineError) else str(error)
+    return shortened(f"{type(error).__name__}: {text.strip().partition(chr(10))[0]}".strip())

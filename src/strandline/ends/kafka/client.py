@@ -202,6 +202,12 @@ def translate_error(error: Any, label: str, cluster: Cluster, errors: ClientErro
             f"{where} refuses the time of the clock of {socket.gethostname()}: {text}",
             hint="set the clock: see message.timestamp.after.max.ms of the topic, an hour unless it was changed",
         )
+    if code in _codes("INVALID_TRANSACTION_TIMEOUT"):
+        return ConfigurationError(
+            f"{where} refused: {text}",
+            hint='set options={"transaction.timeout.ms": "10000"} of the sink, at most the brokers\' '
+            "transaction.max.timeout.ms; or raise that: the sink needs a minute",
+        )
     if code in _codes(*_FENCED) or error.fatal():
         return ConflictError(f"{where}: another task or driver writes in its place: {text}")
     if error.retriable() or error.txn_requires_abort() or code in _codes(*_RETRIABLE):

@@ -28,7 +28,8 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
 _COLUMNS = """
 select a.attname, coalesce(b.typname, t.typname), format_type(a.atttypid, a.atttypmod),
   coalesce(b.typcategory, t.typcategory)::text,
-  case when b.oid is null then a.atttypmod else t.typtypmod end, a.attnotnull, a.atthasdef or a.attidentity <> '',
+  case when b.oid is null then a.atttypmod else t.typtypmod end, a.attnotnull or t.typnotnull,
+  a.atthasdef or a.attidentity <> '' or t.typdefault is not null,
   a.attidentity::text, a.attgenerated::text, coalesce(c.collisdeterministic, true)
 from pg_attribute a join pg_type t on t.oid = a.atttypid
 left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
@@ -237,8 +238,8 @@ _KINDS: Sequence[tuple[Any, str, tuple[str, ...]]] = (
     (pa.types.is_date, "date", ("date",)),
     (pa.types.is_binary, "bytea", ("bytea",)),
     (pa.types.is_large_binary, "bytea", ("bytea",)),
-    (pa.types.is_string, "text", ("text", "varchar", "bpchar", "name")),
-    (pa.types.is_large_string, "text", ("text", "varchar", "bpchar", "name")),
+    (pa.types.is_string, "text", ("text", "varchar", "bpchar")),
+    (pa.types.is_large_string, "text", ("text", "varchar", "bpchar")),
     (pa.types.is_duration, "interval", ("interval",)),
 )
 """Arrow's types, the column type that the sink creates for each, and the types that hold all of its values."""
@@ -283,7 +284,8 @@ def _misfits(kind: pa.DataType, column: Column) -> Iterator[str]:
     takes = next((kinds for is_kind, _, kinds in _KINDS if is_kind(kind)), ())
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     # Special types parse their values from text: uuid, enums, inet, ranges.
-    if column.kind in takes or (is_text and column.category not in "NBDTSVA"):
+    # PostgreSQL's own types cut texts without an error ("char", of category Z, and name).
+    if column.kind in takes or (is_text and column.category not in "NBDTSVAZ"):
         return
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if number and column.kind in ("int2", "int4", "float4"):

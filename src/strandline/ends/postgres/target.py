@@ -37,14 +37,19 @@ set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
 _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
-_READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
+_READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE, _REFERENCE = "25006", "25P03", "25P04", "23505", "23503"
 _OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
 """Classes of errors that a row causes: values that do not fit or are too large for an index, constraints, errors of
 triggers. psycopg has some of them as OperationalError, like temporary errors."""
 _NO_PRIVILEGE, _POLICIES = "42501", "ExecWithCheckOptions"
 """A row that a policy of row-level security excludes has the error of a missing privilege, from this function."""
-_OUT_OF_IDS = ("GetNewTransactionId", "GetNewMultiXactId")
-"""Functions of the server that raise an error of class 54 if it needs VACUUM before it accepts any row."""
+_RAISE = "exec_stmt_raise"
+"""The server's function for RAISE in a trigger, which may give any code to its error of a row."""
+_NOT_OF_ROWS = ("08", "40", "53", "55", "57", "58")
+"""Classes that RAISE may pass on from another error, or uses to have the transaction tried again."""
+_PASSING = ("GetNewTransactionId", "GetNewMultiXactId", "ExecInitPartitionInfo")
+"""Functions of the server that raise an error of class 54 if it needs VACUUM before it accepts any row, and an internal
+error while a partition's index is built again (REINDEX CONCURRENTLY)."""
 
 
 def _psycopg() -> Any:
@@ -148,13 +153,24 @@ class PostgresTarget(DatabaseTarget):
 
     def may_pass(self, error: Exception) -> bool:
         psycopg = _psycopg()
-        # A lost connection, a server that starts, stops or has no free connection, a deadlock, a timeout.
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            return (error.sqlstate or "")[:2] not in _OF_ROWS or error.diag.source_function in _OUT_OF_IDS
-        # A server that became a replica, until the client connects to the new primary; or the server's timeouts.
-        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
+        if not isinstance(error, psycopg.Error):
+            return super().may_pass(error)
+        if error.diag.source_function in _PASSING or self._is_overtaken(error):
             return True
-        return super().may_pass(error)
+        if _is_of_row(error):
+            return False
+        # A lost connection, a server that starts, stops or has no free connection, a deadlock, a timeout; a server that
+        # became a replica, until the client connects to the new primary; or the server's timeouts.
+        is_temporary = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return is_temporary or error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG)
+
+    def _is_overtaken(self, error: Any) -> bool:
+        """Whether another writer inserted a row of the sink's key while PostgreSQL builds an index of it concurrently.
+
+        Rows replace each other by this key, but not in an index that is not complete.
+        """
+        names = (error.diag.message_detail or "").partition("(")[2].partition(")=(")[0].split(", ")
+        return error.sqlstate == _UNIQUE and sorted(name.strip('"') for name in names) == sorted(self.shape.key)
 
     def open(self, application: str) -> Any:
         """Connect; the connection has no transaction."""
@@ -338,12 +354,15 @@ class PostgresLane(Connection):
             f"{where} refuses rows: {message}",
             hint=hint,
             discreet=f"{where} refuses rows: {type(error).__name__}" + (f" ({about})" if about else ""),
+            refers=error.sqlstate == _REFERENCE,
         )
 
 
 def _is_of_row(error: Any) -> bool:
     """Whether a row causes the error."""
     state = error.sqlstate or ""
+    if error.diag.source_function == _RAISE and state[:2] not in _NOT_OF_ROWS:
+        return True
     return state[:2] in _OF_ROWS or (state == _NO_PRIVILEGE and error.diag.source_function == _POLICIES)
 
 

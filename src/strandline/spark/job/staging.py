@@ -88,6 +88,7 @@ class Staging:
             slow = threading.Timer(_SLOW_S, log.warning, (_SLOW, name, _SLOW_S))
             slow.daemon = True
             slow.start()
+            sink.is_behind = has_left
             try:
                 left = set(sink.commit(mine) or ())
             finally:

@@ -197,6 +197,7 @@ class Starting:
                 tell(f"job '{b.name}': sink '{name}' goes on in {sink.destination}; its rows went to {before} before")
             owned.check()
             sink.open(self._preparation.sink_context(name, origin, owned.life, owned.generation))
+            sink.is_behind = bool(waiting)
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
                 waiting[name] = rest
         for name, texts in left.items():

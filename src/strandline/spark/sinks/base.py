@@ -68,6 +68,8 @@ class Sink(ABC):
     """Whether `recover` takes back rows that later checkpoints have shown; if not, the job logs a warning."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
+    is_behind = False
+    """Whether rows of an earlier sink of the job wait for their destination: set before each `commit` and `recover`."""
     destination: str = ""
     """The destination, in words that are the same at each start: they identify a sink without a name."""
 

@@ -278,7 +278,9 @@ class Transactional(Sink):
         for waiting in lanes.values():
             waiting.sort(key=lambda each: each.number)
         is_late = bool(self._late_since) or not self._has_recovered
-        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._marks, is_late)
+        delivery = Delivery(
+            self.target, self._writer, self._place, self._refusals, patience_s, self._marks, self.is_behind, is_late
+        )
         silent = self._ask(delivery, lanes) if self._late_since and len(lanes) > 1 else {}
         results = silent | self._run(delivery, {lane: each for lane, each in lanes.items() if lane not in silent})
         self._remember({lane: result.mark for lane, result in results.items()})

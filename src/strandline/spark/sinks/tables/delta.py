@@ -41,6 +41,7 @@ _EPOCH_BITS = 40
 _THREADS = 8
 _VIOLATION = re.compile(r"(\d+) rows failed validation check")
 _STORAGE_ERROR = re.compile(r"Generic (?!DeltaTable )\w+ error")
+_UNSUPPORTED = "Unsupported table features"
 _PLAIN = re.compile(r"[A-Za-z0-9_=./-]+")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _COMPUTED = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
@@ -62,6 +63,8 @@ class DeltaSink(TableSink):
     Other writers may use the table at the same time. A restore to an older checkpoint removes files that later ones
     have added, in a separate version; rows that were compacted since, or merged by key, stay.
     """
+
+    expiry = ", or its record is older than the table's delta.setTransactionRetentionDuration"
 
     def __init__(
         self,
@@ -247,7 +250,7 @@ class DeltaSink(TableSink):
             self._sync()
 
     def is_conflict(self, error: Exception) -> bool:
-        return isinstance(error, self._delta.exceptions.CommitFailedError)
+        return isinstance(error, self._delta.exceptions.CommitFailedError) and _UNSUPPORTED not in str(error)
 
     def may_pass(self, error: Exception) -> bool:
         # Errors of storage are OSErrors, or known only by their text.
@@ -311,7 +314,8 @@ class DeltaSink(TableSink):
         version = (record.generation << _EPOCH_BITS) | record.epoch
         metadata = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
         apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _application(run)]
-        transactions = [self._delta.Transaction(app, version) for app in apps]
+        # Spark drops transactions without a time as soon as delta.setTransactionRetentionDuration is set.
+        transactions = [self._delta.Transaction(app, version, int(time.time() * 1000)) for app in apps]
         most = None if retries else 0
         return self._delta.CommitProperties(
             custom_metadata=metadata, app_transactions=transactions, max_commit_retries=most

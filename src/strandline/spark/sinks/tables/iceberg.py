@@ -148,6 +148,14 @@ class IcebergSink(TableSink):
                 )
 
     def layout(self, table: Any, columns: pa.Schema, key: Sequence[str]) -> tuple[FileLayout, list[pa.Field]]:
+        from pyiceberg.table import metadata
+
+        if table.format_version > metadata.SUPPORTED_TABLE_FORMAT_VERSION:
+            raise ConfigurationError(
+                f"{self._where}: the table has format version {table.format_version}, and the library writes versions "
+                f"up to {metadata.SUPPORTED_TABLE_FORMAT_VERSION}",
+                hint="write to a table of an older version: none can be taken back to one",
+            )
         existing = table.schema().as_arrow()
         self._check_types([column for column in columns if column.name not in existing.names])
         may_add = self.new_columns == "add"

@@ -74,6 +74,9 @@ _RUNS = 100
 class TableSink(TableFormat):
     """The base of sinks into table formats."""
 
+    expiry = ""
+    """A further reason, for messages, why a table may have no record."""
+
     def __init__(
         self,
         where: str,
@@ -566,7 +569,8 @@ class TableSink(TableFormat):
         had = f", and had epoch {self._reached.epoch}" if self._reached else ""
         return CorruptionError(
             f"{self._where}: the table has less of the job's rows than it had: it was put back to an older state, "
-            f"deleted, or created again (it has {f'epoch {record.epoch}' if record else 'none'} on record{had})",
+            f"deleted, or created again{'' if record else self.expiry} "
+            f"(it has {f'epoch {record.epoch}' if record else 'none'} on record{had})",
             hint=f"{_MOVED}; else bring its newest state back, or restore the job from a checkpoint or savepoint of "
             f"the older one; or {BEGIN_ANEW}",
         )
