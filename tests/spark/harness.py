@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
-from strandline.spark.lower.reduction import Reduction
+from strandline.spark.lower.reduction import BY_TASK, OFF, Reduction
 from tests import jvm
 from tests.spark import pipeline
 
@@ -320,6 +320,6 @@ def begin_reducing(monkeypatch: Any, on: bool) -> None:
     class Begun(Reduction):
         def __init__(self, *, possible: bool) -> None:
             super().__init__(possible=possible)
-            self.on = on and possible
+            self.level = BY_TASK if on and possible else OFF
 
     monkeypatch.setattr("strandline.spark.lower.plan.Reduction", Begun)

@@ -19,7 +19,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import plan_results
 from strandline.plan.columns import Columns
 from strandline.spark.base.ddl import ddl_of
-from strandline.spark.lower.reduction import Reduction
+from strandline.spark.lower.reduction import BY_TASK, TOGETHER, Reduction
 from strandline.types.datatypes import parse_type
 from tests.soak import soaking
 from tests.spark.harness import Case, begin_reducing, eventually, settle
@@ -214,6 +214,30 @@ def test_what_is_stored_is_found_by_the_results_names() -> None:
     assert {*swapped.parts} != {*made.parts}
 
 
+class Blind(sl.sinks.Sink):
+    """Reads nothing."""
+
+    def write(self, df: Any, epoch: int) -> str | None:
+        return None
+
+    def commit(self, pending: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "sink", [Blind(name="blind"), sl.sinks.foreach_batch(lambda df, epoch: None)], ids=["sink", "function"]
+)
+def test_a_sink_may_read_nothing_of_what_each_task_has_aggregated(spark: Any, case: Case, sink: Any) -> None:
+    for number in range(8):
+        write_rows(case.root / "in", number, 100, 10)
+    files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 4).json(str(case.root / "in"))
+    totals = sl.stream(files).key_by("k").agg(SOME, uid="totals")
+    with start(spark, case, (totals, sink)) as run:
+        settle(run)
+        assert run.status().restarts == 0
+        assert sum(keeper.all_rows_in for keeper in run.glance().keepers) == 2 * 7 * 2
+
+
 @pytest.mark.parametrize("by_task", [True, False])
 def test_each_task_aggregates_its_rows_alone_or_all_do_together(
     spark: Any, case: Case, by_task: bool, monkeypatch: Any
@@ -221,7 +245,7 @@ def test_each_task_aggregates_its_rows_alone_or_all_do_together(
     class Begun(Reduction):
         def __init__(self, *, possible: bool) -> None:
             super().__init__(possible=possible)
-            self.by_task = by_task
+            self.level = BY_TASK if by_task else TOGETHER
 
     monkeypatch.setattr("strandline.spark.lower.plan.Reduction", Begun)
     for number in range(8):
@@ -246,24 +270,30 @@ def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> N
     reduction = Reduction()
     reduction.observe(1000, 10)
     reduction.observe(0, 0)
-    assert reduction.on
     assert reduction.by_task
-    reduction.observe(1000, 900)
-    # The rows of all tasks together may be fewer.
-    assert reduction.on
-    assert not reduction.by_task
     pauses = []
     for _ in range(6):
         reduction.observe(1000, 900)
+        # The rows of all tasks together may be fewer.
+        assert reduction.level == TOGETHER
+        reduction.observe(1000, 900)
+        assert not reduction.on
         pauses.append(0)
         while not reduction.on:
             reduction.observe(1000, 1000)
             pauses[-1] += 1
+        assert reduction.by_task
     assert pauses == [16, 32, 64, 128, 256, 256]
     reduction.observe(1000, 100)
-    assert reduction.on
+    assert reduction.by_task
     reduction.observe(1000, 900)
-    assert not reduction.on
+    for _ in range(15):
+        reduction.observe(1000, 100)
+        assert reduction.level == TOGETHER
+    reduction.observe(1000, 100)
+    assert reduction.by_task
+    reduction.observe(1000, 100)
+    assert reduction.by_task
 
 
 def test_expressions_that_cannot_be_aggregated_are_said_before_the_start(spark: Any, case: Case, capfd: Any) -> None:

@@ -139,13 +139,10 @@ class FrameBuilder:
             for name, sink, output in template.outputs
         ]
 
-        @cache
-        def planned() -> EpochFrames:
-            # In the order in which they were pinned for the template.
-            pinned = iter(pins)
-            return self._build(df, work, chains, lambda _: next(pinned).rows)
+        def rows_of(node: Node) -> DataFrame:
+            return RepeatedFrame(template.of(node), rdds, functions, template.row_bytes)
 
-        return EpochFrames(outputs, pins, lambda node: planned().rows_of(node))
+        return EpochFrames(outputs, pins, rows_of)
 
     @property
     def _chains(self) -> Chains:
@@ -225,7 +222,7 @@ class FrameBuilder:
         ]
         source_bytes = UNBOUNDED if self.plan.sources.may_run_python else 0.0
         row_bytes = max([source_bytes, *(template.row_bytes for template in pins.values())])
-        return _Template(pins, outputs, steps, row_bytes)
+        return _Template(pins, outputs, steps, row_bytes, cache(lambda node: template(frames.rows_of(node))))
 
     def _build(
         self, df: DataFrame, work: EpochWork, chains: Chains, pin: Callable[[DataFrame], DataFrame] | None = None
@@ -281,6 +278,8 @@ class _Template:
     """Users' functions of DataFrames, each with an argument and the plan that it returned."""
     row_bytes: float
     """The most bytes of a row that Python functions read before the outputs: a sink's job may compute pins, too."""
+    of: Callable[[Node], PlanTemplate]
+    """Returns the template of a node's rows: keepers must get the rows that the outputs gave them."""
 
     def is_current(self) -> bool:
         """Whether users' functions return what they returned when the template was made."""

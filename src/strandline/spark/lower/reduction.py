@@ -7,39 +7,54 @@ from pyspark.sql import SparkSession
 _MAX_RATIO = 0.6
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
+BY_TASK, TOGETHER, OFF = range(3)
+"""What Spark aggregates: the rows of each task, those of all tasks, none."""
 
 
 class Reduction:
-    """Turns the aggregation on while it reduces the rows enough; else off, for pauses that become longer.
+    """Lets Spark aggregate rows while that leaves few enough: those of each task, those of all tasks together, or none.
 
-    It begins with the rows of each task, which needs no shuffle of its own. If few rows of a task have the same key,
-    those of all tasks may.
+    It begins with each task's rows, which takes no shuffle of its own. After one that leaves too many rows comes the
+    next, for a pause, and then it begins again; pauses become longer.
     """
 
     def __init__(self, *, possible: bool = True) -> None:
-        self.on = self._possible = possible
-        self.by_task = True
-        """Whether each task's rows are aggregated by themselves."""
+        self._possible = possible
+        self.level = BY_TASK if possible else OFF
         self._pause = _FIRST_PAUSE
-        self._epochs_off = 0
+        self._epochs = 0
+        """Since this level began."""
+        self._is_again = False
+        """Whether the first level is being tried again."""
+
+    @property
+    def on(self) -> bool:
+        """Whether rows are aggregated."""
+        return self.level < OFF
+
+    @property
+    def by_task(self) -> bool:
+        """Whether each task's rows are aggregated by themselves."""
+        return self.level == BY_TASK
 
     def observe(self, source_rows: int, sent_rows: int) -> None:
         """Note the number of an epoch's rows, and of the rows that were sent."""
         if not source_rows or not self._possible:
             return
-        if not self.on:
-            self._epochs_off += 1
-            self.on = self._epochs_off >= self._pause
+        if self.level > BY_TASK:
+            self._epochs += 1
+            if self._epochs >= self._pause:
+                self.level, self._is_again = BY_TASK, True
+                return
+        if self.level == OFF:
             return
         if sent_rows <= _MAX_RATIO * source_rows:
-            self._pause = _FIRST_PAUSE
+            if self.level == BY_TASK:
+                self._pause, self._is_again = _FIRST_PAUSE, False
             return
-        if self.by_task:
-            self.by_task = False
-            return
-        if self._epochs_off:
+        if self.level == BY_TASK and self._is_again:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self.on, self._epochs_off = False, 0
+        self.level, self._epochs = self.level + 1, 0
 
 
 def limit_shuffle(session: SparkSession, parallelism: int) -> None:
