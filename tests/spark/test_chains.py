@@ -200,6 +200,7 @@ def test_a_chain_is_shuffled_where_its_rows_must_be(spark: Any, case: Case, rout
     assert small.rows_of(sinks["fifth"]) == Counter(row for row in counts.elements() if row[1] % 5 == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["keeper.epoch.middle", "keeper.applied"])
 def test_a_chain_is_exact_when_its_keepers_are_killed(spark: Any, case: Case, moment: str) -> None:
     stream, given = events(spark, case)
@@ -215,6 +216,7 @@ def test_a_chain_is_exact_when_its_keepers_are_killed(spark: Any, case: Case, mo
     assert Counter((row.user, row.n) for row in sink.rows) == small.counted([user for user, _ in given])
 
 
+@pytest.mark.long
 def test_a_chain_goes_on_from_a_snapshot_without_one_and_at_another_parallelism(spark: Any, case: Case) -> None:
     _, given = events(spark, case)
     rows: Counter[tuple[Any, ...]] = Counter()
