@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import OutputError
+from strandline.core.ids import Partition
+from strandline.core.keygroups import range_of
 from strandline.keeper.lean import defer_pandas
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION, SIDE, partition_of
 from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
@@ -63,7 +65,8 @@ class Link:
         yield pa.RecordBatch.from_arrays(ends, schema=schema)
 
     def _check(self, partition: int, groups: Numbers) -> None:
-        if np.any(groups.astype(np.int64) * self.parallelism // self.max_parallelism != partition):
+        expected = range_of(Partition(partition), self.max_parallelism, self.parallelism)
+        if np.any((groups < expected.start) | (groups >= expected.stop)):
             message = (
                 f"operator '{self.above}' has keeps_key, and gave a row with another key ({', '.join(self.keys)}) than "
                 "that of the events it came of"

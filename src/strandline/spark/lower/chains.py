@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from strandline.plan.graph import Node, OperatorNode, OutputNode
 from strandline.plan.pipeline import Operator
 from strandline.spark.base.mapping import BatchFunction
 from strandline.spark.keepers.chain import Chain, Link
 from strandline.types.datatypes import parse_schema
-
-_Node = TypeVar("_Node", bound=Node)
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Chains:
     above: Mapping[OperatorNode, OperatorNode]
     """The operator above of each that needs no shuffle."""
 
-    def of(self, node: _Node) -> list[_Node | OperatorNode]:
+    def of(self, node: Node) -> list[Node]:
         """Return a node with the operators above it in the same task, in the order of the rows."""
         above = self.above.get(node) if isinstance(node, OperatorNode) else None
         return [node] if above is None else [*self.of(above), node]

@@ -158,7 +158,7 @@ class FrameBuilder:
         if self.plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators.values()))
 
-    def _input_of(self, node: OperatorNode | MapNode | FailedNode, rows: DataFrame) -> DataFrame:
+    def _input_of(self, node: Node, rows: DataFrame) -> DataFrame:
         """Return the rows for the function of a node, of its parent's; those for an operator on its partitions."""
         if not isinstance(node, OperatorNode):
             return input_of(node, rows)
@@ -249,7 +249,7 @@ class FrameBuilder:
             parents = [frames[parent] for parent in together[0].parents]
             match node:
                 case OperatorNode() | MapNode() | FailedNode():
-                    rows = self._input_of(chains.of(node)[0], *parents)
+                    rows = self._input_of(together[0], *parents)
                     function = work.functions[node]
                     frames[node] = map_batches(rows, function.call, function.schema, self._names[node])
                 case LateNode():

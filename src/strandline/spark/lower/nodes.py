@@ -114,11 +114,11 @@ def output_of(node: Node) -> Schema:
     return schema_of(node.columns.ddl)
 
 
-def input_of(node: MapNode | FailedNode, df: DataFrame) -> DataFrame:
+def input_of(node: Node, df: DataFrame) -> DataFrame:
     """Return the rows for the function of a node, of its parent's rows."""
-    if isinstance(node, FailedNode):
-        return df
-    return select_sql(df, _same([*parse_schema(node.input).names, *node.columns.hidden]))
+    if isinstance(node, MapNode):
+        return select_sql(df, _same([*parse_schema(node.input).names, *node.columns.hidden]))
+    return df
 
 
 def _lower_output(node: OutputNode, df: DataFrame) -> DataFrame:

@@ -24,8 +24,6 @@ class Reduction:
         self._pause = _FIRST_PAUSE
         self._epochs = 0
         """Since this level began."""
-        self._is_again = False
-        """Whether the first level is being tried again."""
 
     @property
     def on(self) -> bool:
@@ -44,16 +42,15 @@ class Reduction:
         if self.level > BY_TASK:
             self._epochs += 1
             if self._epochs >= self._pause:
-                self.level, self._is_again = BY_TASK, True
+                # If this level is left again, it is for longer.
+                self.level, self._pause = BY_TASK, min(2 * self._pause, _LONGEST_PAUSE)
                 return
         if self.level == OFF:
             return
         if sent_rows <= _MAX_RATIO * source_rows:
             if self.level == BY_TASK:
-                self._pause, self._is_again = _FIRST_PAUSE, False
+                self._pause = _FIRST_PAUSE
             return
-        if self.level == BY_TASK and self._is_again:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self.level, self._epochs = self.level + 1, 0
 
 
