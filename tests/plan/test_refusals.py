@@ -43,6 +43,10 @@ def test_functions() -> None:
         lambda: KEYED.process(count(), output="n int", uid="n", sides={"late": "v int, V int"}),
         "operator 'n': the side output 'late': the column v, V is there more than once",
     )
+    refused(
+        lambda: KEYED.process(count(), output="user string, n bigint", uid="n", keeps_key="user"),  # type: ignore[arg-type]
+        "operator 'n': keeps_key is 'user', expected True or False",
+    )
     for output, said in (("n bigint", "there is no such column"), ("user binary", "it is binary")):
         refused(
             lambda output=output: KEYED.process(count(), output=output, uid="n", keeps_key=True),

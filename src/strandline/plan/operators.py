@@ -123,8 +123,8 @@ def process_on(
     }
     for what, ddl in (("output", schema), *((f"the side output '{side}'", ddl) for side, ddl in raw_sides.items())):
         check_unlike(parse_schema(ddl).names, f"operator '{uid}': {what}: ")
-    if keeps_key:
-        _check_keeps_key(keyed, parse_schema(schema), uid)
+    if keeps_key is not False:
+        _check_keeps_key(keyed, keeps_key, parse_schema(schema), uid)
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     # Pickle it here, so that an error names the line that made the operator.
     pickle_process(process, uid)
@@ -144,7 +144,9 @@ def process_on(
     )
 
 
-def _check_keeps_key(keyed: Keyed, output: StructType, uid: str) -> None:
+def _check_keeps_key(keyed: Keyed, keeps_key: object, output: StructType, uid: str) -> None:
+    if keeps_key is not True:
+        raise ConfigurationError(f"operator '{uid}': keeps_key is {keeps_key!r}, expected True or False")
     types = {field.name: field.type for field in output.fields}
     for key in keyed.keys:
         kind = keyed.columns.type_of(key)
