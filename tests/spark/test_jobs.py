@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import threading
@@ -401,29 +402,77 @@ def test_stop_leaves_nothing(spark: Any, case: Case) -> None:
         run.checkpoint(1)
 
 
-def test_a_start_that_is_interrupted_leaves_nothing(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize(
+    ("owner", "call"),
+    [
+        ("pyspark.sql.streaming.DataStreamWriter", "start"),
+        ("strandline.spark.job.preparation.PreparedRun", "restore"),
+        ("strandline.spark.job.supervision.Supervisor", "_report_begin"),
+    ],
+)
+def test_a_start_that_is_interrupted_leaves_nothing(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch, owner: str, call: str
+) -> None:
     small.write_rows(case.root / "in", 0, [("a", "x", 1)])
     job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
-    for where in ("the query has started", "the run is there"):
+    real = getattr(pkgutil.resolve_name(owner), call)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return real(*args, **options)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         with monkeypatch.context() as patch:
-            if where == "the query has started":
-                patch.setattr("strandline.spark.job.starting.SourceWatch", interrupt)
-            else:
-                patch.setattr(threading.Thread, "start", unless("strandline-small", interrupt, threading.Thread.start))
+            patch.setattr(f"{owner}.{call}", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 job.start(spark)
-        assert not spark.streams.active, where
-        assert not keepers(case.local_dir), where
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert not spark.streams.active
+    assert not keepers(case.local_dir)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("strandline-small")]
     with job.start(spark) as run:
         run.process_all_available(60)
 
 
-def unless(prefix: str, instead: Any, real: Any) -> Any:
-    """Return a method that does something else for threads with such names."""
-    return lambda thread: (instead if thread.name.startswith(prefix) else real)(thread)
+def test_a_start_without_a_thread_leaves_nothing(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "strandline-small":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            job.start(spark)
+    assert not keepers(case.local_dir)
+    with job.start(spark) as run:
+        run.process_all_available(60)
+
+
+def test_every_attempt_has_the_local_properties_of_its_start(spark: Any, case: Case) -> None:
+    context, pools = spark.sparkContext, []
+    sink = sl.sinks.foreach_batch(lambda *_: pools.append(context.getLocalProperty("spark.scheduler.pool")))
+    case.add(1)
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    job = small.job(
+        stream, case.root, case.local_dir, sink=sink, process=Count(), restart=sl.Restart(attempts=2, delay=0)
+    )
+    context.setLocalProperty("spark.scheduler.pool", "streams")
+    try:
+        run = job.start(spark)
+    finally:
+        context.setLocalProperty("spark.scheduler.pool", None)
+    with run:
+        settle(run)
+        os.kill(min(keepers(case.local_dir)), signal.SIGKILL)
+        case.add(1)
+        eventually(lambda: run.glance().restarts == 1 and run.glance().epoch == 2, "an epoch of the next attempt", 60)
+    assert set(pools) == {"streams"}
 
 
 def test_a_run_is_a_context_that_stops_it(spark: Any, case: Case) -> None:

@@ -10,8 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
+
+from pyspark import inheritable_thread_target
 
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
@@ -52,6 +56,8 @@ log = logging.getLogger(__name__)
 _ABORT_AFTER_S = 10.0
 """How long a stop waits before it kills keepers, which may block the end."""
 _ABORT_AGAIN_S = 1.0
+_INTERRUPT_S = 15.0
+"""How long an interrupt waits for the end of a start."""
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
@@ -113,10 +119,17 @@ class Supervisor:
         self._held: IO[str]
         """The lock that prevents the deletion of the job's local directories."""
         self._control: ControlServer
-        self.thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
+        self._has_begun: Future[None] = Future()
+        """Done when the first attempt runs, or has failed to start."""
+        # The thread inherits Spark's local properties, such as a scheduler's pool.
+        supervise = inheritable_thread_target(blueprint.spark)(self._supervise)
+        self.thread = threading.Thread(target=supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self, control: ControlServer, follow: RescalableRun) -> None:
-        """Begin the first attempt, and start the supervising thread. Raises errors of the program."""
+        """Start the supervising thread, and wait until the first attempt runs. Raises errors of the program.
+
+        The calling thread only waits: an interrupt (Ctrl-C) leaves no call of Spark half done.
+        """
         b, self._control = self.blueprint, control
         self._held = b.places.lock_shared()
         sweep(b.places.local_dir)
@@ -130,22 +143,18 @@ class Supervisor:
             with self.changing:
                 control.start()
                 self.desired = Desired(initial_override(b.settings, b.spark, wait=True))
-            self._begin_first()
             self.thread.start()
+            self._has_begun.result()
             if b.settings.follows is not None:
                 Follower(b.name, follow, b.settings.follows, b.spark, b.clock, self.ended).start()
         except BaseException as error:
-            if not self.thread.is_alive():
-                # The start failed, or was interrupted before the thread supervised the attempt.
-                self._end_attempt()
-                control.end()
-                control.join()
-                self._note_failure(error)
-                self._enter("failed")
-                self.ended.set()
-                self._log.note(f"job '{b.name}' did not start: {error}")
-                self._log.close()
-                self._held.close()
+            if self.thread.ident is None:
+                self._end_unbegun(error)
+            elif not self.ended.is_set():
+                # An interrupt, or no thread for the follower.
+                with suppress(UnavailableError):
+                    self.stop(_INTERRUPT_S, abort_after=0.0)
+            control.join()
             raise
 
     @property
@@ -153,10 +162,10 @@ class Supervisor:
         """Whether the job has begun and has not ended."""
         return self.thread.is_alive() and not self.ended.is_set()
 
-    def stop(self, timeout: float) -> None:
+    def stop(self, timeout: float, *, abort_after: float = _ABORT_AFTER_S) -> None:
         """End the job and its keepers. Raises UnavailableError after `timeout` seconds."""
         self.stopping.set()
-        deadline, wait_s = time.monotonic() + timeout, _ABORT_AFTER_S
+        deadline, wait_s = time.monotonic() + timeout, abort_after
         while not self.ended.wait(min(wait_s, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise UnavailableError(
@@ -191,6 +200,13 @@ class Supervisor:
 
     def _supervise(self) -> None:
         try:
+            self._begin_first()
+        except BaseException as error:
+            self._end_unbegun(error)
+            self._has_begun.set_exception(error)
+            return
+        self._has_begun.set_result(None)
+        try:
             finished = self._run_attempts()
             # A newer driver on this machine uses the same local directories.
             owned = not self._is_fenced()
@@ -212,6 +228,18 @@ class Supervisor:
             finally:
                 # Even if a disk is full: other threads wait for this event.
                 self.ended.set()
+
+    def _end_unbegun(self, error: BaseException) -> None:
+        """End a run whose first attempt did not start."""
+        self._note_failure(error)
+        self._enter("stopped" if self.stopping.is_set() else "failed")
+        self._log.note(f"job '{self.blueprint.name}' did not start: {error}")
+        try:
+            self._control.end()
+            self._log.close()
+            self._held.close()
+        finally:
+            self.ended.set()
 
     def _run_attempts(self) -> bool:
         """Run attempts until the sources are finished, and return True, or until the job is stopped."""
