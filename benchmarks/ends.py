@@ -44,6 +44,7 @@ BENCHMARK = "ends"
 PEER = "spark-kafka-sink"
 ROWS_AN_EPOCH = 200_000
 ROWS_A_SECOND = 2_000
+WARM_UP_S = 10.0
 WANTED_AT_LEAST = {"kafka": 100_000, "postgresql": 100_000}
 COLUMNS = (
     "value as id", "concat('user-', value % 100000) as person", "cast(value as double) / 4 as amount",
@@ -118,17 +119,16 @@ def throughput(count: Callable[[], int], seconds: float) -> Result:
 
 
 def latency(end: Any, seconds: float) -> Result:
-    """See rows as they come; those of the first look and the second are not counted: the job was only starting."""
+    """See rows as they come, after a while in which the job starts and works off the rows of its start."""
     found: list[float] = []
-    looks, until = 0, None
+    warm = until = None
     while until is None or time.monotonic() < until:
         new = ages(end)
-        if new:
-            looks += 1
-            # Those that were made while the job started.
-            if looks > 2 and max(new) < 1000 * (seconds + 60):
-                until = until or time.monotonic() + seconds
-                found += new
+        if new and warm is None:
+            warm = time.monotonic() + WARM_UP_S
+        elif new and warm is not None and time.monotonic() > warm:
+            until = until or time.monotonic() + seconds
+            found += new
         time.sleep(0.02)
     cuts = quantiles(found, n=100)
     return {"latency_p50_ms": cuts[49], "latency_p99_ms": cuts[98], "seen": len(found)}

@@ -27,11 +27,15 @@ def streams(df: DataFrame, **columns: str) -> list[sl.Stream]:
 
     What is selected before `sl.stream` is all that Spark reads from the files.
     """
-    kinds = {name: KINDS[name] for name in columns}
+    events = sl.stream(slim(df, **columns)).watermark("ts", WATERMARK_DELAY)
+    return [events.where(f"event_type = {KINDS[name]}").select(f"{name}.*", "ts") for name in columns]
+
+
+def slim(df: DataFrame, **columns: str) -> DataFrame:
+    """Return the events of the kinds that are named, with these columns."""
     structs = [f"struct({_parts(name, wanted)}) as {name}" for name, wanted in columns.items()]
-    slim = df.where(df.event_type.isin(*kinds.values())).selectExpr("event_type", "ts", *structs)
-    events = sl.stream(slim).watermark("ts", WATERMARK_DELAY)
-    return [events.where(f"event_type = {kind}").select(f"{name}.*", "ts") for name, kind in kinds.items()]
+    kinds = [KINDS[name] for name in columns]
+    return df.where(df.event_type.isin(*kinds)).selectExpr("event_type", "ts", *structs)
 
 
 def _parts(name: str, columns: str) -> str:
