@@ -201,10 +201,13 @@ def main() -> None:
     parser.add_argument(
         "--savepoint", action="store_true", help="stop each query half way with a savepoint, and go on from it"
     )
+    parser.add_argument("--epochs", type=int, help="how many epochs there are")
+    parser.add_argument("--warm-up", type=int, help="how many epochs are not measured")
     parser.add_argument("--events", type=Path, help=argparse.SUPPRESS)
     add_subject_options(parser, SUBJECTS + THROUGH)
     given = parser.parse_args()
     size = QUICK if given.quick else FULL
+    size = replace(size, epochs=given.epochs or size.epochs, warm_up=given.warm_up or size.warm_up)
     import_duckdb()
     if given.subject:
         report_result(given.result, run_subject(given.subject, given.events, size, given.scratch))
@@ -223,6 +226,7 @@ def main() -> None:
         events = directory / "events"
         write_events(events, size)
         options = ["--events", str(events), *(["--quick"] if given.quick else [])]
+        options += ["--epochs", str(size.epochs), "--warm-up", str(size.warm_up)]
         report(size, measure_in_turn("benchmarks.nexmark", subjects, rounds, options))
 
 
