@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ def run_of(**blueprint: Any) -> Any:
     known = {"name": "job", "trigger": {}, "paused": threading.Event()}
     run._b = supervisor.blueprint = SimpleNamespace(**{**known, **blueprint})
     supervisor.stopping, supervisor.ended = threading.Event(), threading.Event()
-    supervisor.changing = threading.Lock()
+    supervisor.changing, supervisor._has_begun = threading.Lock(), Future()
     supervisor.desired = supervisor.begun_with = Desired()
     supervisor.state, supervisor.attempt, supervisor._starting, supervisor._error = "running", None, None, None
     run._supervisor, run._requests = supervisor, Requests(supervisor)

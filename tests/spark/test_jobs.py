@@ -26,6 +26,7 @@ from strandline.keeper.lookups import LookupResult
 from strandline.spark.base.session import local_dirs
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import LookupWorker
+from strandline.spark.lower.frames import FrameBuilder
 from strandline.types.datatypes import parse_type
 from strandline.types.jsonforms import to_json
 from strandline.types.murmur import key_group
@@ -452,6 +453,27 @@ def test_a_start_without_a_thread_leaves_nothing(spark: Any, case: Case, monkeyp
     assert not keepers(case.local_dir)
     with job.start(spark) as run:
         run.process_all_available(60)
+
+
+def test_no_epoch_begins_after_a_keeper_has_died(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its rows come before the next look at the keepers."""
+    monkeypatch.setattr("strandline.spark.job.attempt._QUERY_CHECK_S", 1000.0)
+    stream, built, real = sl.stream(small.source(spark, case.root / "in")), [], FrameBuilder.build
+
+    def build(builder: FrameBuilder, *args: Any) -> Any:
+        built.append(True)
+        return real(builder, *args)
+
+    monkeypatch.setattr(FrameBuilder, "build", build)
+    case.add(1)
+    job = small.job(stream, case.root, case.local_dir, restart=sl.Restart(attempts=2, delay=0))
+    with job.start(spark) as run:
+        settle(run)
+        before = len(built)
+        os.kill(min(keepers(case.local_dir)), signal.SIGKILL)
+        case.add(1)
+        eventually(lambda: run.glance().restarts == 1 and run.glance().epoch == 2, "an epoch of the next attempt", 60)
+        assert len(built) == before + 1
 
 
 def test_every_attempt_has_the_local_properties_of_its_start(spark: Any, case: Case) -> None:

@@ -269,6 +269,7 @@ class Attempts:
         return self
 
     def _supervise(self) -> None:
+        self.supervisor._has_begun.set_result(None)
         self.supervisor._run_attempts()
         self.supervisor._enter("stopped")
         self.supervisor.ended.set()
@@ -322,7 +323,7 @@ def test_the_end_is_heard_of_where_the_disk_refuses_whatever_belongs_to_it(
     def refuse() -> None:
         raise OSError("no room on the disk")
 
-    supervisor._run_attempts = fail
+    supervisor._begin_first, supervisor._run_attempts = lambda: None, fail
     supervisor._reporter = SimpleNamespace(to_program=lambda error: error, in_logs=str)
     run._b.clock, supervisor._held = late_clock(), SimpleNamespace(close=lambda: None)
     supervisor._log = DriverLog(tmp_path / "gone" / "driver.log")

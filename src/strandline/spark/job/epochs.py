@@ -280,19 +280,20 @@ class EpochDriver:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            epoch = self.progress.epoch
-            trigger = self._trigger(epoch, idle=True) if may_trigger else None
-            # A keeper that died before the first epoch is started again, as in the next epoch.
-            acks = self._fleet.poll(self._instructions(epoch, trigger), start=self._fleet.is_as_restored)
-            missing = self._fleet.slots - acks.keys()
-            if missing:
-                raise KeeperError(f"no answer from the keepers of {_names(missing)}: they died")
-            self._apply_acks(acks, trigger)
+            self._poll(self._trigger(self.progress.epoch, idle=True) if may_trigger else None)
         except Exception as error:
             raise unwrap_error(error) from error
         finally:
             self.last_contact = time.monotonic()
             self._lock.release()
+
+    def _poll(self, trigger: CheckpointId | None) -> None:
+        # A keeper that died before the first epoch is started again, as in the next epoch.
+        instructions = self._instructions(self.progress.epoch, trigger)
+        acks = self._fleet.poll(instructions, start=self._fleet.is_as_restored)
+        if missing := self._fleet.slots - acks.keys():
+            raise KeeperError(f"no answer from the keepers of {_names(missing)}: they died")
+        self._apply_acks(acks, trigger)
 
     def collect_reports(self) -> None:
         """Ask keepers, busy or not, for their snapshots of an earlier epoch, which the next epoch's acks would bring.
@@ -314,6 +315,9 @@ class EpochDriver:
     @suppress_error_logs()
     def _run(self, df: DataFrame, epoch: Epoch, begun_us: int | None = None) -> None:
         started = time.perf_counter()
+        if self._fleet.may_have_lost_one():
+            # The epoch's tasks would detect a dead keeper, too, but later.
+            self._poll(None)
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)

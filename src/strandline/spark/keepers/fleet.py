@@ -142,7 +142,7 @@ class Fleet:
         return all(ack.epoch == self._restored for ack in self.last.values())
 
     def may_have_lost_one(self) -> bool:
-        """Whether a keeper may have died since all last answered. Not thread-safe.
+        """Whether a keeper may have died since all last answered.
 
         On this machine, keepers' processes are checked; on others, executors and failed lease renewals.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,26 +45,29 @@ class _Watched:
 
 
 class KeeperWatch:
-    """Watches the keepers of this machine that have sent acks. Not thread-safe; a check costs a system call."""
+    """Watches the keepers of this machine that have sent acks. Thread-safe; a check costs a system call."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._poll = select.poll()
         self._watched: dict[Slot, _Watched] = {}
 
     def has_lost_one(self, last: Mapping[Slot, Ack]) -> bool:
         """Whether a keeper that has sent one of these acks is dead. Keepers of other machines are not checked."""
-        for slot, ack in last.items():
-            known = self._watched.get(slot)
-            if known is None or known.ack.keeper != ack.keeper:
-                self._watch(slot, ack, known)
-        ended = {fd for fd, _ in self._poll.poll(0)}
-        return any(one.is_gone(ended, last[slot]) for slot, one in self._watched.items())
+        with self._lock:
+            for slot, ack in last.items():
+                known = self._watched.get(slot)
+                if known is None or known.ack.keeper != ack.keeper:
+                    self._watch(slot, ack, known)
+            ended = {fd for fd, _ in self._poll.poll(0)}
+            return any(one.is_gone(ended, last[slot]) for slot, one in self._watched.items())
 
     def close(self) -> None:
         """Stop watching and close the descriptors."""
-        while self._watched:
-            _, one = self._watched.popitem()
-            one.close(self._poll)
+        with self._lock:
+            while self._watched:
+                _, one = self._watched.popitem()
+                one.close(self._poll)
 
     def _watch(self, slot: Slot, ack: Ack, known: _Watched | None) -> None:
         if known is not None:
