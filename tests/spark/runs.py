@@ -24,6 +24,7 @@ def run_of(**blueprint: Any) -> Any:
     run._b = supervisor.blueprint = SimpleNamespace(**{**known, **blueprint})
     supervisor.stopping, supervisor.ended = threading.Event(), threading.Event()
     supervisor.changing, supervisor._has_begun = threading.Lock(), Future()
+    supervisor._inheriting = lambda function: function
     supervisor.desired = supervisor.begun_with = Desired()
     supervisor.state, supervisor.attempt, supervisor._starting, supervisor._error = "running", None, None, None
     run._supervisor, run._requests = supervisor, Requests(supervisor)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import functions as F
 
 import strandline as sl
@@ -451,6 +452,19 @@ def test_a_start_without_a_thread_leaves_nothing(spark: Any, case: Case, monkeyp
         with pytest.raises(RuntimeError, match="new thread"):
             job.start(spark)
     assert not keepers(case.local_dir)
+    with job.start(spark) as run:
+        run.process_all_available(60)
+
+
+def test_a_start_in_a_stopped_session_says_so(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark says nothing: an assertion fails."""
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr("strandline.spark.job.failure_reporter._AWAIT_END_S", 0.0)
+        patch.setattr("strandline.spark.job.failure_reporter.is_alive", lambda context: False)
+        patch.setattr(SparkContext, "_active_spark_context", None)
+        with pytest.raises(sl.errors.SparkError, match="Spark's session has been stopped"):
+            job.start(spark)
     with job.start(spark) as run:
         run.process_all_available(60)
 

@@ -336,6 +336,32 @@ def test_the_end_is_heard_of_where_the_disk_refuses_whatever_belongs_to_it(
         run.await_termination(1)
 
 
+@pytest.mark.parametrize("fails", ["the session", "the text of the error", "the socket"])
+def test_a_start_that_fails_is_heard_of_whatever_fails_with_it(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    attempts = Attempts(monkeypatch)
+    supervisor = attempts.supervisor
+
+    class Unreadable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    error: Exception = Unreadable() if fails == "the text of the error" else UnavailableError("it fails")
+    if fails == "the session":
+        supervisor._inheriting = lambda _: fail
+    supervisor._begin_first = fail
+    supervisor._reporter = SimpleNamespace(in_logs=repr)
+    attempts.run._b.clock, supervisor._held = late_clock(), SimpleNamespace(close=lambda: None)
+    supervisor._log = SimpleNamespace(note=lambda text: None, close=lambda: None)
+    supervisor._control = SimpleNamespace(end=fail if fails == "the socket" else lambda: None)
+    with suppress(ValueError, UnavailableError):
+        supervisor._supervise()
+    assert supervisor._has_begun.exception(0) is error
+    assert supervisor.ended.is_set()
+
+
 @pytest.mark.parametrize("at", ["go_back", "start"])
 def test_a_rollback_survives_the_attempts_that_fail_before_it_is_carried_out(
     monkeypatch: pytest.MonkeyPatch, at: str
@@ -374,6 +400,7 @@ def test_a_rollback_that_comes_while_the_job_starts_is_not_forgotten(monkeypatch
     monkeypatch.setattr(supervision, "sweep", noop)
     monkeypatch.setattr(supervision, "remove_abandoned", noop)
     monkeypatch.setattr(supervision, "initial_override", initial_override)
+    monkeypatch.setattr(supervision, "inheritable_thread_target", noop)
     run.start()
     until(lambda: attempts.gone_back == [2])
     asking.join(20)

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -121,9 +121,9 @@ class Supervisor:
         self._control: ControlServer
         self._has_begun: Future[None] = Future()
         """Done when the first attempt runs, or has failed to start."""
-        # The thread inherits Spark's local properties, such as a scheduler's pool.
-        supervise = inheritable_thread_target(blueprint.spark)(self._supervise)
-        self.thread = threading.Thread(target=supervise, name=f"strandline-{blueprint.name}", daemon=True)
+        self._inheriting: Callable[[Callable[[], None]], Callable[[], None]]
+        """Gives a function of the supervising thread Spark's local properties of the start, such as a pool."""
+        self.thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self, control: ControlServer, follow: RescalableRun) -> None:
         """Start the supervising thread, and wait until the first attempt runs. Raises errors of the program.
@@ -143,19 +143,23 @@ class Supervisor:
             with self.changing:
                 control.start()
                 self.desired = Desired(initial_override(b.settings, b.spark, wait=True))
+            self._inheriting = inheritable_thread_target(b.spark)
             self.thread.start()
             self._has_begun.result()
             if b.settings.follows is not None:
                 Follower(b.name, follow, b.settings.follows, b.spark, b.clock, self.ended).start()
         except BaseException as error:
-            if self.thread.ident is None:
-                self._end_unbegun(error)
-            elif not self.ended.is_set():
-                # An interrupt, or no thread for the follower.
+            if self.thread.ident is not None:
+                # The error of the first attempt, which has ended; an interrupt; or no thread for the follower.
                 with suppress(UnavailableError):
                     self.stop(_INTERRUPT_S, abort_after=0.0)
+                raise
+            cause = self._explain(error) if isinstance(error, Exception) else error
+            self._end_unbegun(cause)
             control.join()
-            raise
+            if cause is error:
+                raise
+            raise cause from None
 
     @property
     def is_live(self) -> bool:
@@ -183,13 +187,15 @@ class Supervisor:
             try:
                 self._begin()
             except BaseException as error:
-                cause = unwrap_error(error)
-                if self._exclude_damaged(cause):
+                if self._exclude_damaged(unwrap_error(error)):
                     continue
-                cause = self._reporter.to_program(self._reporter.complete(cause))
+                cause = self._explain(error)
                 if cause is error:
                     raise
                 raise cause from None
+
+    def _explain(self, error: BaseException) -> BaseException:
+        return self._reporter.to_program(self._reporter.complete(unwrap_error(error)))
 
     def is_at_work(self) -> bool:
         # A method and not an inlined comparison: another thread changes the state.
@@ -200,10 +206,13 @@ class Supervisor:
 
     def _supervise(self) -> None:
         try:
-            self._begin_first()
+            self._inheriting(self._begin_first)()
         except BaseException as error:
-            self._end_unbegun(error)
-            self._has_begun.set_exception(error)
+            try:
+                self._end_unbegun(error)
+            finally:
+                # Whatever refuses: `start` waits for it.
+                self._has_begun.set_exception(error)
             return
         self._has_begun.set_result(None)
         try:
@@ -220,25 +229,26 @@ class Supervisor:
             self._end_attempt()
             self._enter("failed")
         finally:
-            try:
-                self._control.end()
-                self._report_end()
-                self._log.close()
-                self._held.close()
-            finally:
-                # Even if a disk is full: other threads wait for this event.
-                self.ended.set()
+            self._close(self._report_end)
 
     def _end_unbegun(self, error: BaseException) -> None:
         """End a run whose first attempt did not start."""
-        self._note_failure(error)
-        self._enter("stopped" if self.stopping.is_set() else "failed")
-        self._log.note(f"job '{self.blueprint.name}' did not start: {error}")
+
+        def report() -> None:
+            self._note_failure(error)
+            self._enter("stopped" if self.stopping.is_set() else "failed")
+            self._log.note(f"job '{self.blueprint.name}' did not start: {error}")
+
+        self._close(report)
+
+    def _close(self, report: Callable[[], None]) -> None:
         try:
             self._control.end()
+            report()
             self._log.close()
             self._held.close()
         finally:
+            # Even if a disk is full: other threads wait for this event.
             self.ended.set()
 
     def _run_attempts(self) -> bool:
