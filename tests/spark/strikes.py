@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def _delete_shuffle_files(rng: random.Random, ending: str) -> list[str]:
     """Delete this executor's shuffle files: those that are open already can still be read."""
     found = _shuffle_files(ending)
     for path in found:
-        path.unlink()
+        # Spark deletes those of earlier epochs, too.
+        path.unlink(missing_ok=True)
     return [str(path) for path in found]
 
 
@@ -64,7 +66,7 @@ def _garble_shuffle_files(rng: random.Random) -> list[str]:
     """Write over this executor's shuffle files, also over those that are being read."""
     found = _shuffle_files("data")
     for path in found:
-        with path.open("r+b") as file:
+        with suppress(FileNotFoundError), path.open("r+b") as file:
             file.write(rng.randbytes(path.stat().st_size))
     return [str(path) for path in found]
 
