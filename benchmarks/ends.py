@@ -121,14 +121,15 @@ def throughput(count: Callable[[], int], seconds: float) -> Result:
 def latency(end: Any, seconds: float) -> Result:
     """See rows as they come, after a while in which the job starts and works off the rows of its start."""
     found: list[float] = []
-    warm = until = None
+    warm: float | None = None
+    until: float | None = None
     while until is None or time.monotonic() < until:
         new = ages(end)
-        if new and warm is None:
-            warm = time.monotonic() + WARM_UP_S
-        elif new and warm is not None and time.monotonic() > warm:
-            until = until or time.monotonic() + seconds
-            found += new
+        if new:
+            warm = warm or time.monotonic() + WARM_UP_S
+            if time.monotonic() > warm:
+                until = until or time.monotonic() + seconds
+                found += new
         time.sleep(0.02)
     cuts = quantiles(found, n=100)
     return {"latency_p50_ms": cuts[49], "latency_p99_ms": cuts[98], "seen": len(found)}

@@ -22,19 +22,39 @@ LOCAL_STATES = ("OR", "ID", "CA")
 CATEGORY = 10
 
 
-def streams(df: DataFrame, **columns: str) -> list[sl.Stream]:
-    """Return the streams of the kinds of events that are named, with these columns and event time.
+COLUMNS = {
+    "q3": {"person": "id name city state", "auction": "id seller category"},
+    "q4": {"auction": "id category expires", "bid": "auction price"},
+    "q5": {"bid": "auction"},
+    "q7": {"bid": "auction bidder price extra"},
+    "q8": {"person": "id name", "auction": "seller"},
+    "q9": {
+        "auction": "id item_name description initial_bid reserve expires seller category extra",
+        "bid": "auction bidder price extra",
+    },
+    "q11": {"bid": "bidder"},
+    "q18": {"bid": "auction bidder price channel url extra"},
+    "q20": {
+        "auction": "id item_name description initial_bid reserve expires seller category extra",
+        "bid": "auction bidder price channel url extra",
+    },
+}
+"""The kinds of events that each query reads, and their columns."""
+
+
+def streams(df: DataFrame, query: str) -> list[sl.Stream]:
+    """Return the streams of the kinds of events that a query reads, with event time.
 
     What is selected before `sl.stream` is all that Spark reads from the files.
     """
-    events = sl.stream(slim(df, **columns)).watermark("ts", WATERMARK_DELAY)
-    return [events.where(f"event_type = {KINDS[name]}").select(f"{name}.*", "ts") for name in columns]
+    events = sl.stream(slim(df, query)).watermark("ts", WATERMARK_DELAY)
+    return [events.where(f"event_type = {KINDS[kind]}").select(f"{kind}.*", "ts") for kind in COLUMNS[query]]
 
 
-def slim(df: DataFrame, **columns: str) -> DataFrame:
-    """Return the events of the kinds that are named, with these columns."""
-    structs = [f"struct({_parts(name, wanted)}) as {name}" for name, wanted in columns.items()]
-    kinds = [KINDS[name] for name in columns]
+def slim(df: DataFrame, query: str) -> DataFrame:
+    """Return the events that a query reads, with these columns only."""
+    structs = [f"struct({_parts(kind, columns)}) as {kind}" for kind, columns in COLUMNS[query].items()]
+    kinds = [KINDS[kind] for kind in COLUMNS[query]]
     return df.where(df.event_type.isin(*kinds)).selectExpr("event_type", "ts", *structs)
 
 
@@ -67,7 +87,7 @@ class LocalSellers(sl.KeyedCoProcess):
 
 def local_item_suggestion(df: DataFrame) -> sl.Stream:
     """Query 3."""
-    persons, auctions = streams(df, person="id name city state", auction="id seller category")
+    persons, auctions = streams(df, "q3")
     return (
         auctions.where(f"category = {CATEGORY}")
         .key_by("seller")
@@ -131,11 +151,7 @@ class WinningPrice(WinningBid):
 
 def winning_bids(df: DataFrame) -> sl.Stream:
     """Query 9."""
-    auctions, bids = streams(
-        df,
-        auction="id item_name description initial_bid reserve expires seller category extra",
-        bid="auction bidder price extra",
-    )
+    auctions, bids = streams(df, "q9")
     return (
         auctions.key_by("id")
         .connect(bids.key_by("auction"))
@@ -151,7 +167,7 @@ def winning_bids(df: DataFrame) -> sl.Stream:
 
 def average_price_of_category(df: DataFrame) -> sl.Stream:
     """Query 4. The last result of a category counts: the one of the most auctions."""
-    auctions, bids = streams(df, auction="id category expires", bid="auction price")
+    auctions, bids = streams(df, "q4")
     winners = (
         auctions.key_by("id")
         .connect(bids.key_by("auction"))
@@ -176,7 +192,7 @@ def hottest(key: Any, window: Any, counts: list[Any]) -> Iterator[Any]:
 
 def hot_items(df: DataFrame) -> sl.Stream:
     """Query 5."""
-    (bids,) = streams(df, bid="auction")
+    (bids,) = streams(df, "q5")
     counts = bids.key_by("auction").window(sl.Sliding("10s", every="2s")).agg(bids=sl.agg.count(), uid="counts")
     return (
         counts.select_expr("auction", "bids", "window_end as period_end")
@@ -192,7 +208,7 @@ def hot_items(df: DataFrame) -> sl.Stream:
 
 def highest_bid(df: DataFrame) -> sl.Stream:
     """Query 7."""
-    (bids,) = streams(df, bid="auction bidder price extra")
+    (bids,) = streams(df, "q7")
     highest = sl.agg.max_by("struct(auction, bidder, price, ts, extra)", "struct(price, -unix_micros(ts))")
     return (
         bids.select_expr("*", "'all' as market")
@@ -208,7 +224,7 @@ def highest_bid(df: DataFrame) -> sl.Stream:
 
 def new_users(df: DataFrame) -> sl.Stream:
     """Query 8: sellers are counted first, so that each is there once."""
-    persons, auctions = streams(df, person="id name", auction="seller")
+    persons, auctions = streams(df, "q8")
     window = sl.Tumbling("10s")
     sellers = auctions.key_by("seller").window(window).agg(count=sl.agg.count(), uid="sellers").select("seller")
     return (
@@ -224,7 +240,7 @@ def new_users(df: DataFrame) -> sl.Stream:
 
 def user_sessions(df: DataFrame) -> sl.Stream:
     """Query 11."""
-    (bids,) = streams(df, bid="bidder")
+    (bids,) = streams(df, "q11")
     return bids.key_by("bidder").window(sl.Session("10s")).agg(bids=sl.agg.count(), uid="sessions")
 
 
@@ -250,7 +266,7 @@ class LastBid(sl.KeyedBatchProcess):
 
 def last_bids(df: DataFrame) -> sl.Stream:
     """Query 18."""
-    (bids,) = streams(df, bid="auction bidder price channel url extra")
+    (bids,) = streams(df, "q18")
     output = "auction bigint, bidder bigint, price bigint, channel string, url string, extra string, ts timestamp"
     return bids.key_by("bidder", "auction").process(LastBid(), output=output, uid="last")
 
@@ -290,11 +306,7 @@ class Expanded(sl.KeyedCoProcess):
 
 def expanded_bids(df: DataFrame) -> sl.Stream:
     """Query 20."""
-    auctions, bids = streams(
-        df,
-        auction="id item_name description initial_bid reserve expires seller category extra",
-        bid="auction bidder price channel url extra",
-    )
+    auctions, bids = streams(df, "q20")
     output = (
         "auction bigint, bidder bigint, price bigint, channel string, url string, bid_extra string, bid_ts timestamp, "
         "item_name string, description string, initial_bid bigint, reserve bigint, expires timestamp, seller bigint, "

@@ -347,8 +347,7 @@ def end(
     The failure of a part does not prevent the end of the others.
     """
     if driver is not None:
-        # First, so that Spark's thread begins no epoch and stages nothing more. Spark may have started the query even
-        # if the thread that started it was interrupted.
+        # First, so that Spark's thread begins no epoch and stages nothing more.
         driver.sealed.set()
     if query is not None:
         with _suppressed_errors():

@@ -391,7 +391,7 @@ class Fleet:
             futures = [pool.submit(worker.ask, self._refs[uid], partition) for uid, partition in sorted(self.slots)]
             if start:
                 self._starts = futures
-            # As they are done: an error, or Ctrl-C, does not wait for other keepers, which may restore for long.
+            # As they are done: an error does not wait for other keepers, which may restore for long.
             for future in as_completed(futures):
                 future.result()
             return [ack for future in futures for ack in future.result()]
