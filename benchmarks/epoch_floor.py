@@ -30,8 +30,8 @@ from benchmarks._harness import (
     median_of,
     progress,
     report_result,
-    run_epochs,
 )
+from strandline.spark.job.starting import _ASYNCHRONOUS_LOGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +42,9 @@ CHAIN = "strandline-chain"
 CHAIN_OF_ONE_KEY = "strandline-chain-of-one-key"
 SHUFFLE = "spark-shuffle-and-map"
 SHUFFLES = "spark-shuffle-and-map-chain"
-SUBJECTS = (JOB, SHUFFLE, CHAIN, CHAIN_OF_ONE_KEY, SHUFFLES)
+EMPTY = "spark-empty-epoch"
+"""A foreachBatch that does nothing: no program on foreachBatch has shorter epochs."""
+SUBJECTS = (JOB, SHUFFLE, EMPTY, CHAIN, CHAIN_OF_ONE_KEY, SHUFFLES)
 PARTITIONS = 2
 LINKS = 4
 
@@ -69,8 +71,8 @@ class Last(sl.KeyedBatchProcess):
 def run_subject(name: str, directory: Path, epochs: int, warm_up: int) -> Result:
     """Run one subject in this process."""
     spark = sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
-    links = 1 if name in (JOB, SHUFFLE) else LINKS
-    if name in (SHUFFLE, SHUFFLES):
+    links = {JOB: 1, SHUFFLE: 1, EMPTY: 0}.get(name, LINKS)
+    if name in (SHUFFLE, SHUFFLES, EMPTY):
         costs = _run_shuffle(spark, directory, warm_up + epochs, links)
     else:
         costs = _run_job(spark, directory, warm_up + epochs, links, keeps_key=name == CHAIN_OF_ONE_KEY)
@@ -79,7 +81,7 @@ def run_subject(name: str, directory: Path, epochs: int, warm_up: int) -> Result
     return {
         "epoch_ms": float(median(costs[warm_up:])),
         "fastest_ms": min(costs[warm_up:]),
-        "job_ms": float(median(jobs_ms)),
+        "job_ms": float(median(jobs_ms)) if jobs_ms else 0.0,
     }
 
 
@@ -121,10 +123,13 @@ def _run_shuffle(spark: SparkSession, directory: Path, epochs: int, shuffles: in
     def epoch(df: DataFrame, number: int) -> None:
         for _ in range(shuffles):
             df = df.repartition(PARTITIONS, "key").mapInArrow(hand_on, "key bigint, value bigint")
-        df.write.format("noop").mode("overwrite").save()
+        if shuffles:
+            df.write.format("noop").mode("overwrite").save()
 
     writer = _one_row_an_epoch(spark).writeStream.foreachBatch(epoch)
-    query = writer.option("checkpointLocation", str(directory / "spark")).start()
+    # Without shuffles, it is for comparison with the job, whose logs are asynchronous.
+    logs = {} if shuffles else _ASYNCHRONOUS_LOGS
+    query = writer.options(checkpointLocation=str(directory / "spark"), **logs).start()
     costs = _durations_ms(query, epochs)
     query.stop()
     return costs
@@ -135,7 +140,9 @@ def _durations_ms(query: Any, epochs: int) -> list[int]:
     # Reading all reports, again and again, would take longer than an epoch.
     while query.isActive and (query.lastProgress or {"batchId": -1})["batchId"] < epochs:
         time.sleep(0.5)
-    return [cost.duration_ms for cost in run_epochs(query, epochs)]
+    costs = (progress["durationMs"] for progress in query.recentProgress)
+    # Spark reports looks at the source that find no rows as well.
+    return [int(cost["triggerExecution"]) for cost in costs if "addBatch" in cost][:epochs]
 
 
 def _one_row_an_epoch(spark: SparkSession) -> DataFrame:
@@ -158,6 +165,7 @@ def report(results: dict[str, list[Result]], epochs: int) -> None:
         (JOB, SHUFFLE, 0.7),
         (CHAIN, JOB, 1.6),
         (CHAIN_OF_ONE_KEY, JOB, 1.6),
+        (EMPTY, SHUFFLE, None),
         (CHAIN, SHUFFLES, None),
         (SHUFFLES, SHUFFLE, None),
     ):

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from benchmarks._counting import MASTER
 from benchmarks._counting import SPARK_SETTINGS as COMMON_SETTINGS
@@ -43,6 +46,8 @@ BENCHMARK = "nexmark"
 OURS, SPARK, FLINK = "strandline", "spark-sql", "flink-sql"
 READING = "reading"
 """Spark reads the columns of a query, and drops them: the least that any program on Spark has to do."""
+PASSING = "passing"
+"""Spark shuffles the rows of a query by key, passes them through Python, and drops them: no state, nothing written."""
 THROUGH_SAVEPOINT = "through-savepoint"
 FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
 QUICK = Size(events_per_epoch=30_000, epochs=3, warm_up=1)
@@ -52,7 +57,7 @@ SUBJECTS = [f"{query}.{OURS}" for query in QUERIES] + [f"{query}.{SPARK}" for qu
 SUBJECTS += [f"{query}.{FLINK}" for query in flink.STATEMENTS]
 SUBJECTS.sort(key=lambda subject: int(subject.partition(".")[0][1:]))
 THROUGH = [f"{query}.{THROUGH_SAVEPOINT}" for query in QUERIES]
-ON_REQUEST = THROUGH + [f"{query}.{READING}" for query in QUERIES]
+ON_REQUEST = THROUGH + [f"{query}.{READING}" for query in QUERIES] + [f"q18.{PASSING}"]
 _TIMEOUT_S = 1800.0
 
 
@@ -121,6 +126,20 @@ def run_reads(query: str, events: Path, size: Size, directory: Path) -> Any:
     return _run_query(spark, rows.writeStream.format("noop"), size, directory)
 
 
+def run_passing(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Have Spark shuffle the bids of query 18, and pass them through Python; return the costs of the epochs."""
+    spark = make_session(SPARK_SETTINGS)
+
+    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def epoch(df: DataFrame, _: int) -> None:
+        rows = df.select("bid.*", "ts").repartition(2, "bidder", "auction")
+        rows.mapInArrow(hand_on, rows.schema).write.format("noop").mode("overwrite").save()
+
+    return _run_query(spark, slim(read_events(spark, events), query).writeStream.foreachBatch(epoch), size, directory)
+
+
 def _run_query(spark: SparkSession, writer: Any, size: Size, directory: Path) -> Any:
     query = writer.option("checkpointLocation", str(directory / "checkpoints")).start()
     query.processAllAvailable()
@@ -136,7 +155,7 @@ def run_flink(query: str, events: Path, size: Size, directory: Path) -> Any:
 
 
 RUN = {
-    OURS: run_strandline, SPARK: run_spark, FLINK: run_flink, READING: run_reads,
+    OURS: run_strandline, SPARK: run_spark, FLINK: run_flink, READING: run_reads, PASSING: run_passing,
     THROUGH_SAVEPOINT: run_through_savepoint,
 }  # fmt: skip
 
@@ -151,7 +170,7 @@ def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Resu
         "rows_per_second": steady_rows_per_second(epochs, 0 if engine == THROUGH_SAVEPOINT else size.warm_up),
         "epochs_ms": [epoch.duration_ms for epoch in epochs],
     }
-    if engine == READING:
+    if engine in (READING, PASSING):
         return measured
     results = directory / "results"
     rows = flink.results(query, results) if engine == FLINK else parquet_files(results)
@@ -178,7 +197,7 @@ def report(size: Size, results: dict[str, list[Result]]) -> None:
             extra["results_compared"] = results[subject][-1]["results_compared"]
         emit(BENCHMARK, query if engine == OURS else subject, "throughput", round(rate), **extra)
     for query in QUERIES:
-        for peer in (SPARK, FLINK, READING):
+        for peer in (SPARK, FLINK, READING, PASSING):
             mine, other = rates.get(f"{query}.{OURS}"), rates.get(f"{query}.{peer}")
             if mine is not None and other is not None:
                 emit(BENCHMARK, query, "throughput_ratio", round(mine / other, 2), peer=peer)

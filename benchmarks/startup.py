@@ -3,6 +3,9 @@
 For each round a driver, `python -m benchmarks.startup --subject …`, is started, and everything in it is cold: Python,
 the JVM, the keepers. Two jobs: one operator with a sink of files, and four, each with one. Both read one file. Seconds
 are from the process' start; processor seconds are of the driver, its JVM and its keepers by then.
+
+The peer is a foreachBatch of Spark without state: it shuffles the rows of the same file, passes them through a function
+in Python, and writes files. That is the least that any stateful program on Spark has to start.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 import strandline as sl
 from benchmarks._harness import (
@@ -30,8 +35,11 @@ from benchmarks._harness import (
     report_result,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 BENCHMARK = "startup"
-SUBJECTS = ("one-plain", "one-archived", "four-plain", "four-archived")
+SUBJECTS = ("one-plain", "one-archived", "spark-plain", "spark-archived", "four-plain", "four-archived")
 FIGURES = ("imported_s", "session_s", "first_epoch_s", "first_checkpoint_s", "first_checkpoint_cpu_s")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -54,8 +62,10 @@ def run_subject(name: str, directory: Path) -> Result:
     (directory / "in").mkdir()
     rows = [json.dumps({"key": row % 100, "n": row}) for row in range(1000)]
     (directory / "in" / "0.json").write_text("\n".join(rows))
-    stream = sl.stream(spark.readStream.schema("key bigint, n bigint").json(str(directory / "in")))
-    sinks = []
+    source = spark.readStream.schema("key bigint, n bigint").json(str(directory / "in"))
+    if name.startswith("spark"):
+        return _run_spark(spark, source, directory, found)
+    stream, sinks = sl.stream(source), []
     for number in range(4 if name.startswith("four") else 1):
         stream = stream.key_by("key").process(Count(), output="key bigint, n bigint", uid=f"count-{number}")
         sinks.append(stream.to(sl.sinks.files(str(directory / f"out-{number}"))))
@@ -71,6 +81,23 @@ def run_subject(name: str, directory: Path) -> Result:
         run.checkpoint(600)
         found["first_checkpoint_s"] = _age_s()
         found["first_checkpoint_cpu_s"] = _cpu_s(str(directory))
+    spark.stop()
+    return found
+
+
+def _run_spark(spark: SparkSession, source: DataFrame, directory: Path, found: Result) -> Result:
+    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def epoch(df: DataFrame, _: int) -> None:
+        rows = df.repartition(2, "key").mapInArrow(hand_on, "key bigint, n bigint")
+        rows.write.mode("append").parquet(str(directory / "out"))
+
+    query = source.writeStream.foreachBatch(epoch).option("checkpointLocation", str(directory / "spark")).start()
+    query.processAllAvailable()
+    found["first_epoch_s"] = found["first_checkpoint_s"] = _age_s()
+    found["first_checkpoint_cpu_s"] = _cpu_s(str(directory))
+    query.stop()
     spark.stop()
     return found
 
@@ -132,13 +159,20 @@ def main() -> None:
         subprocess.run(command, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, check=True)
         emit(BENCHMARK, "warm-up", "seconds", round(time.monotonic() - begun, 1))
         results = measure(1 if given.quick else given.rounds, cache)
+    report(results)
+
+
+def report(results: dict[str, list[Result]]) -> None:
+    """Print the medians: those with an archive beside those without, and those of a job beside Spark's."""
     for subject, rounds in results.items():
-        peer = subject.replace("archived", "plain")
+        peers = [subject.replace("archived", "plain"), subject.replace("one", "spark")]
         for figure in FIGURES:
-            value, base = (median(found[figure] for found in results[of]) for of in (subject, peer))
-            extra = {} if subject == peer else {"ratio": round(value / base, 3)}
-            emit(BENCHMARK, subject, figure, round(value, 2), peer=None if subject == peer else peer,
-                 rounds=[round(found[figure], 2) for found in rounds], **extra)  # fmt: skip
+            value = median(found[figure] for found in rounds)
+            emit(BENCHMARK, subject, figure, round(value, 2), rounds=[round(found[figure], 2) for found in rounds])
+            for peer in peers:
+                if peer != subject:
+                    ratio = value / median(found[figure] for found in results[peer])
+                    emit(BENCHMARK, subject, f"{figure.removesuffix('_s')}_ratio", round(ratio, 3), peer=peer)
 
 
 if __name__ == "__main__":

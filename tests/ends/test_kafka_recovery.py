@@ -15,8 +15,8 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.ends.kafka import recovery
-from strandline.ends.kafka.client import Cluster
-from strandline.ends.kafka.record import LaneMessage, Rows, starts_of
+from strandline.ends.kafka.client import ClientErrors, Cluster
+from strandline.ends.kafka.record import LaneMessage, Rows, SinkRecord, starts_of
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _records, idle
 from strandline.ends.target import Writer
 from strandline.storage.place import Place
@@ -92,12 +92,14 @@ class Hung:
     def connect(self) -> KafkaConnection:
         return self.target.connect(by(1), self.lane)
 
-    def hang(self, *, rows: bool = True, record: bool = False, all_of_it: bool = False) -> None:
-        """Have rows of partition 1 hang, with the `record` or without, or everything."""
+    def hang(
+        self, *, rows: bool = True, record: bool = False, all_of_it: bool = False, producer: str | None = None
+    ) -> None:
+        """Have rows of partition 1 hang, with the `record` or without, or everything; of the lane's `producer`."""
         taken = self.connect()
         taken.end()
         name = taken._record.name_of(self.lane)
-        hanging = HangingProducer(self.kafka.servers, name)
+        hanging = HangingProducer(self.kafka.servers, producer or name)
         found: Rows = {}
         if rows:
             at = hanging.produce(self.topic, 1, [b"1 b", b"1 c"])
@@ -233,6 +235,31 @@ def test_what_hangs_everywhere_is_undone(kafka: Kafka, target: KafkaTarget) -> N
     target.claim(by(1))
     lane = Hung(kafka, target)
     lane.hang(all_of_it=True)
+    connection = lane.connect()
+    assert connection.reached() == "m1"
+    connection.write(placed((0, "0 e"), (1, "1 e")), "m1", "m2")
+    lane.expect_seen("0 a", "0 e", "1 a", "1 e")
+
+
+def test_what_no_producer_can_end(kafka: Kafka, target: KafkaTarget) -> None:
+    """The coordinator has lost its records: the lane's producer has another id than the hanging transaction."""
+    from confluent_kafka import TopicPartition
+
+    target.claim(by(1))
+    lane, lost = Hung(kafka, target), f"lost-{target.prefix}"
+    lane.hang(all_of_it=True, producer=lost)
+    with pytest.raises(sl.SinkError, match="hangs and cannot be ended: another transaction") as caught:
+        lane.connect()
+    assert "kafka-transactions.sh find-hanging" in str(caught.value)
+    _forget()
+    record = SinkRecord(target.cluster, target.prefix, by(1))
+    # As kafka-transactions.sh abort does in each partition.
+    producer, consumer = kafka.begin(lost), record.consumer(lane.lane, ClientErrors())
+    for topic, partition in ((lane.topic, 0), (lane.topic, 1), (record.topic, 0)):
+        producer.produce(topic, b"", b"strandline", partition)
+    producer.send_offsets_to_transaction([TopicPartition(record.topic, 0, 0)], consumer.consumer_group_metadata(), 30)
+    producer.abort_transaction(30)
+    consumer.close()
     connection = lane.connect()
     assert connection.reached() == "m1"
     connection.write(placed((0, "0 e"), (1, "1 e")), "m1", "m2")

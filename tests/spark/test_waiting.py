@@ -176,6 +176,21 @@ def test_who_has_no_time_is_told_what_the_job_is_at(asked: Asked) -> None:
     assert str(asked.answer).startswith("job 'job' is still rescaling after 0.05 s: no checkpoint was taken")
 
 
+def test_a_rescale_without_time(asked: Asked) -> None:
+    asked.become("restarting")
+    with pytest.raises(UnavailableError, match="job 'job' is still restarting: the rescale to 2 did not begin"):
+        asked.run.rescale(2, timeout=0.05)
+    asked.supervisor.state = "finished"
+    asked.supervisor.ended.set()
+    with pytest.raises(UnavailableError, match="job 'job' is finished: it cannot be rescaled"):
+        asked.run.rescale(2, timeout=0.05)
+    asked.begin()
+    with pytest.raises(CheckpointError, match="not complete within 0.05 s"):
+        asked.run.checkpoint(0.05)
+    with pytest.raises(CheckpointError, match="no time was left for the checkpoint"):
+        asked.run.checkpoint(0.0)
+
+
 def test_the_savepoint_of_a_drain_is_of_an_attempt_that_has_drained(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

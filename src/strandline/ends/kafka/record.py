@@ -31,6 +31,8 @@ _LONGEST_S = 90.0
 _LONGEST_TEXT = 3000
 """Of a record in a group. By default, brokers accept 4,096 bytes of metadata."""
 
+HANGING_HINT = "if it stays so, kafka-transactions.sh find-hanging shows transactions that no producer will end"
+
 Rows = dict[str, dict[int, list[tuple[int, int]]]]
 """The offsets of a transaction's rows, by topic and partition: the first and last of each contiguous range."""
 Starts = dict[str, dict[int, int]]
@@ -263,7 +265,8 @@ class SinkRecord:
                 elif time.monotonic() > until:
                     raise UnavailableError(
                         f"{self.writer.label}: topic '{self.topic}' of Kafka at {self.cluster.servers} could not be "
-                        "read to its end: another job's transaction is open there, or no broker answers"
+                        "read to its end: another job's transaction is open there, or no broker answers",
+                        hint=HANGING_HINT,
                     )
                 if message is None:
                     continue

@@ -34,7 +34,7 @@ import pyarrow as pa
 from strandline.core import failpoints
 from strandline.core.errors import SinkError, UnavailableError
 from strandline.ends.kafka.client import ClientErrors, call_within, create_client, discard
-from strandline.ends.kafka.record import LaneMessage, LaneRecord, Rows, SinkRecord, Starts, starts_of
+from strandline.ends.kafka.record import HANGING_HINT, LaneMessage, LaneRecord, Rows, SinkRecord, Starts, starts_of
 
 Commit = Callable[[Iterator[pa.RecordBatch], LaneMessage], LaneRecord]
 Position = tuple[str, int, int]
@@ -71,7 +71,13 @@ class Lane:
             if not self._hangs():
                 raise
         self.settle()
-        return self._record.read_lane(self._consumer)
+        try:
+            return self._record.read_lane(self._consumer)
+        except (KafkaException, UnavailableError) as error:
+            if not self._hangs():
+                raise
+            # The coordinator has lost the transaction, and has given the producer another id.
+            raise self._hanging_error("another transaction of its producer does not end it") from error
 
     def _hangs(self) -> bool:
         """Whether Kafka returns the record from before the last transaction, but not the current one."""
@@ -173,7 +179,8 @@ class Lane:
                 topic, partition, _ = unknown[0]
                 raise UnavailableError(
                     f"{self._where}: it is unknown whether the last rows of lane {self._number} are committed: an "
-                    f"older transaction of another writer is open in topic '{topic}', partition {partition}"
+                    f"older transaction of another writer is open in topic '{topic}', partition {partition}",
+                    hint=HANGING_HINT,
                 )
             time.sleep(0.05)
 
@@ -242,8 +249,9 @@ class Lane:
     def _hanging_error(self, reason: str) -> SinkError:
         return SinkError(
             f"{self._where}: transaction '{self._record.name_of(self._number)}' hangs and cannot be ended: {reason}",
-            hint="the rows stay staged. kafka-transactions.sh find-hanging and describe-producers show where it hangs; "
-            "before you abort it there, compare what readers of read_committed have seen",
+            hint="the rows stay staged. kafka-transactions.sh find-hanging and describe-producers show where it hangs, "
+            f"in the sink's topics, '{self._record.topic}' and '__consumer_offsets'; before you abort it there, compare "
+            "what readers of read_committed have seen",
         )
 
 

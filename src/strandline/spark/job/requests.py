@@ -168,6 +168,11 @@ class Requests:
         """Take a checkpoint, and let the next attempt restore it with another parallelism."""
         b, supervisor = self._b, self._supervisor
         if (attempt := self._await_attempt(deadline)) is None:
+            if supervisor.state in ON_THE_WAY and not supervisor.is_ending():
+                raise UnavailableError(
+                    f"job '{b.name}' is still {supervisor.state}: {what} did not begin",
+                    hint="try again with a longer timeout; run.status() shows when the job runs",
+                )
             raise UnavailableError(f"job '{b.name}' is {supervisor.state}: it cannot be rescaled")
         parallelism = parallelism_of(b.settings, b.spark, override)
         b.plan.pipeline.settle(parallelism, [o.info(b.settings.backend) for o in attempt.driver.operators])
@@ -201,8 +206,9 @@ class Requests:
                 _report(request, deadline, coordinator, progress)
             number = request.result(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            within = f"{max(0.0, deadline - started):.0f} s"
-            raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {within}") from None
+            left = deadline - started
+            reason = f"the checkpoint was not complete within {left:.3g} s" if left > 0 else "no time was left for the checkpoint"
+            raise CheckpointError(f"job '{self._b.name}': {reason}") from None
         except StrandlineError:
             raise
         except Exception as error:
