@@ -84,9 +84,34 @@ def writing(subject: str, spark: Any, directory: Path) -> Iterator[Any]:
         yield end.count
 
 
+@contextmanager
+def querying(query: str, spark: Any, directory: Path) -> Iterator[Any]:
+    """Run a query of `nexmark`, whose rows are all events."""
+    import strandline as sl
+    from benchmarks._nexmark.queries import QUERIES
+    from benchmarks._nexmark.sources import SPARK_SETTINGS, Size, read_events, write_events
+
+    for name, value in SPARK_SETTINGS.items():
+        spark.conf.set(name, value)
+    size = Size(events_per_epoch=200_000, epochs=80, warm_up=0)
+    write_events(directory / "events", size)
+    job = sl.Job(
+        BENCHMARK,
+        sinks=[
+            QUERIES[query](read_events(spark, directory / "events")).to(
+                sl.sinks.files(str(directory / "results"), visibility="epoch")
+            )
+        ],
+        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every="10s"),
+        settings=sl.Settings(backend="rocksdb", local_dir=directory / "local"),
+    )
+    with job.start(spark) as run:
+        yield lambda: run.status().epoch * size.events_per_epoch
+
+
 SUBJECTS = {
     "per-event": counting, "vectorised": counting, "windows": counting, "kafka": writing, "postgresql": writing,
-    "delta": writing,
+    "delta": writing, "q4": querying, "q5": querying, "q9": querying, "q18": querying, "q20": querying,
 }  # fmt: skip
 
 

@@ -57,7 +57,13 @@ SUBJECTS = [f"{query}.{OURS}" for query in QUERIES] + [f"{query}.{SPARK}" for qu
 SUBJECTS += [f"{query}.{FLINK}" for query in flink.STATEMENTS]
 SUBJECTS.sort(key=lambda subject: int(subject.partition(".")[0][1:]))
 THROUGH = [f"{query}.{THROUGH_SAVEPOINT}" for query in QUERIES]
-ON_REQUEST = THROUGH + [f"{query}.{READING}" for query in QUERIES] + [f"q18.{PASSING}"]
+BY_AUCTION = ("coalesce(auction.id, bid.auction)",)
+KEYS = {
+    "q3": ("coalesce(person.id, auction.seller)",), "q4": BY_AUCTION, "q9": BY_AUCTION,
+    "q18": ("bid.bidder", "bid.auction"), "q20": BY_AUCTION,
+}  # fmt: skip
+"""Of the queries whose functions get each row."""
+ON_REQUEST = THROUGH + [f"{query}.{READING}" for query in QUERIES] + [f"{query}.{PASSING}" for query in KEYS]
 _TIMEOUT_S = 1800.0
 
 
@@ -127,14 +133,16 @@ def run_reads(query: str, events: Path, size: Size, directory: Path) -> Any:
 
 
 def run_passing(query: str, events: Path, size: Size, directory: Path) -> Any:
-    """Have Spark shuffle the bids of query 18, and pass them through Python; return the costs of the epochs."""
+    """Have Spark shuffle a query's rows by key, and pass them through Python; return the costs of the epochs."""
+    from pyspark.sql.functions import expr
+
     spark = make_session(SPARK_SETTINGS)
 
     def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
 
     def epoch(df: DataFrame, _: int) -> None:
-        rows = df.select("bid.*", "ts").repartition(2, "bidder", "auction")
+        rows = df.repartition(2, *map(expr, KEYS[query]))
         rows.mapInArrow(hand_on, rows.schema).write.format("noop").mode("overwrite").save()
 
     return _run_query(spark, slim(read_events(spark, events), query).writeStream.foreachBatch(epoch), size, directory)
