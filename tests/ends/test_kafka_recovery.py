@@ -42,25 +42,35 @@ def topic(kafka: Kafka) -> str:
 def target(kafka: Kafka, topic: str) -> Iterator[KafkaTarget]:
     target = KafkaTarget(Cluster(kafka.servers), topic, f"h{next(FRESH)}")
     target.cluster.answer_s = 1.5
-    with unverified(kafka):
+    with configured(kafka, None, "transaction.partition.verification.enable", "false"):
         yield target
     failpoints.disarm_all()
     idle.end()
 
 
 @contextmanager
-def unverified(kafka: Kafka) -> Iterator[None]:
-    """Have the broker take rows of transactions that their coordinator knows nothing of."""
+def configured(kafka: Kafka, topic: str | None, name: str, value: str) -> Iterator[None]:
+    """Change a setting of a topic or of the broker.
+
+    Without verification of partitions, it takes rows of transactions that their coordinator knows nothing of.
+    """
+    configure(kafka, topic, name, value)
+    try:
+        yield
+    finally:
+        configure(kafka, topic, name, None)
+
+
+def configure(kafka: Kafka, topic: str | None, name: str, value: str | None) -> None:
+    """Set a setting, or delete it."""
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-    admin, name = kafka.admin(), "transaction.partition.verification.enable"
-    for value in ("false", "true"):
-        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
-        for done in admin.incremental_alter_configs([resource]).values():
-            done.result(30)
-        if value == "false":
-            yield
+    admin, kind = kafka.admin(), ResourceType.TOPIC if topic else ResourceType.BROKER
+    operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+    entry = ConfigEntry(name, value, incremental_operation=operation)
+    resource = ConfigResource(kind, topic or "1", incremental_configs=[entry])
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(30)
 
 
 def by(generation: int) -> Writer:
@@ -248,7 +258,7 @@ def test_what_no_producer_can_end(kafka: Kafka, target: KafkaTarget) -> None:
     target.claim(by(1))
     lane, lost = Hung(kafka, target), f"lost-{target.prefix}"
     lane.hang(all_of_it=True, producer=lost)
-    with pytest.raises(sl.SinkError, match="hangs and cannot be ended: another transaction") as caught:
+    with pytest.raises(sl.errors.SinkError, match="hangs and cannot be ended: another transaction") as caught:
         lane.connect()
     assert "kafka-transactions.sh find-hanging" in str(caught.value)
     _forget()
@@ -264,6 +274,21 @@ def test_what_no_producer_can_end(kafka: Kafka, target: KafkaTarget) -> None:
     assert connection.reached() == "m1"
     connection.write(placed((0, "0 e"), (1, "1 e")), "m1", "m2")
     lane.expect_seen("0 a", "0 e", "1 a", "1 e")
+
+
+def test_a_record_that_is_too_large_for_its_topic(kafka: Kafka, target: KafkaTarget) -> None:
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(placed((0, "0 a")), None, "m1")
+    with configured(kafka, f"{target.prefix}-marks", "max.message.bytes", "100"):
+        with pytest.raises(sl.errors.UnavailableError, match="does not take the transaction") as caught:
+            connection.write(placed((0, "0 b")), "m1", "m2")
+        assert "raise max.message.bytes of the sink's record topic" in str(caught.value)
+    connection.close()
+    connection = target.connect(by(1), 0)
+    assert connection.reached() == "m1"
+    connection.write(placed((0, "0 b")), "m1", "m2")
+    assert [message.value() for message in kafka.messages(target.topic or "")] == [b"0 a", b"0 b"]
 
 
 def test_a_run_that_begins_looks_in_all_lanes(kafka: Kafka, target: KafkaTarget) -> None:

@@ -210,8 +210,12 @@ def translate_error(error: Any, label: str, cluster: Cluster, errors: ClientErro
         )
     if code in _codes(*_FENCED) or error.fatal():
         return ConflictError(f"{where}: another task or driver writes in its place: {text}")
-    if error.retriable() or error.txn_requires_abort() or code in _codes(*_RETRIABLE):
+    if error.retriable() or code in _codes(*_RETRIABLE):
         return UnavailableError(f"{where} does not answer: {text}")
+    if error.txn_requires_abort():
+        hint = "raise max.message.bytes of the sink's record topic, whose name ends in -marks"
+        is_size = code in _codes("MSG_SIZE_TOO_LARGE")
+        return UnavailableError(f"{where} does not take the transaction: {text}", hint=hint if is_size else "")
     return SinkError(f"{where} refused: {text}", hint="the rows stay staged, and are tried again with the next start")
 
 

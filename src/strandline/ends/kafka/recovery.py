@@ -250,8 +250,8 @@ class Lane:
         return SinkError(
             f"{self._where}: transaction '{self._record.name_of(self._number)}' hangs and cannot be ended: {reason}",
             hint="the rows stay staged. kafka-transactions.sh find-hanging and describe-producers show where it hangs, "
-            f"in the sink's topics, '{self._record.topic}' and '__consumer_offsets'; before you abort it there, compare "
-            "what readers of read_committed have seen",
+            f"in the sink's topics, '{self._record.topic}' and '__consumer_offsets'; before you abort it there, "
+            "compare what readers of read_committed have seen",
         )
 
 

@@ -207,7 +207,11 @@ class Requests:
             number = request.result(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             left = deadline - started
-            reason = f"the checkpoint was not complete within {left:.3g} s" if left > 0 else "no time was left for the checkpoint"
+            reason = (
+                f"the checkpoint was not complete within {left:.3g} s"
+                if left > 0
+                else "no time was left for the checkpoint"
+            )
             raise CheckpointError(f"job '{self._b.name}': {reason}") from None
         except StrandlineError:
             raise
