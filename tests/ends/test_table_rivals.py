@@ -106,8 +106,28 @@ def test_a_table_whose_new_features_need_another_writer(delta: Place) -> None:
     features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["domainMetadata", "rowTracking"]}
     entry = delta.path / f"table/_delta_log/{delta.table().version() + 1:020}.json"
     entry.write_text(json.dumps({"protocol": features}) + "\n")
-    with pytest.raises(SinkError, match=r"Unsupported table features required: .*RowTracking"):
+    with pytest.raises(SinkError, match=r"Unsupported table features required: .*RowTracking") as caught:
         sink.commit(stage(sink, 2, [(2, "b")]))
+    assert "DROP FEATURE" in str(caught.value)
+
+
+def test_a_log_that_is_cleaned_up_to_a_newer_version(delta: Place) -> None:
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+
+    def clean() -> None:
+        delta.append(pa.table({"k": [7], "v": ["other"]}))
+        delta.append(pa.table({"k": [8], "v": ["other"]}))
+        table = delta.table()
+        table.create_checkpoint()
+        for entry in (delta.path / "table/_delta_log").glob("*.json"):
+            if int(entry.stem) < table.version():
+                entry.unlink()
+
+    staged = stage(sink, 2, [(2, "b")])
+    before_next(sink, "_properties", clean)
+    assert not sink.commit(staged)
+    assert delta.pairs() == [(1, "a"), (2, "b"), (7, "other"), (8, "other")]
 
 
 def test_rows_that_have_waited_are_added_beside_a_busy_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ _THREADS = 8
 _VIOLATION = re.compile(r"(\d+) rows failed validation check")
 _STORAGE_ERROR = re.compile(r"Generic (?!DeltaTable )\w+ error")
 _UNSUPPORTED = "Unsupported table features"
+_CLEANED = "Invalid table version"
+"""The log was cleaned up to a version after the one that was loaded."""
 _PLAIN = re.compile(r"[A-Za-z0-9_=./-]+")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _COMPUTED = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
@@ -250,7 +252,9 @@ class DeltaSink(TableSink):
             self._sync()
 
     def is_conflict(self, error: Exception) -> bool:
-        return isinstance(error, self._delta.exceptions.CommitFailedError) and _UNSUPPORTED not in str(error)
+        if isinstance(error, self._delta.exceptions.CommitFailedError):
+            return _UNSUPPORTED not in str(error)
+        return isinstance(error, self._delta.exceptions.DeltaError) and _CLEANED in str(error)
 
     def may_pass(self, error: Exception) -> bool:
         # Errors of storage are OSErrors, or known only by their text.
@@ -260,6 +264,12 @@ class DeltaSink(TableSink):
 
     def words(self, error: Exception) -> str:
         return describe_error(error, self._options)
+
+    def next_step(self, error: Exception) -> str:
+        step = super().next_step(error)
+        if _UNSUPPORTED not in str(error):
+            return step
+        return f"{step}; remove the features with ALTER TABLE … DROP FEATURE, and start again"
 
     def _compact(self) -> None:
         """Replace small files by larger ones with the same rows.

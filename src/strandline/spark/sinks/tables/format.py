@@ -118,6 +118,10 @@ class TableFormat(Sink):
     def words(self, error: Exception) -> str:
         """Return a library's error as one line, without secrets."""
 
+    def next_step(self, error: Exception) -> str:
+        """Return the hint for an error that does not pass."""
+        return "waiting rows stay staged"
+
     def committed(self, table: Any) -> None:
         """After a transaction: make it durable, and compact small files."""
 
@@ -150,7 +154,7 @@ class TableFormat(Sink):
                         hint="waiting rows stay staged; partition the table by another column",
                     ) from error
                 elif not self.may_pass(error):
-                    raise SinkError(f"{self._where}: {reason}", hint="waiting rows stay staged") from error
+                    raise SinkError(f"{self._where}: {reason}", hint=self.next_step(error)) from error
             # After a conflict the table is available, however slow it is.
             if time.monotonic() + delay_s > until and not 0 < conflicts <= _CONFLICTS:
                 raise UnavailableError(f"{self._where}: {reason}")
