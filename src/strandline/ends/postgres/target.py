@@ -33,7 +33,7 @@ where {record}.generation <= excluded.generation and {record}.writer = excluded.
 _ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
 and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
 _SETTINGS = """set local statement_timeout = {timeout}; set local idle_in_transaction_session_timeout = {timeout};
-set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
+set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}; set local array_nulls = on"""
 _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
