@@ -122,6 +122,8 @@ class PostgresTarget(DatabaseTarget):
         psycopg = _psycopg()
         with closing(self.open(_application(writer, "claim"))) as db, self.time_limit(db):
             with db.transaction():
+                # A new record would be in the way of the former one, if that was only renamed.
+                writer.check_claimed(record_name(db, self.record) is not None, f"{self.record} of {self.where}")
                 self._create_record(db)
                 if self._create and self._columns is not None:
                     self._create_table(db, self._columns)
