@@ -140,6 +140,7 @@ def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarg
         sl.errors.CorruptionError, match="has no record of the sink, and rows that the checkpoint lists may be"
     ):
         target.claim(replace(by(1), has_claimed=True))
+    assert f"{target.prefix}-marks" not in kafka.admin().list_topics(timeout=30).topics
     target.claim(by(1))
     target.claim(replace(by(1), has_claimed=True))
     connection = target.connect(by(1), 0)

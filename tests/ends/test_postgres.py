@@ -294,6 +294,8 @@ def test_a_record_that_is_gone_or_older_is_not_guessed_at(table: Table) -> None:
         table.write(numbers(2))
     with pytest.raises(CorruptionError, match="has no record of the sink, and rows that the checkpoint lists may be"):
         table.target.claim(replace(writer(2), has_claimed=True))
+    # It may only be renamed: no other one is in its way.
+    assert table.sql("select to_regclass('strandline_deliveries')") == [(None,)]
     table.target.claim(writer(2))
     table.target.claim(replace(writer(3), has_claimed=True))
     assert table.sql("select n from results") == [(1,)]

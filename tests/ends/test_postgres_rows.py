@@ -137,6 +137,18 @@ def test_one_column_of_nothing_and_of_empty_text(postgresql: Server, dsn: str) -
     assert found == [None, "", "\\.", "\n", '"', "NULL", ","]
 
 
+def test_arrays_have_nulls_whatever_the_server_is_set_to(postgresql: Server, dsn: str) -> None:
+    lists = {"n": (pa.list_(pa.int64()), [[1, None]]), "t": (pa.list_(pa.string()), [["a", None, "NULL", ""]])}
+    target = target_of(dsn, batch_of(lists).schema, "lists")
+    with postgresql.connect(dsn) as db:
+        try:
+            db.execute(f"alter database {db.info.dbname} set array_nulls = off")
+            write(target, batch_of(lists))
+        finally:
+            db.execute(f"alter database {db.info.dbname} reset array_nulls")
+        assert db.execute("select * from lists").fetchall() == [([1, None], ["a", None, "NULL", ""])]
+
+
 def test_a_column_of_another_type_reads_texts(postgresql: Server, dsn: str) -> None:
     with postgresql.connect(dsn) as db:
         db.execute("create type mood as enum ('good', 'bad')")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.errors import PySparkException, PythonException, StreamingQueryException
 from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.spark.base.quiet import spark_log
-from strandline.spark.base.spark_errors import frames_of, reason_of, unwrap_error
+from strandline.spark.base.spark_errors import frames_of, reason_of, summarize, unwrap_error
 from tests.soak import soaking
 from tests.spark import functions, small
 from tests.spark.harness import Case, eventually, settle
@@ -270,6 +270,15 @@ def test_what_spark_says_in_a_line() -> None:
         "left on device"
     )
     assert reason_of(lost) == "IOException: No space left on device"
+    kafka = (
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times, most "
+        "recent failure: Lost task 0.3 in stage 3.0 (TID 7) (vm executor driver): "
+        "org.apache.spark.sql.kafka010.KafkaIllegalStateException: Record at topic odd partition 0 offset 3 has timestamp "
+        "value 1795952051261065883 that overflows when converting to Spark's microsecond-precision TimestampType.\n"
+        "\tat x\nCaused by: java.lang.ArithmeticException: long overflow\n"
+    )
+    assert reason_of(kafka).startswith("KafkaIllegalStateException: Record at topic odd partition 0 offset 3 has")
+    assert "docs/kafka.md" in str(summarize(PySparkException(kafka)))
     raised = 'x.PythonException: Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nKeyError: 5\n\n\tat x'
     assert reason_of(raised) == "KeyError: 5"
     assert reason_of("") == "it gave no reason"

@@ -33,7 +33,7 @@ where {record}.generation <= excluded.generation and {record}.writer = excluded.
 _ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
 and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
 _SETTINGS = """set local statement_timeout = {timeout}; set local idle_in_transaction_session_timeout = {timeout};
-set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
+set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}; set local array_nulls = on"""
 _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
@@ -122,6 +122,8 @@ class PostgresTarget(DatabaseTarget):
         psycopg = _psycopg()
         with closing(self.open(_application(writer, "claim"))) as db, self.time_limit(db):
             with db.transaction():
+                # A new record would be in the way of the former one, if that was only renamed.
+                writer.check_claimed(record_name(db, self.record) is not None, f"{self.record} of {self.where}")
                 self._create_record(db)
                 if self._create and self._columns is not None:
                     self._create_table(db, self._columns)

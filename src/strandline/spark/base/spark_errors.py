@@ -38,6 +38,8 @@ _JAVA = re.compile(
 _OVERFLOW = "[ARITHMETIC_OVERFLOW]"
 _RAISED = "[USER_RAISED_EXCEPTION] "
 _LOST_TASK = re.compile(r"^.*?Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): ([\w.$]+): ")
+_OF_KAFKA = re.compile(r"\.kafka010\.Kafka\w+Exception: ")
+_UNREADABLE_TIME = "overflows when converting to Spark's microsecond"
 _PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+([A-Za-z_][^\n]*)")
 _FRAME = re.compile(r'  File "([^"\n]+)", line (\d+), in ([^\n]+)(?:\n    ([^\n]+))?')
 _REPEATED = (
@@ -150,9 +152,12 @@ def summarize(error: BaseException) -> StrandlineError:
     permanent = isinstance(error, _PERMANENT) or (condition is not None and condition[1] in _PERMANENT_CONDITIONS)
     error_type: type[StrandlineError] = ConfigurationError if permanent else SparkError
     what = f"Spark {'refused' if permanent else 'failed'}"
+    hint = "fix the program or what it needs, and start again: a retry would fail again" if permanent else ""
+    if _UNREADABLE_TIME in reason:
+        hint = "Spark cannot pass this record; docs/kafka.md, 'Records that Spark cannot read', says what to do"
     summary = error_type(
         f"{what}: {shortened(reason, _MAX_REASON)}",
-        hint="fix the program or what it needs, and start again: a retry would fail again" if permanent else "",
+        hint=hint,
         discreet=f"{what}: {kind}",
         is_sparks=True,
     )
@@ -181,7 +186,9 @@ def reason_of(text: str) -> str:
     specific = [
         cause for cause in causes if (named := _CONDITION.search(cause[1])) and named[1] not in _GENERIC_CONDITIONS
     ]
-    name, message = specific[-1] if specific else causes[-1]
+    # Those of the Kafka source name topic, partition and offset.
+    of_kafka = [cause for cause in causes if _OF_KAFKA.search(": ".join(cause))]
+    name, message = (specific or of_kafka or causes)[-1]
     if not message and len(causes) > 1:
         name, message = causes[-2] if causes[-2][1] else causes[-1]
     line = f"{name}: {message}"
