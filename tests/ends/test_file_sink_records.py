@@ -51,7 +51,8 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
     (record,) = (RECORD_FORMAT.decode(path.read_bytes(), "") for path in records(tmp_path))
-    assert record == VisibilityRecord(generation=2, epoch=2, owner=SinkOwner("job", "life", "out"), by=record.by)
+    owner, begins = SinkOwner("job", "life", "out"), [(1, 0), (2, 2)]
+    assert record == VisibilityRecord(generation=2, epoch=2, owner=owner, by=record.by, begins=begins)
 
 
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
+from strandline.ends.begins import Begin, with_begin
 from strandline.ends.tables.columns import fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, FileLayout
 from strandline.ends.tables.errors import describe_error
@@ -31,6 +33,7 @@ from strandline.storage.place import Place
 log = logging.getLogger(__name__)
 
 _PROPERTY = "strandline.sink."
+_BEGINS = "strandline.begins."
 _IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Supported partition transforms, whose values follow from a file's statistics, and the units of the split."""
@@ -248,6 +251,10 @@ class IcebergSink(TableSink):
             )
         return record
 
+    def begins(self, table: Any, identity: str = "") -> list[Begin]:
+        text = table.properties.get(_BEGINS + (identity or self._opened.identity), "[]")
+        return msgspec.json.decode(text, type=list[Begin])
+
     def in_effect(self, table: Any) -> CommitRecord | None:
         # A rollback of the table does not change its properties. Another program may have removed one, or set it back.
         record, snapshot, end, begin_ms = self.record(table), table.current_snapshot(), 0, 0
@@ -354,6 +361,9 @@ class IcebergSink(TableSink):
         fields = {"generation": record.generation, "epoch": record.epoch, "job": run.job}
         sinks = {**(gone or {}), run.identity: run.sink}
         records = {_PROPERTY + identity: json.dumps({**fields, "sink": sink}) for identity, sink in sinks.items()}
+        for identity in sinks if record.begin is not None else ():
+            begins = with_begin(self.begins(table, identity), record.generation, record.begin or 0)
+            records[_BEGINS + identity] = json.dumps(begins)
         transaction, metadata = table.transaction(), table.metadata
         requirements: Any = update
         # Without these, only another writer's snapshot is a conflict.

@@ -1,0 +1,139 @@
+"""A checkpoint directory that was set back or copied: sinks that take rows back tell the job's branches apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.core.errors import CorruptionError
+from strandline.ends.begins import MOST_BEGINS, Begin, check_branch, with_begin
+from tests.ends.filesinks import records, rows, staged, started, visible
+from tests.ends.tableplaces import Place, stage
+
+
+@given(st.lists(st.integers(0, 9), max_size=MOST_BEGINS), st.integers(0, 20), st.integers(0, 9))
+def test_a_snapshot_of_another_branch_is_refused(epochs: list[int], made_by: int, epoch: int) -> None:
+    """It is one if a run after it went back to before its epoch."""
+    every = list(enumerate(epochs, 1))
+    begins: list[Begin] = []
+    for begin in every:
+        begins = with_begin(begins, *begin)
+    is_left = made_by and any(generation > made_by and at < epoch for generation, at in every)
+    try:
+        check_branch(begins, made_by, epoch, "sink")
+    except CorruptionError:
+        assert is_left
+    else:
+        assert not is_left
+
+
+def test_the_number_of_begins_is_limited() -> None:
+    begins: list[Begin] = []
+    for generation in range(1, 100):
+        begins = with_begin(begins, generation, generation)
+    assert begins == [(generation, generation) for generation in range(100 - MOST_BEGINS, 100)]
+
+
+Marks = dict[int, list[str]]
+
+
+def table_of_two_branches(place: Place, **options: Any) -> Marks:
+    """Run epochs 1 to 4, go back to 2 and run shorter ones up to 6; return the checkpoints of the first run."""
+    sink, marks = place.start(**options), {}
+    for epoch in range(1, 5):
+        pending = stage(sink, epoch, [(3 * epoch + row, "first") for row in range(3)])
+        sink.commit(pending)
+        marks[epoch] = [*pending, sink.reached()]
+    sink = place.start(marks[2], 2, restored_by=1, **options)
+    for epoch in range(3, 7):
+        sink.commit(stage(sink, epoch, [(6 + epoch, "second")]))
+    return marks
+
+
+def test_a_table_has_rows_of_another_branch(place: Place) -> None:
+    marks = table_of_two_branches(place)
+    before = place.pairs()
+    for _ in range(2):
+        with pytest.raises(
+            CorruptionError, match="continues after epoch 4, and a later run of it went back to epoch 2"
+        ):
+            place.start(marks[4], 4, restored_by=1)
+    assert place.pairs() == before
+    sink = place.start(marks[2], 2, restored_by=1)
+    sink.commit(stage(sink, 3, [(9, "third")]))
+    assert place.pairs() == [*((row, "first") for row in range(3, 9)), (9, "third")]
+
+
+def test_a_table_whose_job_was_copied(place: Place) -> None:
+    """The original has published a checkpoint with rows that wait, and the copy begins before it."""
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    waiting = [*stage(sink, 2, [(2, "a")]), sink.reached()]
+    copy = place.start([sink.reached()], 1, restored_by=1)
+    copy.commit(stage(copy, 2, [(7, "copy")]))
+    with pytest.raises(CorruptionError, match="went back to epoch 1"):
+        place.start(waiting, 2, restored_by=1)
+
+
+def test_a_table_behind_a_job_that_was_set_back(place: Place) -> None:
+    """Without another branch, later rows are taken back."""
+    sink, marks = place.start(), {}
+    for epoch in range(1, 4):
+        made_by = place.generation
+        marks[epoch] = [*stage(sink, epoch, [(epoch, "a")]), sink.reached()]
+        # A run restores it, fails, and another one does.
+        for _ in range(2):
+            sink = place.start(marks[epoch], epoch, restored_by=made_by)
+    sink.commit(stage(sink, 4, [(4, "b")]))
+    sink = place.start(marks[1], 1, restored_by=1)
+    assert place.pairs() == [(1, "a")]
+    sink.commit(stage(sink, 2, [(2, "c")]))
+    assert place.pairs() == [(1, "a"), (2, "c")]
+
+
+def test_a_delta_table_forgets_begins_that_a_run_went_back_behind(delta: Place) -> None:
+    sink, marks = delta.start(), {}
+    for epoch in range(1, MOST_BEGINS + 4):
+        pending = stage(sink, epoch, [(epoch, "a")])
+        sink.commit(pending)
+        marks[epoch] = [*pending, sink.reached()]
+        sink = delta.start(marks[epoch], epoch, restored_by=epoch)
+    begins = sink.begins(delta.table())
+    assert begins == [(number + 1, number) for number in range(4, MOST_BEGINS + 4)]
+    sink = delta.start(marks[8], 8, restored_by=8)
+    assert sink.begins(delta.table()) == [*begins[:4], (delta.generation, 8)]
+
+
+def test_a_directory_has_files_of_another_branch(tmp_path: Path) -> None:
+    sink, pending = started(tmp_path, 1), {}
+    for epoch in range(1, 5):
+        pending[epoch] = staged(sink, epoch)
+        sink.commit(pending[epoch])
+    sink = started(tmp_path, 2, pending[2], 2, restored_by=1)
+    sink.commit(staged(sink, 3))
+    kept = visible(tmp_path)
+    for generation in (3, 4):
+        with pytest.raises(
+            CorruptionError, match="continues after epoch 4, and a later run of it went back to epoch 2"
+        ):
+            started(tmp_path, generation, pending[4], 4, restored_by=1)
+    assert visible(tmp_path) == kept
+    sink = started(tmp_path, 5, pending[2], 2, restored_by=1)
+    assert visible(tmp_path) == rows(1, 2)
+    assert len(records(tmp_path)) == 1
+
+
+def test_a_directory_behind_a_job_that_was_set_back(tmp_path: Path) -> None:
+    sink = started(tmp_path, 1)
+    first = staged(sink, 1)
+    sink.commit(first)
+    second = staged(sink, 2)
+    for generation in (2, 3):
+        sink = started(tmp_path, generation, second, 2, restored_by=1)
+    sink.commit(staged(sink, 3))
+    started(tmp_path, 4, first, 1, restored_by=1)
+    assert visible(tmp_path) == rows(1)
