@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.core.errors import CorruptionError
+import strandline as sl
+from strandline.core.errors import CorruptionError, FencedError
 from strandline.ends.begins import MOST_BEGINS, Begin, check_branch, with_begin
+from strandline.ends.kafka.client import Cluster
+from strandline.ends.kafka.target import KafkaTarget
+from strandline.ends.target import Target, Writer
+from strandline.storage.place import Place as Storage
 from tests.ends.filesinks import records, rows, staged, started, visible
 from tests.ends.tableplaces import Place, stage
+from tests.kafkaserver import Kafka
+from tests.postgres import Server
 
 
 @given(st.lists(st.integers(0, 9), max_size=MOST_BEGINS), st.integers(0, 20), st.integers(0, 9))
@@ -106,6 +115,46 @@ def test_a_delta_table_forgets_begins_that_a_run_went_back_behind(delta: Place) 
     assert begins == [(number + 1, number) for number in range(4, MOST_BEGINS + 4)]
     sink = delta.start(marks[8], 8, restored_by=8)
     assert sink.begins(delta.table()) == [*begins[:4], (delta.generation, 8)]
+
+
+def databases(postgresql: Server, path: Path) -> Iterator[Target]:
+    """Targets with tables of their own."""
+    columns = pa.schema({"n": pa.int64()})
+    for sink in (sl.sinks.postgres(postgresql.schema(), "t", create=True), sl.sinks.sqlite(path, "t", create=True)):
+        sink.target.try_out(columns)
+        yield sink.target
+
+
+def refuses_another_branch(target: Target) -> None:
+    """A run claims it after epoch 0, one goes back to 2, and the checkpoint directory is set back to epoch 4."""
+    target.claim(writer(1, 0))
+    target.claim(writer(2, 2, 1))
+    for generation in (3, 4):
+        with pytest.raises(
+            CorruptionError, match="continues after epoch 4, and a later run of it went back to epoch 2"
+        ):
+            target.claim(writer(generation, 4, 1))
+    target.claim(writer(5, 2, 1))
+    target.claim(writer(5, 2, 1))
+    target.claim(writer(6, 7, 5))
+    target.claim(writer(7, 4, 5))
+    with pytest.raises(FencedError):
+        target.claim(writer(6, 9, 5))
+
+
+def writer(generation: int, epoch: int, restored_by: int = 0) -> Writer:
+    place = Storage(url="memory:")
+    begins = {"has_claimed": restored_by > 0, "begin": epoch, "restored_by": restored_by}
+    return Writer("s1", generation, "out", "j", place, "life", **begins)
+
+
+def test_databases_refuse_a_snapshot_of_another_branch(postgresql: Server, tmp_path: Path) -> None:
+    for target in databases(postgresql, tmp_path / "t.db"):
+        refuses_another_branch(target)
+
+
+def test_kafka_refuses_a_snapshot_of_another_branch(kafka: Kafka) -> None:
+    refuses_another_branch(KafkaTarget(Cluster(kafka.servers), kafka.create("branches"), "branches"))
 
 
 def test_a_directory_has_files_of_another_branch(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from strandline.core.errors import CorruptionError
 
 Begin = tuple[int, int]
 """A generation, and the epoch after which it began."""
 MOST_BEGINS = 16
+BEGINS = msgspec.json.Decoder(list[Begin])
 
 
 def with_begin(begins: Sequence[Begin], generation: int, epoch: int) -> list[Begin]:
