@@ -366,11 +366,15 @@ class DeltaSink(TableSink):
             return []
         configuration = table.metadata().configuration
         pattern = re.compile(self._later_paths)
-        later = [each for each in _files_of(table) if (match := pattern.match(each["path"])) and int(match[2]) > epoch]
+        files = _files_of(table)
+        epochs = {each["path"]: int(m[2]) for each in files if (m := pattern.match(each["path"]))}
+        later = [each for each in files if epochs.get(each["path"], 0) > epoch]
+        # Another writer may have compacted those of some epochs; or these had no rows.
+        are_some_gone = len({epochs[each["path"]] for each in later}) < record.epoch - epoch
         is_kept = configuration.get("delta.appendOnly") == "true"
         # The log has a deletion vector beside the file's name then, and the name alone does not remove the file.
         is_marked = configuration.get("delta.enableDeletionVectors") == "true"
-        if self.key or is_kept or is_marked or self.compact_every or not later:
+        if self.key or is_kept or is_marked or self.compact_every or are_some_gone:
             log.warning(
                 "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are in %s and %s",
                 self._label, epoch, record.epoch, self._where,

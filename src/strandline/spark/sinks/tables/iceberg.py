@@ -409,11 +409,13 @@ class IcebergSink(TableSink):
             return []
         pattern = re.compile(rf"/{self._later_paths}[^/]*$")
         files = [task.file for task in table.scan().plan_files()]
-        later = [file for file in files if (match := pattern.search(file.file_path)) and int(match[2]) > epoch]
-        if not later:
+        epochs = {file.file_path: int(m[2]) for file in files if (m := pattern.search(file.file_path))}
+        later = [file for file in files if epochs.get(file.file_path, 0) > epoch]
+        # Another writer may have compacted those of some epochs; or these had no rows.
+        if len({epochs[file.file_path] for file in later}) < record.epoch - epoch:
             log.warning(
-                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s", self._label, epoch,
-                record.epoch, self._where,
+                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s in %s", self._label, epoch,
+                record.epoch, "that another writer has compacted stay" if later else "stay", self._where,
             )  # fmt: skip
         return later
 
