@@ -135,12 +135,15 @@ class VisibilityLog:
     def _read(self, numbers: list[int]) -> VisibilityRecord:
         """Return the newest readable record: a record that a crash has truncated had no effects yet."""
         for number in sorted(numbers, reverse=True):
-            data = self._files.read(self._path(number))
-            try:
-                if data is not None:
-                    return RECORD_FORMAT.decode(data, f"{self._root}/{self._path(number)}")
-            except CorruptionError as error:
-                log.warning("an unreadable record of a file sink is ignored: %s", error.message)
+            # Twice, since the transfer may damage a record.
+            for is_last in (False, True):
+                data = self._files.read(self._path(number))
+                try:
+                    if data is not None:
+                        return RECORD_FORMAT.decode(data, f"{self._root}/{self._path(number)}")
+                except CorruptionError as error:
+                    if is_last:
+                        log.warning("an unreadable record of a file sink is ignored: %s", error.message)
         return VisibilityRecord()
 
     def _numbers(self) -> list[int]:

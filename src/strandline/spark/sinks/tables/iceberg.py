@@ -47,6 +47,8 @@ _PASSING = frozenset((
     "ServerError", "CommitStateUnknownException",
 ))  # fmt: skip
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
+_EQUALITY_DELETES = "equality deletes"
+"""In the error of the library, which cannot read tables that have them."""
 _OLD_SEQUENCE = "older than last sequence number"
 """Part of the error of pyiceberg's catalogs for a snapshot after another branch got one."""
 _INDEX = "__index__"
@@ -343,6 +345,12 @@ class IcebergSink(TableSink):
         names = {kind.__name__ for kind in type(error).__mro__}
         return bool(names & _PASSING) or isinstance(error, OSError)
 
+    def next_step(self, error: Exception) -> str:
+        step = super().next_step(error)
+        if _EQUALITY_DELETES not in str(error):
+            return step
+        return f"{step}; another writer deletes rows by their values. Have it rewrite the data files, then start again"
+
     def words(self, error: Exception) -> str:
         return describe_error(error, {**self._properties, **self._options})
 
@@ -408,7 +416,7 @@ class IcebergSink(TableSink):
         if record is None:
             return []
         pattern = re.compile(rf"/{self._later_paths}[^/]*$")
-        files = [task.file for task in table.scan().plan_files()]
+        files = list(_data_files(table))
         epochs = {file.file_path: int(m[2]) for file in files if (m := pattern.search(file.file_path))}
         later = [file for file in files if epochs.get(file.file_path, 0) > epoch]
         # Another writer may have compacted those of some epochs; or these had no rows.
@@ -446,6 +454,16 @@ class IcebergSink(TableSink):
             others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
             if len(others) < stored.num_rows:
                 yield task.file, stored.take(others.take(pc.sort_indices(others)))
+
+
+def _data_files(table: Any) -> Iterator[Any]:
+    """Yield the data files of a table: its scan refuses tables with equality deletes, which do not matter here."""
+    from pyiceberg.manifest import ManifestContent
+
+    snapshot = table.current_snapshot()
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == ManifestContent.DATA:
+            yield from (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
 
 
 def _record_of(summary: Any) -> CommitRecord:
