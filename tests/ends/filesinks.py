@@ -68,22 +68,26 @@ def frame(spark: None, numbers: range, tasks: int) -> Any:
     return Rows(*(numbers[task::tasks] for task in range(tasks)))
 
 
-def sink_at(path: Path, generation: int, *, visibility: Any = "checkpoint", fsync: bool = False) -> FileSink:
+def sink_at(
+    path: Path, generation: int, *, visibility: Any = "checkpoint", fsync: bool = False, restored_by: int = 0
+) -> FileSink:
     """Return a sink that was opened for a run."""
     sink = FileSink(f"file:{path}", format="json", visibility=visibility)
-    sink.open(context(generation, fsync=fsync))
+    sink.open(context(generation, fsync=fsync, restored_by=restored_by))
     return sink
 
 
-def context(generation: int, *, fsync: bool = False) -> SinkContext:
+def context(generation: int, *, fsync: bool = False, restored_by: int = 0) -> SinkContext:
     """Return the run a sink works for; there is no Spark in it."""
     spark: Any = None
-    return SinkContext(spark, "job", "life", Generation(generation), NAME, fsync)
+    return SinkContext(spark, "job", "life", Generation(generation), NAME, fsync, restored_by=restored_by)
 
 
-def started(path: Path, generation: int, pending: Sequence[str] = (), epoch: int = 0) -> FileSink:
+def started(
+    path: Path, generation: int, pending: Sequence[str] = (), epoch: int = 0, *, restored_by: int = 0
+) -> FileSink:
     """Return a sink after a start of the job: from a checkpoint with these rows pending, or empty."""
-    sink = sink_at(path, generation)
+    sink = sink_at(path, generation, restored_by=restored_by)
     sink.recover(pending, Epoch(epoch), fresh=epoch == 0)
     return sink
 

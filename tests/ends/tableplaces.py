@@ -47,16 +47,28 @@ class Place:
             return sl.sinks.delta(self.path / "table", **options)
         return sl.sinks.iceberg(self.catalog, "a.table", **options)
 
-    def start(self, pending: Sequence[str] = (), epoch: int = 0, *, fresh: bool = False, **options: Any) -> Any:
+    def start(
+        self,
+        pending: Sequence[str] = (),
+        epoch: int = 0,
+        *,
+        fresh: bool = False,
+        restored_by: int = 0,
+        **options: Any,
+    ) -> Any:
         sink = self.make(**options)
         sink.patience_s = sink.start_patience_s = 0.5
-        self.go_on(sink, pending, epoch, fresh=fresh)
+        self.go_on(sink, pending, epoch, fresh=fresh, restored_by=restored_by)
         return sink
 
-    def go_on(self, sink: Any, pending: Sequence[str], epoch: int, *, fresh: bool = False) -> list[str]:
+    def go_on(
+        self, sink: Any, pending: Sequence[str], epoch: int, *, fresh: bool = False, restored_by: int = 0
+    ) -> list[str]:
         """Restart a sink of this process, as a run does; return what it leaves."""
         self.generation += 1
-        context = SinkContext(SESSION, "job", "life", Generation(self.generation), "out", fsync=False)
+        context = SinkContext(
+            SESSION, "job", "life", Generation(self.generation), "out", fsync=False, restored_by=restored_by
+        )
         sink.check(context)
         sink.open(context)
         left: list[str] = sink.recover(list(pending), Epoch(epoch), fresh=fresh or epoch == 0)

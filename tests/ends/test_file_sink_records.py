@@ -51,7 +51,26 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
     (record,) = (RECORD_FORMAT.decode(path.read_bytes(), "") for path in records(tmp_path))
-    assert record == VisibilityRecord(generation=2, epoch=2, owner=SinkOwner("job", "life", "out"), by=record.by)
+    owner, begins = SinkOwner("job", "life", "out"), [(1, 0), (2, 2)]
+    assert record == VisibilityRecord(generation=2, epoch=2, owner=owner, by=record.by, begins=begins)
+
+
+def test_a_record_that_was_damaged_on_the_way_is_read_again(tmp_path: Path) -> None:
+    class Damaging(filesystem.LocalFiles):
+        """Damages each file that is read for the first time."""
+
+        def read(self, path: str) -> bytes | None:
+            data = super().read(path)
+            assert data is not None
+            if path in damaged:
+                return data
+            damaged.append(path)
+            return data[:-1]
+
+    damaged: list[str] = []
+    VisibilityLog(filesystem.LocalFiles(tmp_path), "root", "home").write(RECORD)
+    assert VisibilityLog(Damaging(tmp_path), "root", "home").newest.epoch == RECORD.epoch
+    assert len(damaged) == 1
 
 
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError
 from strandline.core.ids import Epoch
 from strandline.ends import staged
@@ -92,6 +93,25 @@ def test_staged_rows_that_are_damaged_are_not_written(ledger: Any) -> None:
     assert "its checksum does not match" in str(caught.value)
     assert "drop=" in str(caught.value)
     assert ledger.rows == []
+
+
+def test_staged_rows_that_were_damaged_on_the_way_are_read_again(ledger: Any, monkeypatch: Any) -> None:
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    get, damaged = Folder.get, []
+
+    def damage(self: Folder, path: str) -> bytes:
+        data = get(self, path)
+        if path in damaged:
+            return data
+        damaged.append(path)
+        return data[:100] + bytes([data[100] ^ 1]) + data[101:]
+
+    monkeypatch.setattr(Folder, "get", damage)
+    sink.commit(pending)
+    trial.expect(1)
+    assert damaged
 
 
 def test_staged_rows_in_the_place_of_others_are_not_written(ledger: Any) -> None:

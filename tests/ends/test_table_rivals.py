@@ -27,6 +27,7 @@ from strandline.testing.sinks.conformance import (
     a_target_that_is_away_is_caught_up_with,
 )
 from strandline.testing.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
+from tests.ends.icebergdeletes import delete_by_value
 from tests.ends.tableplaces import NAMES, SESSION, Place, away, before_next, meanwhile, mute, stage, tried
 
 
@@ -85,6 +86,23 @@ def test_a_writer_of_another_branch_is_no_hindrance(tmp_path: Path, key: Any) ->
     before_next(sink._catalog(), "commit_table", lambda: place.table().append(rows, branch="other"))
     assert not sink.commit(staged)
     assert place.pairs() == [(1, "a"), (2, "b")]
+
+
+def test_another_writer_deletes_rows_by_their_values(tmp_path: Path) -> None:
+    """The library cannot read such a table, which rows by key need, and rows that are added do not."""
+    place = Place("iceberg", tmp_path / "place")
+    sink = place.start()
+    sink.commit(first := stage(sink, 1, [(1, "a")]))
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    delete_by_value(place.table(), [2])
+    sink = place.start(first, 1)
+    sink.commit(stage(sink, 2, [(3, "c")]))
+    files = place.table().inspect.files().to_pylist()
+    assert [file["record_count"] for file in files if file["content"] == 0] == [1, 1]
+    sink = place.start(first, 1, key="k")
+    with pytest.raises(SinkError, match="equality deletes") as caught:
+        sink.commit(stage(sink, 2, [(1, "d")]))
+    assert "Have it rewrite the data files" in str(caught.value)
 
 
 def test_a_record_has_a_time(delta: Place) -> None:

@@ -230,6 +230,34 @@ def test_files_that_are_compacted_while_they_are_taken_back_are_reported(delta: 
     assert "rows of later epochs, up to 2" in caplog.text
 
 
+def test_files_of_which_some_were_compacted_before_are_reported(place: Place, caplog: Any) -> None:
+    sink, pending = place.start(), []
+    for epoch in (1, 2, 3):
+        pending = stage(sink, epoch, [(epoch, "a")])
+        sink.commit(pending)
+        if epoch == 1:
+            first = pending
+        elif epoch == 2:
+            compact(place)
+    place.start([*first, sink.reached()], 1)
+    assert place.pairs() == [(1, "a"), (2, "a")]
+    assert "goes back to epoch 1; rows of later epochs, up to 3" in caplog.text
+
+
+def compact(place: Place) -> None:
+    """Put all rows into one file, as another writer."""
+    table = place.table()
+    if place.kind == "delta":
+        table.optimize.compact()
+        return
+    transaction = table.transaction()
+    with transaction.update_snapshot().overwrite() as snapshot:
+        for task in table.scan().plan_files():
+            snapshot.delete_data_file(task.file)
+    transaction.append(table.scan().to_arrow())
+    transaction.commit_transaction()
+
+
 def test_a_partitioning_that_files_do_not_tell_is_refused(tmp_path: Path) -> None:
     from pyiceberg.transforms import BucketTransform, DayTransform
 

@@ -19,13 +19,13 @@ class FaultyHttp:
     """Passes requests on; a share of them, `rate`, fails in one of the ways.
 
     A conditional create whose answer is lost conflicts with itself when it is tried again. So it does here only if
-    `lost_creates` says so: then each does, once. While `denies` is set, nobody may do anything. The next uploads in
-    parts, as many as `forgets` says, are forgotten before they are completed.
+    `lost_creates` says so: then each does, once. While `denies` is set, nobody may do anything; while `misroutes` is,
+    it knows of no storage, as a gateway that reloads its routes. The next uploads in parts, as many as `forgets` says, are forgotten before they are completed.
     """
 
     def __init__(self, endpoint: str, *, seed: int = 0, rate: float = 0.0, lost_creates: bool = False) -> None:
         self.rate = rate
-        self.denies = False
+        self.denies = self.misroutes = False
         self.forgets = 0
         self._lost_creates = lost_creates
         self._created: set[str] = set()
@@ -46,10 +46,12 @@ class FaultyHttp:
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if proxy.denies:
-                    self.send_response(403)
-                    self.send_header("Content-Length", "0")
+                if proxy.denies or proxy.misroutes:
+                    page = b"" if proxy.denies or self.command == "HEAD" else b"404 page not found\n"
+                    self.send_response(403 if proxy.denies else 404)
+                    self.send_header("Content-Length", str(len(page)))
                     self.end_headers()
+                    self.wfile.write(page)
                     return
                 fault = proxy._next_fault(self.command, self.path, is_create="If-None-Match" in self.headers)
                 if fault in (BUSY, FAILED):

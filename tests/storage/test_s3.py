@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.publish import publish
 from strandline.checkpoint.start import save_start
 from strandline.core.clock import SystemClock
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
 from strandline.snapshot.opening.listing import verify_snapshot
 from strandline.snapshot.savepoints.take import FORMS, take_savepoint
 from strandline.storage.base import ObjectStore
@@ -34,6 +35,26 @@ OPERATIONS: dict[str, Callable[[ObjectStore, Path], object]] = {
     "list": lambda store, tmp: list(store.list("a")),
     "delete": lambda store, tmp: store.delete(["k", "l"]),
 }
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, "head"])
+def test_a_gateway_without_a_route_does_not_say_that_objects_are_gone(
+    s3: Seaweed, tmp_path: Path, operation: str
+) -> None:
+    with closing(FaultyHttp(s3.options["endpoint"])) as proxy:
+        store = open_store(s3.url(f"r-{uuid4().hex}"), {**s3.options, "endpoint": proxy.endpoint})
+        store.put("k", b"1")
+        with pytest.raises(NotFoundError, match="no such object"):
+            store.head("m")
+        proxy.misroutes = True
+        with pytest.raises(UnavailableError, match="404"):
+            {**OPERATIONS, "head": lambda store, _: store.head("k")}[operation](store, tmp_path)
+        proxy.misroutes = False
+        assert store.get("k") == b"1"
+        assert store.head("k").size_bytes == 1
+        store.delete(["k", "l"])
+        with pytest.raises(NotFoundError):
+            store.get("k")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
+from strandline.ends.begins import BEGINS
 from strandline.ends.postgres.csv import documents, values_of
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
 from strandline.ends.target import Connection, Writer
@@ -23,8 +25,8 @@ from strandline.ends.target import Connection, Writer
 _CLAIM = -1
 _RECORD = """create table if not exists {record} (
   sink text, lane integer, generation integer not null, mark text, writer text not null, primary key (sink, lane))"""
-_CLAIMING = """insert into {record} (sink, lane, generation, writer) values (?, ?, ?, ?)
-on conflict (sink, lane) do update set generation = excluded.generation"""
+_CLAIMING = """insert into {record} (sink, lane, generation, writer, mark) values (?, ?, ?, ?, ?)
+on conflict (sink, lane) do update set generation = excluded.generation, mark = excluded.mark"""
 _MARKING = """insert into {record} (sink, lane, generation, mark, writer) values (?, ?, ?, ?, ?)
 on conflict (sink, lane) do update set generation = excluded.generation, mark = excluded.mark"""
 _PASSING = (
@@ -82,14 +84,18 @@ class SqliteTarget(DatabaseTarget):
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
             writer.check_claimed(claimed is not None, f"{self.record} of {self.path}")
+            begins = None
             if claimed is not None:
-                (owner,) = db.execute(
-                    f"select writer from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
+                owner, begins = db.execute(
+                    f"select writer, mark from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
                 ).fetchone()
                 writer.check_owner(owner, repr(self))
             if claimed is not None and claimed > writer.generation:
                 raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
-            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner])
+            mark = msgspec.json.encode(writer.next_begins(BEGINS.decode(begins or "[]"), repr(self))).decode()
+            db.execute(
+                _CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner, mark]
+            )
 
     def connect(self, writer: Writer, lane: int) -> SqliteLane:
         return SqliteLane(self, writer, lane)

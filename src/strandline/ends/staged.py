@@ -130,8 +130,24 @@ class StagedFile:
     def read(self, folder: Folder, sink: str) -> list[pa.RecordBatch]:
         """Read the rows of the piece. Raises CorruptionError if the file is missing or not the one that was staged."""
         where = f"{folder.url}/{self.path}"
+        hint = (
+            "restore the file from a copy; or give the sink another name and start the job with drop=[…] of the "
+            "present one, which gives up all rows that wait for it"
+        )
+
+        def decode(data: bytes, where: str) -> list[pa.RecordBatch]:
+            try:
+                rows = decode_rows(data, where)
+            except CorruptionError as error:
+                raise CorruptionError(f"{sink}: staged rows cannot be read: {error.message}", hint=hint) from None
+            if zlib.crc32(data) != self.piece.crc32:
+                raise CorruptionError(
+                    f"{sink}: staged rows are not those that the checkpoint lists: {where}", hint=hint
+                )
+            return rows
+
         try:
-            data = folder.get(self.path)
+            return folder.read(self.path, decode)
         except NotFoundError as error:
             if self.place != folder.url:
                 raise CorruptionError(
@@ -146,17 +162,6 @@ class StagedFile:
                 hint="if the target was put back to an older state, restore the job from an older savepoint; otherwise "
                 "restore the file from a copy: it was deleted in the checkpoint's storage",
             ) from error
-        hint = (
-            "restore the file from a copy; or give the sink another name and start the job with drop=[…] of the "
-            "present one, which gives up all rows that wait for it"
-        )
-        try:
-            rows = decode_rows(data, where)
-        except CorruptionError as error:
-            raise CorruptionError(f"{sink}: staged rows cannot be read: {error.message}", hint=hint) from None
-        if zlib.crc32(data) != self.piece.crc32:
-            raise CorruptionError(f"{sink}: staged rows are not those that the checkpoint lists: {where}", hint=hint)
-        return rows
 
 
 def first_mark(generation: int) -> str:

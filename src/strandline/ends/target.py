@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
+from strandline.ends.begins import Begin, check_branch, with_begin
 from strandline.storage.place import Place
 
 
@@ -32,6 +33,10 @@ class Writer:
     """The life of the job, as an id."""
     has_claimed: bool = False
     """Whether an earlier run has claimed the target: without a record of it, the target may have its rows already."""
+    begin: int | None = None
+    """The epoch after which the run begins."""
+    restored_by: int = 0
+    """The generation that made the snapshot which the run has restored; 0 if there is none."""
 
     @property
     def label(self) -> str:
@@ -51,6 +56,16 @@ class Writer:
                 f"{self.owner}",
                 hint="give the sink another name: it begins with a new record in that target",
             )
+
+    def next_begins(self, begins: Sequence[Begin], where: str) -> list[Begin]:
+        """Return the begins of the sink's runs, which the target keeps, with that of this run.
+
+        Raises CorruptionError if the target has rows of another branch of the job.
+        """
+        if self.begin is None:
+            return list(begins)
+        check_branch(begins, self.restored_by, self.begin, f"{self.label}: {where}")
+        return with_begin(begins, self.generation, self.begin)
 
     def check_claimed(self, is_claimed: bool, where: str) -> None:
         """Raise CorruptionError if the target has no claim of the sink, and an earlier run has made one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -169,6 +169,9 @@ class _ObstoreStore:
         self._bucket = bucket
         self._has_answered = False
         """Whether an operation has succeeded: there are credentials."""
+        self._is_s3 = url.startswith("s3://")
+        self._gives_reasons = False
+        """Whether an answer that there is no such object had S3's code of the reason, as all others then must."""
 
     def put(self, path: str, data: bytes) -> None:
         with self._errors(path, writing=True):
@@ -230,8 +233,15 @@ class _ObstoreStore:
                     file.write(chunk)
 
     def head(self, path: str) -> ObjectInfo:
+        try:
+            with self._errors(path, has_reason=False):
+                return _info(obstore.head(self._store, path))
+        except NotFoundError:
+            if not self._is_s3:
+                raise
+        # The answer to HEAD has no reason, and may be a gateway's. The body is not read.
         with self._errors(path):
-            return _info(obstore.head(self._store, path))
+            return _info(obstore.get(self._store, path).meta)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._errors(prefix):
@@ -245,14 +255,31 @@ class _ObstoreStore:
         with self._errors(wanted[0], writing=True):
             try:
                 obstore.delete(self._store, wanted)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                self._check_reason(error, wanted[0])
                 # In storage without bulk deletion, the first absent object ends the call: the others may remain.
                 for path in wanted:
-                    with self._errors(path, writing=True), suppress(FileNotFoundError):
-                        obstore.delete(self._store, path)
+                    with self._errors(path, writing=True):
+                        try:
+                            obstore.delete(self._store, path)
+                        except FileNotFoundError as error:
+                            self._check_reason(error, path)
+
+    def _check_reason(self, error: FileNotFoundError, path: str) -> None:
+        """Raise UnavailableError if the answer that there is no such object is not S3's, but that of a gateway."""
+        code, message = _answer(error)
+        if code:
+            self._gives_reasons = True
+        elif self._is_s3 and self._gives_reasons:
+            raise UnavailableError(
+                f"{self.url}/{path}: the answer is 404, and not S3's: {self._hide(message)}",
+                hint="a gateway before the storage may have no route to it",
+            )
 
     @contextmanager
-    def _errors(self, path: str, *, writing: bool = False, creating: bool = False) -> Iterator[None]:
+    def _errors(
+        self, path: str, *, writing: bool = False, creating: bool = False, has_reason: bool = True
+    ) -> Iterator[None]:
         """Convert obstore's errors into ours; others pass."""
         try:
             yield
@@ -278,6 +305,8 @@ class _ObstoreStore:
             # S3 may also answer that another write of the object is under way.
             if creating and isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
                 raise ConflictError(f"{where}: an object is already there") from None
+            if isinstance(error, FileNotFoundError) and has_reason:
+                self._check_reason(error, path)
             if isinstance(error, FileNotFoundError) and not writing:
                 raise NotFoundError(f"{where}: no such object") from None
             # A service may forget an upload in parts, or that it has completed it: a retry begins a new one.

@@ -21,6 +21,7 @@ import msgspec
 
 from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.ends.begins import Begin
 from strandline.ends.kafka.client import ClientErrors, Cluster, call_within, create_client, discard, translate_error
 from strandline.ends.target import Writer
 
@@ -86,11 +87,21 @@ def starts_of(rows: Rows) -> Starts:
     return {topic: {number: runs[0][0] for number, runs in partitions.items()} for topic, partitions in rows.items()}
 
 
+@decodable
+class _Claim(msgspec.Struct, frozen=True):
+    """The message of a claim."""
+
+    writer: str
+    begins: list[Begin] = []
+    """See `ends/begins.py`."""
+
+
 @dataclass
 class TopicRecords:
     """The messages of one sink in the topic."""
 
-    claims: set[int] = field(default_factory=set)
+    claims: dict[int, list[Begin]] = field(default_factory=dict)
+    """The begins of the sink's runs, by the generation that has claimed it."""
     lanes: set[int] = field(default_factory=set)
     messages: dict[int, list[tuple[int, LaneMessage]]] = field(default_factory=dict)
     """By lane: the messages with their offsets, in the order of the offsets."""
@@ -190,9 +201,9 @@ class SinkRecord:
         """Record that the lane exists, before its first transaction."""
         self._send({self._key("lane", lane): b"{}"})
 
-    def register_claim(self, generation: int, older: set[int]) -> None:
+    def register_claim(self, generation: int, begins: list[Begin], older: set[int]) -> None:
         """Record that a run has begun, and delete the claims of older runs."""
-        claim = {"writer": self.writer.owner}
+        claim = _Claim(self.writer.owner, begins)
         old = {self._key("claim", each): None for each in older}
         self._send({self._key("claim", generation): msgspec.json.encode(claim), **old})
 
@@ -314,10 +325,12 @@ class SinkRecord:
             return
         kind, _, number = rest.partition(" ")
         if kind == "claim":
-            if message.value() is not None:
-                claim = self._decode(message.value(), dict[str, str])
-                self.writer.check_owner(claim.get("writer", ""), f"Kafka at {self.cluster.servers}")
-            (records.claims.discard if message.value() is None else records.claims.add)(int(number))
+            if message.value() is None:
+                records.claims.pop(int(number), None)
+                return
+            claim = self._decode(message.value(), _Claim)
+            self.writer.check_owner(claim.writer, f"Kafka at {self.cluster.servers}")
+            records.claims[int(number)] = claim.begins
         elif kind == "lane":
             records.lanes.add(int(number))
         elif kind == "mark":

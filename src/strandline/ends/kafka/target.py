@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -65,12 +65,13 @@ class KafkaTarget(Target):
     def claim(self, writer: Writer) -> None:
         record = SinkRecord(self.cluster, self.prefix, writer)
         # 1. Create the record's topic.
-        make_topic(record)
+        make_topic(record, is_start=True)
         # 2. Check that no newer run has begun, and register this one.
         older = record.read(committed=False).claims
         self._check(writer, older)
         writer.check_claimed(bool(older), f"{record.topic} of Kafka")
-        record.register_claim(writer.generation, {each for each in older if each < writer.generation})
+        begins = writer.next_begins(older[max(older)] if older else (), f"{record.topic} of Kafka")
+        record.register_claim(writer.generation, begins, {each for each in older if each < writer.generation})
         failpoints.hit("kafka.claimed")
         # 3. Take each lane: this aborts the transactions of older runs, and writes this run's generation.
         records = record.read(committed=False)
@@ -87,7 +88,7 @@ class KafkaTarget(Target):
             connection.close()
         failpoints.hit("kafka.lane_claimed")
 
-    def _check(self, writer: Writer, claims: set[int]) -> None:
+    def _check(self, writer: Writer, claims: Collection[int]) -> None:
         if claims and max(claims) > writer.generation:
             raise fenced_error(writer, max(claims))
 
@@ -210,7 +211,7 @@ class KafkaConnection(Connection):
             # The topic was deleted during the run. Older runs must still find this run's claim.
             self._was_deleted = True
             make_topic(self._record)
-            self._record.register_claim(self._writer.generation, set())
+            self._record.register_claim(self._writer.generation, [], set())
             self._record.register_lane(self._lane)
 
     def _check_current(self) -> None:
@@ -240,7 +241,7 @@ class KafkaConnection(Connection):
         if self._writer.generation > max(records.claims, default=0):
             # The topic was deleted, and created again by the sink of another job.
             self._was_deleted = True
-            self._record.register_claim(self._writer.generation, set())
+            self._record.register_claim(self._writer.generation, [], set())
         _, message = records.newest(self._lane) or (-1, LaneMessage(0, None))
         return structs.replace(message.record({}), generation=max(message.generation, *records.claims, 0))
 

@@ -17,8 +17,8 @@ _SETTINGS = {
 }  # fmt: skip
 
 
-def make_topic(record: SinkRecord) -> None:
-    """Create the topic unless it exists; raise CorruptionError if an earlier run has used it, and it is gone."""
+def make_topic(record: SinkRecord, *, is_start: bool = False) -> None:
+    """Create the topic unless it exists; at a start, it must if an earlier run has used it."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -26,7 +26,8 @@ def make_topic(record: SinkRecord) -> None:
     admin = create_client(AdminClient, record.cluster, record.cluster.settings(errors))
     try:
         if not _is_fit(record, admin, errors):
-            record.writer.check_claimed(False, f"{record.topic} of Kafka")
+            if is_start:
+                record.writer.check_claimed(False, f"{record.topic} of Kafka")
             (creating,) = admin.create_topics(
                 [NewTopic(record.topic, _PARTITIONS, config=_SETTINGS)], request_timeout=record.cluster.answer_s
             ).values()

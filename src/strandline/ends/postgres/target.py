@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
+from strandline.ends.begins import BEGINS
 from strandline.ends.postgres.catalog import CatalogTable, check_table, create_sql, identifier, read_table
 from strandline.ends.postgres.merge import RowWriter
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
@@ -25,9 +27,9 @@ _RECORD = """create table if not exists {record} (
   sink text, lane int, generation bigint not null, mark text, writer text not null,
   at timestamptz not null default now(), primary key (sink, lane)) with (fillfactor = 50)"""
 _COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s jobs came. Do not change it.'"
-_CLAIMED = "select writer from {record} where sink = %s and lane = %s"
-_CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
-on conflict (sink, lane) do update set generation = excluded.generation, at = now()
+_CLAIMED = "select generation, writer, mark from {record} where sink = %s and lane = %s for update"
+_CLAIMING = """insert into {record} (sink, lane, generation, writer, mark) values (%s, %s, %s, %s, %s)
+on conflict (sink, lane) do update set generation = excluded.generation, mark = excluded.mark, at = now()
 where {record}.generation <= excluded.generation and {record}.writer = excluded.writer returning generation"""
 # An older driver that was stopped within a transaction may hold the lock of the claim for any time.
 _ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
@@ -132,22 +134,30 @@ class PostgresTarget(DatabaseTarget):
                 try:
                     with db.transaction():
                         db.execute(settings)
-                        if writer.has_claimed:
-                            claimed = db.execute(_CLAIMED.format(record=record), [writer.sink, _CLAIM]).fetchone()
-                            writer.check_claimed(claimed is not None, f"{self.record} of {self.where}")
+                        claimed = db.execute(_CLAIMED.format(record=record), [writer.sink, _CLAIM]).fetchone()
+                        writer.check_claimed(claimed is not None, f"{self.record} of {self.where}")
+                        generation, owner, mark = claimed or (0, "", None)
+                        begins = BEGINS.decode(mark or "[]")
+                        if generation <= writer.generation and owner in ("", writer.owner):
+                            begins = writer.next_begins(begins, self.where)
                         row = db.execute(
-                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.owner]
+                            _CLAIMING.format(record=record),
+                            [
+                                writer.sink,
+                                _CLAIM,
+                                writer.generation,
+                                writer.owner,
+                                msgspec.json.encode(begins).decode(),
+                            ],
                         ).fetchone()
                     break
                 except psycopg.errors.LockNotAvailable:
                     if attempt == _CLAIM_TRIES - 1:
                         raise
                     db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
-            if row is None:
-                owner = db.execute(_CLAIMED.format(record=record), [writer.sink, _CLAIM]).fetchone()
         if row is None:
-            if owner is not None:
-                writer.check_owner(owner[0], repr(self))
+            if owner:
+                writer.check_owner(owner, repr(self))
             raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
 
     def connect(self, writer: Writer, lane: int) -> PostgresLane:

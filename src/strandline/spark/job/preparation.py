@@ -216,7 +216,7 @@ class Preparation:
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
             *(manifest.output_position if manifest else ("", 0)), self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
-            self._removed_sinks(name, origin) if generation else frozenset(),
+            self._removed_sinks(name, origin) if generation else frozenset(), manifest.generation if manifest else 0,
         )  # fmt: skip
 
     @cached_property

@@ -202,7 +202,8 @@ class Run:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that no row is processed again.
 
         With `savepoint`, a URL, the last checkpoint also becomes a savepoint, as in `savepoint()`: no later output
-        becomes visible, also if the job restarts meanwhile.
+        becomes visible, also if the job restarts meanwhile. `timeout` does not limit how long its files take, and no
+        epoch begins until it is complete: another stop() without it cancels it.
 
         With `drain`, the job ends for good: no more events are read, event time advances to its end, windows and
         event-time timers output their results, and a last checkpoint makes them visible. Processing-time timers fire

@@ -46,6 +46,8 @@ class SinkContext:
     """The names of all the job's sinks that write to this sink's path, with this sink's; None if unknown."""
     gone: frozenset[str] = frozenset()
     """If the job goes back: the names of sinks that wrote to this destination since, and no longer exist."""
+    restored_by: int = 0
+    """The generation that made the restored snapshot; 0 if there is none."""
 
     @property
     def identity(self) -> str:

@@ -180,6 +180,8 @@ class FileSink(Sink):
         place = self._place
         if fresh:
             place.check_fresh(epoch)
+        elif self.visibility == "checkpoint":
+            place.check_branch(epoch)
         # 0. Delete files of other lives, if the job begins here with existing="replace".
         for other in place.delete_foreign() if self.existing == "replace" else ():
             log.warning("sink %s: existing='replace': deleted %s", self.path, other.text(place.run.job))

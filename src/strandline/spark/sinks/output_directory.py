@@ -9,6 +9,7 @@ from dataclasses import replace
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Epoch
+from strandline.ends.begins import check_branch, with_begin
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.foreign_outputs import FOLDER, ForeignOutput, find_foreign
@@ -131,7 +132,12 @@ class OutputDirectory:
 
     def begin(self, epoch: Epoch) -> None:
         """Record that the run begins after `epoch`: all epochs up to it are shown, and none after it."""
-        self.records.write(VisibilityRecord(generation=self.run.generation, epoch=epoch))
+        begins = with_begin(self.records.newest.begins or (), self.run.generation, epoch)
+        self.records.write(VisibilityRecord(generation=self.run.generation, epoch=epoch, begins=begins))
+
+    def check_branch(self, epoch: Epoch) -> None:
+        """Raise CorruptionError if the visible rows up to the restored epoch are of another branch of the job."""
+        check_branch(self.records.newest.begins or (), self.run.restored_by, epoch, f"sink {self.root}")
 
     def check_fresh(self, begin: Epoch) -> None:
         """Raise CorruptionError if rows of this life of the job were shown here: then a checkpoint is missing.

@@ -14,6 +14,7 @@ import msgspec
 from strandline.core.decoding import decodable
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import unique_name
+from strandline.ends.begins import Begin
 from strandline.format.frame import RecordFormat
 from strandline.spark.base.filesystem import FileSystem
 
@@ -55,6 +56,8 @@ class VisibilityRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Missing in records of older versions."""
     by: int | msgspec.UnsetType = msgspec.UNSET
     """A random number of the run that wrote it, so that no two runs write the same bytes. May be missing as well."""
+    begins: list[Begin] | msgspec.UnsetType = msgspec.UNSET
+    """See `ends/begins.py`. May be missing as well."""
 
     def covers(self, staged: Committable) -> bool:
         """Whether this epoch was shown. A record does not cover epochs of later generations."""
@@ -89,7 +92,8 @@ class VisibilityLog:
         self.check_sole_writer()
         if self._number == 0:
             self._files.mkdirs(self._directory)
-        record = msgspec.structs.replace(record, owner=self._owner, by=self._by)
+        begins = record.begins or self.newest.begins
+        record = msgspec.structs.replace(record, owner=self._owner, by=self._by, begins=begins)
         number = self._number + 1
         if not self._files.create(self._path(number), RECORD_FORMAT.encode(record)):
             raise self._conflict(number)
@@ -131,12 +135,15 @@ class VisibilityLog:
     def _read(self, numbers: list[int]) -> VisibilityRecord:
         """Return the newest readable record: a record that a crash has truncated had no effects yet."""
         for number in sorted(numbers, reverse=True):
-            data = self._files.read(self._path(number))
-            try:
-                if data is not None:
-                    return RECORD_FORMAT.decode(data, f"{self._root}/{self._path(number)}")
-            except CorruptionError as error:
-                log.warning("an unreadable record of a file sink is ignored: %s", error.message)
+            # Twice, since the transfer may damage a record.
+            for is_last in (False, True):
+                data = self._files.read(self._path(number))
+                try:
+                    if data is not None:
+                        return RECORD_FORMAT.decode(data, f"{self._root}/{self._path(number)}")
+                except CorruptionError as error:
+                    if is_last:
+                        log.warning("an unreadable record of a file sink is ignored: %s", error.message)
         return VisibilityRecord()
 
     def _numbers(self) -> list[int]:

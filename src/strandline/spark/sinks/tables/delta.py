@@ -21,6 +21,7 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, NotFoundError, SinkError, StrandlineError
 from strandline.core.ids import Epoch, unique_name
 from strandline.ends.arguments import check_location
+from strandline.ends.begins import MOST_BEGINS, Begin, with_begin
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.tables.columns import check_names, fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, FileLayout, WriteDataFiles
@@ -147,7 +148,24 @@ class DeltaSink(TableSink):
 
     def record(self, table: Any, identity: str = "") -> CommitRecord | None:
         version = table.transaction_version(f"strandline-{identity or self._opened.identity}")
-        return None if version is None else CommitRecord(version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1))
+        return None if version is None else CommitRecord(*_begin_of(version))
+
+    def begins(self, table: Any, identity: str = "") -> list[Begin]:
+        versions = map(table.transaction_version, self._apps_of_begins(identity or self._opened.identity))
+        return sorted(_begin_of(version) for version in versions if version)
+
+    def _apps_of_begins(self, identity: str) -> list[str]:
+        return [f"strandline-{identity}-begin-{number}" for number in range(MOST_BEGINS)]
+
+    def _new_begins(self, table: Any, record: CommitRecord, gone: Collection[str]) -> dict[str, int]:
+        """Return the versions of application transactions that record the begin of a run."""
+        versions: dict[str, int] = {}
+        for identity in (self._opened.identity, *gone) if record.begin is not None else ():
+            begins = with_begin(self.begins(table, identity), record.generation, record.begin or 0)
+            wanted = [_version_of(*begin) for begin in begins] + [0] * (MOST_BEGINS - len(begins))
+            apps = zip(self._apps_of_begins(identity), wanted, strict=True)
+            versions |= {app: version for app, version in apps if version != (table.transaction_version(app) or 0)}
+        return versions
 
     def in_effect(self, table: Any) -> CommitRecord | None:
         at, seen = int(table.version()), self._seen
@@ -214,10 +232,12 @@ class DeltaSink(TableSink):
         actions, later = self._added(files, split, now_ms, is_new=True), []
         if after is not None:
             later = self._later(table, after, now_ms)
+        gone = () if after is None else self._gone
+        begins = self._new_begins(table, record, gone)
         table.create_write_transaction(
             [*actions, *later], "append", table.schema(), partition_by=split,
             # No retry for removals: the library would not notice that another writer has compacted the files.
-            commit_properties=self._properties(record, () if after is None else self._gone, retries=not later),
+            commit_properties=self._properties(record, gone, begins, retries=not later),
         )  # fmt: skip
         self._seen = seen
 
@@ -319,13 +339,21 @@ class DeltaSink(TableSink):
             for file in files
         ]  # fmt: skip
 
-    def _properties(self, record: CommitRecord, gone: Collection[str] = (), *, retries: bool = True) -> Any:
+    def _properties(
+        self,
+        record: CommitRecord,
+        gone: Collection[str] = (),
+        begins: Mapping[str, int] | None = None,
+        *,
+        retries: bool = True,
+    ) -> Any:
         run = self._opened
-        version = (record.generation << _EPOCH_BITS) | record.epoch
+        version = _version_of(record.generation, record.epoch)
         metadata = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
         apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _application(run)]
         # Spark drops transactions without a time as soon as delta.setTransactionRetentionDuration is set.
-        transactions = [self._delta.Transaction(app, version, int(time.time() * 1000)) for app in apps]
+        versions = {**dict.fromkeys(apps, version), **(begins or {})}
+        transactions = [self._delta.Transaction(app, each, int(time.time() * 1000)) for app, each in versions.items()]
         most = None if retries else 0
         return self._delta.CommitProperties(
             custom_metadata=metadata, app_transactions=transactions, max_commit_retries=most
@@ -338,11 +366,15 @@ class DeltaSink(TableSink):
             return []
         configuration = table.metadata().configuration
         pattern = re.compile(self._later_paths)
-        later = [each for each in _files_of(table) if (match := pattern.match(each["path"])) and int(match[2]) > epoch]
+        files = _files_of(table)
+        epochs = {each["path"]: int(m[2]) for each in files if (m := pattern.match(each["path"]))}
+        later = [each for each in files if epochs.get(each["path"], 0) > epoch]
+        # Another writer may have compacted those of some epochs; or these had no rows.
+        are_some_gone = len({epochs[each["path"]] for each in later}) < record.epoch - epoch
         is_kept = configuration.get("delta.appendOnly") == "true"
         # The log has a deletion vector beside the file's name then, and the name alone does not remove the file.
         is_marked = configuration.get("delta.enableDeletionVectors") == "true"
-        if self.key or is_kept or is_marked or self.compact_every or not later:
+        if self.key or is_kept or is_marked or self.compact_every or are_some_gone:
             log.warning(
                 "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are in %s and %s",
                 self._label, epoch, record.epoch, self._where,
@@ -404,6 +436,15 @@ class DeltaSink(TableSink):
         for entry in sorted(directory.glob("*.json"))[-3:]:
             sync_file(entry)
         sync_directory(directory)
+
+
+def _version_of(generation: int, epoch: int) -> int:
+    """Return a record or a begin as the version of an application transaction."""
+    return (generation << _EPOCH_BITS) | epoch
+
+
+def _begin_of(version: int) -> Begin:
+    return version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1)
 
 
 def _deltalake() -> Any:

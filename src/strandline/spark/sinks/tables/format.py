@@ -6,13 +6,14 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
 from strandline.core.errors import AccessError, ConflictError, SinkError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.ends.begins import Begin
 from strandline.ends.tables.datafiles import DataFile, FileLayout, StagedFiles
 from strandline.ends.tables.errors import is_access_error
 from strandline.spark.sinks.base import Sink, SinkContext
@@ -40,6 +41,8 @@ class CommitRecord:
 
     generation: int
     epoch: int
+    begin: Epoch | None = field(default=None, compare=False)
+    """In the record with which a run claims the table: the epoch after which it began."""
 
     def covers(self, staged: StagedFiles) -> bool:
         """Whether these rows are or were in the table."""
@@ -83,6 +86,10 @@ class TableFormat(Sink):
     @abstractmethod
     def record(self, table: Any, identity: str = "") -> CommitRecord | None:
         """Return the table's record of this sink, or of the sink with another identity."""
+
+    @abstractmethod
+    def begins(self, table: Any, identity: str = "") -> list[Begin]:
+        """Return the begins of the sink's runs; those of `record.begin` are added to them in `commit_files`."""
 
     @abstractmethod
     def in_effect(self, table: Any) -> CommitRecord | None:

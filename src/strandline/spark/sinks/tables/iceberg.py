@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
+from strandline.ends.begins import Begin, with_begin
 from strandline.ends.tables.columns import fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, FileLayout
 from strandline.ends.tables.errors import describe_error
@@ -31,6 +33,7 @@ from strandline.storage.place import Place
 log = logging.getLogger(__name__)
 
 _PROPERTY = "strandline.sink."
+_BEGINS = "strandline.begins."
 _IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Supported partition transforms, whose values follow from a file's statistics, and the units of the split."""
@@ -44,6 +47,8 @@ _PASSING = frozenset((
     "ServerError", "CommitStateUnknownException",
 ))  # fmt: skip
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
+_EQUALITY_DELETES = "equality deletes"
+"""In the error of the library, which cannot read tables that have them."""
 _OLD_SEQUENCE = "older than last sequence number"
 """Part of the error of pyiceberg's catalogs for a snapshot after another branch got one."""
 _INDEX = "__index__"
@@ -248,6 +253,10 @@ class IcebergSink(TableSink):
             )
         return record
 
+    def begins(self, table: Any, identity: str = "") -> list[Begin]:
+        text = table.properties.get(_BEGINS + (identity or self._opened.identity), "[]")
+        return msgspec.json.decode(text, type=list[Begin])
+
     def in_effect(self, table: Any) -> CommitRecord | None:
         # A rollback of the table does not change its properties. Another program may have removed one, or set it back.
         record, snapshot, end, begin_ms = self.record(table), table.current_snapshot(), 0, 0
@@ -336,6 +345,12 @@ class IcebergSink(TableSink):
         names = {kind.__name__ for kind in type(error).__mro__}
         return bool(names & _PASSING) or isinstance(error, OSError)
 
+    def next_step(self, error: Exception) -> str:
+        step = super().next_step(error)
+        if _EQUALITY_DELETES not in str(error):
+            return step
+        return f"{step}; another writer deletes rows by their values. Have it rewrite the data files, then start again"
+
     def words(self, error: Exception) -> str:
         return describe_error(error, {**self._properties, **self._options})
 
@@ -354,6 +369,9 @@ class IcebergSink(TableSink):
         fields = {"generation": record.generation, "epoch": record.epoch, "job": run.job}
         sinks = {**(gone or {}), run.identity: run.sink}
         records = {_PROPERTY + identity: json.dumps({**fields, "sink": sink}) for identity, sink in sinks.items()}
+        for identity in sinks if record.begin is not None else ():
+            begins = with_begin(self.begins(table, identity), record.generation, record.begin or 0)
+            records[_BEGINS + identity] = json.dumps(begins)
         transaction, metadata = table.transaction(), table.metadata
         requirements: Any = update
         # Without these, only another writer's snapshot is a conflict.
@@ -398,12 +416,14 @@ class IcebergSink(TableSink):
         if record is None:
             return []
         pattern = re.compile(rf"/{self._later_paths}[^/]*$")
-        files = [task.file for task in table.scan().plan_files()]
-        later = [file for file in files if (match := pattern.search(file.file_path)) and int(match[2]) > epoch]
-        if not later:
+        files = list(_data_files(table))
+        epochs = {file.file_path: int(m[2]) for file in files if (m := pattern.search(file.file_path))}
+        later = [file for file in files if epochs.get(file.file_path, 0) > epoch]
+        # Another writer may have compacted those of some epochs; or these had no rows.
+        if len({epochs[file.file_path] for file in later}) < record.epoch - epoch:
             log.warning(
-                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s", self._label, epoch,
-                record.epoch, self._where,
+                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s in %s", self._label, epoch,
+                record.epoch, "that another writer has compacted stay" if later else "stay", self._where,
             )  # fmt: skip
         return later
 
@@ -434,6 +454,16 @@ class IcebergSink(TableSink):
             others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
             if len(others) < stored.num_rows:
                 yield task.file, stored.take(others.take(pc.sort_indices(others)))
+
+
+def _data_files(table: Any) -> Iterator[Any]:
+    """Yield the data files of a table: its scan refuses tables with equality deletes, which do not matter here."""
+    from pyiceberg.manifest import ManifestContent
+
+    snapshot = table.current_snapshot()
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == ManifestContent.DATA:
+            yield from (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
 
 
 def _record_of(summary: Any) -> CommitRecord:

@@ -38,6 +38,7 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import Epoch, Generation, unique_name
 from strandline.ends.arguments import check_columns, check_options
+from strandline.ends.begins import check_branch
 from strandline.ends.committables import TaskAttempt, decode_committables
 from strandline.ends.tables.columns import check_key, check_names
 from strandline.ends.tables.datafiles import (
@@ -235,10 +236,12 @@ class TableSink(TableFormat):
                 self._reached = record
                 return True
             self._check_claim(record, epoch if fresh else None)
+            if not fresh:
+                check_branch(self.begins(table), self._opened.restored_by, epoch, self._where)
             self._before = [record]
             effective = self._check_record(self.in_effect(table))
             due = [each.epoch for each in staged if effective is None or not effective.covers(each)]
-            claimed = CommitRecord(self._opened.generation, min(due) - 1 if due else epoch)
+            claimed = CommitRecord(self._opened.generation, min(due) - 1 if due else epoch, epoch)
             self.commit_files(table, claimed, [], epoch)
             self._reached = claimed
             failpoints.hit("sink.table_claimed")
@@ -317,7 +320,8 @@ class TableSink(TableFormat):
                 self.create(columns)
                 table = self.load()
             if self._claim_at is not None:
-                record, claimed = self.record(table), CommitRecord(self._opened.generation, self._claim_at)
+                claimed = CommitRecord(self._opened.generation, self._claim_at, self._claim_at)
+                record = self.record(table)
                 if record is None or record.generation < self._opened.generation:
                     self.commit_files(table, claimed, [])
                     table = self.load()
