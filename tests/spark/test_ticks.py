@@ -466,6 +466,6 @@ def test_a_job_that_restarts_is_rescaled_when_it_is_back() -> None:
     run.rescale(3, timeout=10)
     assert supervisor.attempt.has == 3
     supervisor.state, supervisor.attempt = "restarting", None
-    with pytest.raises(UnavailableError, match="is restarting"):
+    with pytest.raises(UnavailableError, match="is still restarting: the rescale to 4 did not begin"):
         run.rescale(4, timeout=0.05)
     run._supervisor.ended.set()
