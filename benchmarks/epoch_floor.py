@@ -31,7 +31,7 @@ from benchmarks._harness import (
     progress,
     report_result,
 )
-from strandline.spark.job.starting import _ASYNCHRONOUS_LOGS
+from strandline.spark.job.starting import ASYNCHRONOUS_LOGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,7 +128,7 @@ def _run_shuffle(spark: SparkSession, directory: Path, epochs: int, shuffles: in
 
     writer = _one_row_an_epoch(spark).writeStream.foreachBatch(epoch)
     # Without shuffles, it is for comparison with the job, whose logs are asynchronous.
-    logs = {} if shuffles else _ASYNCHRONOUS_LOGS
+    logs = {} if shuffles else ASYNCHRONOUS_LOGS
     query = writer.options(checkpointLocation=str(directory / "spark"), **logs).start()
     costs = _durations_ms(query, epochs)
     query.stop()

@@ -20,7 +20,8 @@ class FaultyHttp:
 
     A conditional create whose answer is lost conflicts with itself when it is tried again. So it does here only if
     `lost_creates` says so: then each does, once. While `denies` is set, nobody may do anything; while `misroutes` is,
-    it knows of no storage, as a gateway that reloads its routes. The next uploads in parts, as many as `forgets` says, are forgotten before they are completed.
+    it knows of no storage, as a gateway that reloads its routes. The next uploads in parts, as many as `forgets` says,
+    are forgotten before they are completed.
     """
 
     def __init__(self, endpoint: str, *, seed: int = 0, rate: float = 0.0, lost_creates: bool = False) -> None:

@@ -208,10 +208,10 @@ class KafkaConnection(Connection):
         for _ in range(2):
             metadata = self._target.cluster.ask(self._producer.list_topics, self._record.topic)
         if metadata.topics[self._record.topic].error is not None:
-            # The topic was deleted during the run. Older runs must still find this run's claim.
+            # The topic was deleted during the run.
             self._was_deleted = True
             make_topic(self._record)
-            self._record.register_claim(self._writer.generation, [], set())
+            self._claim_again()
             self._record.register_lane(self._lane)
 
     def _check_current(self) -> None:
@@ -234,6 +234,11 @@ class KafkaConnection(Connection):
                 "loaded its data yet"
             )
 
+    def _claim_again(self) -> None:
+        """Register this run in the new topic: older runs must find its claim."""
+        begins = self._writer.next_begins((), self._record.topic)
+        self._record.register_claim(self._writer.generation, begins, set())
+
     def _read_topic(self) -> LaneRecord:
         """Return the record of a lane whose group has none: the lane is new, or was inactive for long."""
         self._record.register_lane(self._lane)
@@ -241,7 +246,7 @@ class KafkaConnection(Connection):
         if self._writer.generation > max(records.claims, default=0):
             # The topic was deleted, and created again by the sink of another job.
             self._was_deleted = True
-            self._record.register_claim(self._writer.generation, [], set())
+            self._claim_again()
         _, message = records.newest(self._lane) or (-1, LaneMessage(0, None))
         return structs.replace(message.record({}), generation=max(message.generation, *records.claims, 0))
 

@@ -43,7 +43,7 @@ from strandline.spark.sources.progress import SourceProgress, rewind
 
 log = logging.getLogger(__name__)
 
-_ASYNCHRONOUS_LOGS = {
+ASYNCHRONOUS_LOGS = {
     "asyncProgressTrackingEnabled": "true",
     # Each batch is logged: a checkpoint may be of any.
     "asyncProgressTrackingCheckpointIntervalMs": "0",
@@ -173,7 +173,7 @@ class Starting:
         if self._b.trigger:
             writer = writer.trigger(**self._b.trigger)
         if "availableNow" not in self._b.trigger and has_log_cache(source.sparkSession):
-            writer = writer.options(**_ASYNCHRONOUS_LOGS)
+            writer = writer.options(**ASYNCHRONOUS_LOGS)
         return writer.start()
 
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
