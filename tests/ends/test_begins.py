@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.core.errors import CorruptionError, FencedError
-from strandline.ends.begins import MOST_BEGINS, Begin, check_branch, with_begin
+from strandline.ends.begins import MOST_BEGINS, Begin, check_branch, decode_begins, encode_begins, with_begin
 from strandline.ends.kafka.client import Cluster
 from strandline.ends.kafka.target import KafkaTarget
 from strandline.ends.target import Target, Writer
@@ -75,6 +75,25 @@ def test_a_table_has_rows_of_another_branch(place: Place) -> None:
     sink = place.start(marks[2], 2, restored_by=1)
     sink.commit(stage(sink, 3, [(9, "third")]))
     assert place.pairs() == [*((row, "first") for row in range(3, 9)), (9, "third")]
+
+
+def test_a_table_that_was_put_back_together_with_its_job(place: Place) -> None:
+    """It has the rows of the snapshot, whatever a later run has written meanwhile."""
+    sink, marks = place.start(), {}
+    for epoch in (1, 2, 3):
+        marks[epoch] = stage(sink, epoch, [(epoch, "first")])
+        sink.commit(marks[epoch])
+    rows, put_back = place.marked("its own command")
+    marks[3].append(sink.reached())
+    sink = place.start([*marks[1], sink.reached()], 1, restored_by=1)
+    sink.commit(stage(sink, 2, [(7, "second")]))
+    put_back()
+    sink = place.start(marks[3], 3, restored_by=1)
+    assert place.pairs() == rows
+    sink.commit(stage(sink, 4, [(4, "third")]))
+    assert place.pairs() == [*rows, (4, "third")]
+    place.start(marks[3], 3, restored_by=1)
+    assert place.pairs() == rows
 
 
 def test_a_table_whose_job_was_copied(place: Place) -> None:
@@ -146,6 +165,14 @@ def writer(generation: int, epoch: int, restored_by: int = 0) -> Writer:
     place = Storage(url="memory:")
     begins = {"has_claimed": restored_by > 0, "begin": epoch, "restored_by": restored_by}
     return Writer("s1", generation, "out", "j", place, "life", **begins)
+
+
+def test_begins_that_another_program_has_changed() -> None:
+    assert decode_begins(None, "here") == []
+    assert decode_begins(encode_begins([(1, 2)]), "here") == [(1, 2)]
+    for text in ("{", '["a"]', "[[1]]"):
+        with pytest.raises(CorruptionError, match="here has a record of runs that the sink has not written"):
+            decode_begins(text, "here")
 
 
 def test_databases_refuse_a_snapshot_of_another_branch(postgresql: Server, tmp_path: Path) -> None:

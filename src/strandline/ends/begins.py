@@ -15,15 +15,33 @@ from strandline.core.errors import CorruptionError
 Begin = tuple[int, int]
 """A generation, and the epoch after which it began."""
 MOST_BEGINS = 16
-BEGINS = msgspec.json.Decoder(list[Begin])
+_BEGINS = msgspec.json.Decoder(list[Begin])
 
 
-def with_begin(begins: Sequence[Begin], generation: int, epoch: int) -> list[Begin]:
+def with_begin(begins: Sequence[Begin], generation: int, epoch: int, made_by: int = 0) -> list[Begin]:
     """Return the begins with that of a new run, oldest first.
 
-    Those at its epoch or later are left out: what it goes back to is all that counts of them.
+    Those at its epoch or later are left out: what it goes back to is all that counts of them. So are those of
+    generations after `made_by`, which made its snapshot, if it is known: of those, the target has no rows.
     """
-    return [*(begin for begin in begins if begin[1] < epoch), (generation, epoch)][-MOST_BEGINS:]
+    kept = [begin for begin in begins if begin[1] < epoch and begin[0] <= (made_by or begin[0])]
+    return [*kept, (generation, epoch)][-MOST_BEGINS:]
+
+
+def encode_begins(begins: Sequence[Begin]) -> str:
+    """Return begins as the text that targets store."""
+    return msgspec.json.encode(begins).decode()
+
+
+def decode_begins(text: str | None, where: str) -> list[Begin]:
+    """Return begins from their text, which older records do not have."""
+    try:
+        return _BEGINS.decode(text or "[]")
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(
+            f"{where} has a record of runs that the sink has not written: {text!r:.200}",
+            hint="restore its former value",
+        ) from error
 
 
 def check_branch(begins: Sequence[Begin], made_by: int, epoch: int, where: str) -> None:

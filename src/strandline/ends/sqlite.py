@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
-from strandline.ends.begins import BEGINS
+from strandline.ends.begins import decode_begins, encode_begins
 from strandline.ends.postgres.csv import documents, values_of
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
 from strandline.ends.target import Connection, Writer
@@ -84,18 +83,17 @@ class SqliteTarget(DatabaseTarget):
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
             writer.check_claimed(claimed is not None, f"{self.record} of {self.path}")
-            begins = None
+            mark = None
             if claimed is not None:
-                owner, begins = db.execute(
+                owner, mark = db.execute(
                     f"select writer, mark from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
                 ).fetchone()
                 writer.check_owner(owner, repr(self))
             if claimed is not None and claimed > writer.generation:
                 raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
-            mark = msgspec.json.encode(writer.next_begins(BEGINS.decode(begins or "[]"), repr(self))).decode()
-            db.execute(
-                _CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner, mark]
-            )
+            begins = writer.next_begins(decode_begins(mark, f"{self.record} of {self.path}"), repr(self))
+            claim = [writer.sink, _CLAIM, writer.generation, writer.owner, encode_begins(begins)]
+            db.execute(_CLAIMING.format(record=self.record), claim)
 
     def connect(self, writer: Writer, lane: int) -> SqliteLane:
         return SqliteLane(self, writer, lane)

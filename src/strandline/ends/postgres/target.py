@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
-from strandline.ends.begins import BEGINS
+from strandline.ends.begins import decode_begins, encode_begins
 from strandline.ends.postgres.catalog import CatalogTable, check_table, create_sql, identifier, read_table
 from strandline.ends.postgres.merge import RowWriter
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
@@ -137,19 +136,11 @@ class PostgresTarget(DatabaseTarget):
                         claimed = db.execute(_CLAIMED.format(record=record), [writer.sink, _CLAIM]).fetchone()
                         writer.check_claimed(claimed is not None, f"{self.record} of {self.where}")
                         generation, owner, mark = claimed or (0, "", None)
-                        begins = BEGINS.decode(mark or "[]")
+                        begins = decode_begins(mark, f"{self.record} of {self.where}")
                         if generation <= writer.generation and owner in ("", writer.owner):
                             begins = writer.next_begins(begins, self.where)
-                        row = db.execute(
-                            _CLAIMING.format(record=record),
-                            [
-                                writer.sink,
-                                _CLAIM,
-                                writer.generation,
-                                writer.owner,
-                                msgspec.json.encode(begins).decode(),
-                            ],
-                        ).fetchone()
+                        claim = [writer.sink, _CLAIM, writer.generation, writer.owner, encode_begins(begins)]
+                        row = db.execute(_CLAIMING.format(record=record), claim).fetchone()
                     break
                 except psycopg.errors.LockNotAvailable:
                     if attempt == _CLAIM_TRIES - 1:

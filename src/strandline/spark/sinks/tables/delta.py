@@ -159,9 +159,11 @@ class DeltaSink(TableSink):
 
     def _new_begins(self, table: Any, record: CommitRecord, gone: Collection[str]) -> dict[str, int]:
         """Return the versions of application transactions that record the begin of a run."""
+        if record.begin is None:
+            return {}
         versions: dict[str, int] = {}
-        for identity in (self._opened.identity, *gone) if record.begin is not None else ():
-            begins = with_begin(self.begins(table, identity), record.generation, record.begin or 0)
+        for identity in (self._opened.identity, *gone):
+            begins = with_begin(self.begins(table, identity), record.generation, record.begin, self._opened.restored_by)
             wanted = [_version_of(*begin) for begin in begins] + [0] * (MOST_BEGINS - len(begins))
             apps = zip(self._apps_of_begins(identity), wanted, strict=True)
             versions |= {app: version for app, version in apps if version != (table.transaction_version(app) or 0)}

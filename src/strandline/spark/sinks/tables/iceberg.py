@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
-from strandline.ends.begins import Begin, with_begin
+from strandline.ends.begins import Begin, decode_begins, encode_begins, with_begin
 from strandline.ends.tables.columns import fit_columns, plain_type
 from strandline.ends.tables.datafiles import DataFile, FileLayout
 from strandline.ends.tables.errors import describe_error
@@ -254,8 +253,8 @@ class IcebergSink(TableSink):
         return record
 
     def begins(self, table: Any, identity: str = "") -> list[Begin]:
-        text = table.properties.get(_BEGINS + (identity or self._opened.identity), "[]")
-        return msgspec.json.decode(text, type=list[Begin])
+        name = _BEGINS + (identity or self._opened.identity)
+        return decode_begins(table.properties.get(name), f"{self._where}: the property {name}")
 
     def in_effect(self, table: Any) -> CommitRecord | None:
         # A rollback of the table does not change its properties. Another program may have removed one, or set it back.
@@ -369,9 +368,10 @@ class IcebergSink(TableSink):
         fields = {"generation": record.generation, "epoch": record.epoch, "job": run.job}
         sinks = {**(gone or {}), run.identity: run.sink}
         records = {_PROPERTY + identity: json.dumps({**fields, "sink": sink}) for identity, sink in sinks.items()}
-        for identity in sinks if record.begin is not None else ():
-            begins = with_begin(self.begins(table, identity), record.generation, record.begin or 0)
-            records[_BEGINS + identity] = json.dumps(begins)
+        if record.begin is not None:
+            for identity in sinks:
+                begins = with_begin(self.begins(table, identity), record.generation, record.begin, run.restored_by)
+                records[_BEGINS + identity] = encode_begins(begins)
         transaction, metadata = table.transaction(), table.metadata
         requirements: Any = update
         # Without these, only another writer's snapshot is a conflict.

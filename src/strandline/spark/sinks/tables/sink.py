@@ -236,10 +236,11 @@ class TableSink(TableFormat):
                 self._reached = record
                 return True
             self._check_claim(record, epoch if fresh else None)
-            if not fresh:
+            effective = self._check_record(self.in_effect(table))
+            # A table that was put back has no rows of later runs, though it has the record of their begins.
+            if not fresh and effective is not None and effective.generation > self._opened.restored_by:
                 check_branch(self.begins(table), self._opened.restored_by, epoch, self._where)
             self._before = [record]
-            effective = self._check_record(self.in_effect(table))
             due = [each.epoch for each in staged if effective is None or not effective.covers(each)]
             claimed = CommitRecord(self._opened.generation, min(due) - 1 if due else epoch, epoch)
             self.commit_files(table, claimed, [], epoch)
