@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +22,7 @@ import pytest
 from strandline.core.ids import Epoch, Generation
 from strandline.keeper import protocol as p
 from strandline.keeper import spawning as birth
+from strandline.keeper.nursery import Children
 from strandline.keeper.protocol import Ack, Connection, Instructions
 from strandline.keeper.spawning import Nursery
 from strandline.keeper.watchdog import process_start
@@ -144,6 +149,19 @@ def test_how_a_keeper_ended_is_known(births: Births) -> None:
     assert births.nursery.exit_code(os.getpid()) is None
     births.nursery.close()
     assert births.nursery.exit_code(first) is None
+
+
+def test_the_exit_code_of_a_process_whose_first_thread_ends_before_the_others() -> None:
+    """The kernel shows such a process as a zombie, but `waitpid` does not return its exit code yet."""
+    children, thread_exit = Children(), {"x86_64": 60, "aarch64": 93}[platform.machine()]
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(target=lambda: (time.sleep(0.2), os._exit(3))).start()
+        ctypes.CDLL(None).syscall(thread_exit, 0)
+    children.alive.add(pid)
+    eventually(lambda: not process_start(pid), "the first thread has ended")
+    assert children.exit_code(pid) == 3
+    assert children.exit_code(os.getpid()) == " "
 
 
 def test_no_file_of_the_nursery_is_a_keepers(births: Births) -> None:

@@ -25,9 +25,11 @@ import msgspec
 from strandline.keeper import process
 from strandline.keeper.lean import ready_to_fork, renew_randomness
 from strandline.keeper.spawning import MESSAGE_BYTES, KeeperStart
+from strandline.keeper.watchdog import process_start
 
 _IDLE_S = 60.0
 _REAP_S = 1.0
+_ENDING_S = 1.0
 _MAX_EXIT_CODES = 1000
 
 
@@ -55,7 +57,7 @@ def main() -> None:
         request = msgspec.msgpack.decode(data, type=KeeperStart | int)
         if isinstance(request, int):
             # An empty message would mean the end of the nursery.
-            channel.send(str(children.exit_codes.get(request, "")).encode() or b" ")
+            channel.send(str(children.exit_code(request)).encode())
         else:
             channel.send(_fork_keeper(request, descriptors, children))
 
@@ -67,6 +69,15 @@ class Children:
         self.alive: set[int] = set()
         self.exit_codes: dict[int, int] = {}
         """By pid: the exit code, or the negative number of the signal that killed it."""
+
+    def exit_code(self, pid: int) -> int | str:
+        """Return a keeper's exit code; a space if it runs or is unknown."""
+        deadline = time.monotonic() + _ENDING_S
+        # A killed process may look dead before its last thread ends; only then does `waitpid` return its exit code.
+        while pid in self.alive and not process_start(pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self.reap()
+        return self.exit_codes.get(pid, " ")
 
     def reap(self) -> None:
         """Collect the exit codes of keepers that have ended."""
