@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,25 @@ def test_a_snapshot_of_another_branch_is_refused(epochs: list[int], made_by: int
         assert not is_left
 
 
-def test_the_number_of_begins_is_limited() -> None:
+@given(st.lists(st.integers(1, 50), min_size=MOST_BEGINS, max_size=3 * MOST_BEGINS), st.data())
+def test_of_too_many_begins_those_with_the_fewest_epochs_are_left_out(epochs: list[int], data: st.DataObject) -> None:
     begins: list[Begin] = []
-    for generation in range(1, 100):
-        begins = with_begin(begins, generation, generation)
-    assert begins == [(generation, generation) for generation in range(100 - MOST_BEGINS, 100)]
+    longest = data.draw(st.integers(0, len(epochs) - 2))
+    epochs[longest + 1] = 51
+    every = list(enumerate(accumulate(epochs), 1))
+    for generation, epoch in every:
+        begins = with_begin(begins, generation, epoch)
+    assert len(begins) == min(MOST_BEGINS, len(every)) and begins[-1] == every[-1]
+    assert set(begins) <= set(every)
+    assert every[longest] in begins
+
+
+def test_a_rollback_is_known_after_many_restarts() -> None:
+    begins: list[Begin] = [(1, 0), (2, 60)]
+    for generation in range(3, 300):
+        begins = with_begin(begins, generation, 200 + generation * 5)
+    with pytest.raises(CorruptionError, match="went back to epoch 60"):
+        check_branch(begins, 1, 100, "sink")
 
 
 Marks = dict[int, list[str]]

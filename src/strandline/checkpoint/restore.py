@@ -265,7 +265,7 @@ def check_size(folder: Folder, file: FileRef, path: Path) -> None:
 
 def _missing(folder: Folder, file: FileRef) -> CorruptionError:
     where = f"{folder.url}/{file.path} ('{file.name}')"
-    return CorruptionError(f"{where}: missing, but a checkpoint needs it", path=file.path)
+    return CorruptionError(f"{where}: missing, but its snapshot needs it", path=file.path)
 
 
 def _fetch_one(

@@ -14,7 +14,7 @@ from strandline.core.errors import CorruptionError
 
 Begin = tuple[int, int]
 """A generation, and the epoch after which it began."""
-MOST_BEGINS = 16
+MOST_BEGINS = 64
 _BEGINS = msgspec.json.Decoder(list[Begin])
 
 
@@ -22,10 +22,14 @@ def with_begin(begins: Sequence[Begin], generation: int, epoch: int, made_by: in
     """Return the begins with that of a new run, oldest first.
 
     Those at its epoch or later are left out: what it goes back to is all that counts of them. So are those of
-    generations after `made_by`, which made its snapshot, if it is known: of those, the target has no rows.
+    generations after `made_by`, which made its snapshot, if it is known: of those, the target has no rows. Of too many,
+    those with the fewest epochs before the next one are left out: only snapshots of these epochs are not told apart.
     """
     kept = [begin for begin in begins if begin[1] < epoch and begin[0] <= (made_by or begin[0])]
-    return [*kept, (generation, epoch)][-MOST_BEGINS:]
+    kept.append((generation, epoch))
+    while len(kept) > MOST_BEGINS:
+        del kept[min(range(len(kept) - 1), key=lambda at: kept[at + 1][1] - kept[at][1])]
+    return kept
 
 
 def encode_begins(begins: Sequence[Begin]) -> str:

@@ -244,12 +244,12 @@ class Exchanges:
             exchange._settle()
         if not exchanges:
             return
-        rows = exchanges[-1]._anchor.rows
-        context: Any = rows.sparkSession.sparkContext
-        if context.applicationId not in _with_workers:
-            _with_workers.add(context.applicationId)
-            # The first epoch meets the same error and reports it.
-            with suppress(Exception):
+        # The first epoch meets the same error and reports it.
+        with suppress(Exception):
+            rows = exchanges[-1]._anchor.rows
+            context: Any = rows.sparkSession.sparkContext
+            if context.applicationId not in _with_workers:
+                _with_workers.add(context.applicationId)
                 context.setJobGroup(self.job_group, "strandline: workers", interruptOnCancel=True)
                 map_batches(rows, iter, rows.schema, "workers").count()
 
