@@ -49,7 +49,8 @@ def test_of_too_many_begins_those_with_the_fewest_epochs_are_left_out(epochs: li
     every = list(enumerate(accumulate(epochs), 1))
     for generation, epoch in every:
         begins = with_begin(begins, generation, epoch)
-    assert len(begins) == min(MOST_BEGINS, len(every)) and begins[-1] == every[-1]
+    assert len(begins) == min(MOST_BEGINS, len(every))
+    assert begins[-1] == every[-1]
     assert set(begins) <= set(every)
     assert every[longest] in begins
 
