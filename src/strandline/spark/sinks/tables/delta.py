@@ -368,22 +368,15 @@ class DeltaSink(TableSink):
             return []
         configuration = table.metadata().configuration
         pattern = re.compile(self._later_paths)
-        files = _files_of(table)
-        epochs = {each["path"]: int(m[2]) for each in files if (m := pattern.match(each["path"]))}
-        later = [each for each in files if epochs.get(each["path"], 0) > epoch]
-        # Another writer may have compacted those of some epochs; or these had no rows.
-        are_some_gone = len({epochs[each["path"]] for each in later}) < record.epoch - epoch
+        later = [each for each in _files_of(table) if (m := pattern.match(each["path"])) and int(m[2]) > epoch]
         is_kept = configuration.get("delta.appendOnly") == "true"
-        # The log has a deletion vector beside the file's name then, and the name alone does not remove the file.
-        is_marked = configuration.get("delta.enableDeletionVectors") == "true"
-        if self.key or is_kept or is_marked or self.compact_every or are_some_gone:
-            log.warning(
-                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are in %s and %s",
-                self._label, epoch, record.epoch, self._where,
-                "stay there until the same keys come again" if self.key
-                else "stay there: the table is append-only" if is_kept
-                else "may have been compacted, or marked by deletion vectors: those stay there",
-            )  # fmt: skip
+        log.warning(
+            "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s", self._label, epoch, record.epoch,
+            f"stay until the same keys come again in {self._where}" if self.key
+            else f"stay, as it is append-only, in {self._where}" if is_kept
+            else f"are removed with {len(later)} files from {self._where}; those stay that were compacted or rewritten "
+            "since, or marked by deletion vectors",
+        )  # fmt: skip
         if is_kept:
             return []
         remove = self._delta.transaction.RemoveAction

@@ -416,15 +416,13 @@ class IcebergSink(TableSink):
         if record is None:
             return []
         pattern = re.compile(rf"/{self._later_paths}[^/]*$")
-        files = list(_data_files(table))
-        epochs = {file.file_path: int(m[2]) for file in files if (m := pattern.search(file.file_path))}
-        later = [file for file in files if epochs.get(file.file_path, 0) > epoch]
-        # Another writer may have compacted those of some epochs; or these had no rows.
-        if len({epochs[file.file_path] for file in later}) < record.epoch - epoch:
-            log.warning(
-                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s in %s", self._label, epoch,
-                record.epoch, "that another writer has compacted stay" if later else "stay", self._where,
-            )  # fmt: skip
+        later = [file for file in _data_files(table) if (m := pattern.search(file.file_path)) and int(m[2]) > epoch]
+        log.warning(
+            "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s", self._label, epoch, record.epoch,
+            f"stay until the same keys come again in {self._where}" if self.key
+            else f"are removed with {len(later)} files from {self._where}; those stay that another writer has compacted or "
+            "rewritten since",
+        )  # fmt: skip
         return later
 
     def _replaced(self, table: Any, rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[Any, pa.Table]]:
