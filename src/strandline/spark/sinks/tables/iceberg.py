@@ -420,8 +420,8 @@ class IcebergSink(TableSink):
         log.warning(
             "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s", self._label, epoch, record.epoch,
             f"stay until the same keys come again in {self._where}" if self.key
-            else f"are removed with {len(later)} files from {self._where}; those stay that another writer has compacted or "
-            "rewritten since",
+            else f"are removed with {len(later)} files from {self._where}; those stay that another writer has "
+            "compacted or rewritten since",
         )  # fmt: skip
         return later
 
