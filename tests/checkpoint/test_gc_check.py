@@ -55,6 +55,28 @@ def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
     assert stored(run.jobdir) == before
 
 
+def test_a_manifest_that_storage_writes_again_after_its_deletion(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that had no answer was repeated, and executed when its checkpoint was subsumed."""
+    # Verification would take the deletion of the files of this manifest for a fault.
+    monkeypatch.delenv("STRANDLINE_VERIFY", raising=False)
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
+    run.checkpoint()
+    path = manifest_path(CheckpointId(1))
+    data = run.jobdir.get(path)
+    for _ in range(8):
+        later(run, clock)
+    run.jobdir.put(path, data)
+    run.jobdir.put("shared/aa/lost", b"12345")
+    later(run, clock)
+    later(run, clock)
+    assert [item.path for item in plan(run.jobdir, clock).garbage] == ["shared/aa/lost"]
+    again = Run(run.jobdir.store, run.tmp, clock, config=run.config)
+    again.checkpoint()
+    assert path not in stored(run.jobdir)
+
+
 def test_garbage_is_planned_and_deleted(run: Run, clock: ManualClock) -> None:
     run.jobdir.put("shared/aa/lost", b"12345")
     run.jobdir.put("chk-3/lost", b"1")

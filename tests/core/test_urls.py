@@ -14,9 +14,31 @@ def test_one_slash_is_no_url(url: str) -> None:
         check_url(url)
 
 
+@pytest.mark.parametrize("url", ["s3://b/x#blue", "file:///x/a?b", "file:/x#", "gs://b/x?key=word"])
+def test_a_url_of_a_folder_has_no_more_behind_its_path(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="a url of a folder ends where a '\\?' or '#' begins") as caught:
+        check_url(url)
+    assert "word" not in str(caught.value)
+    assert check_url(url, hadoop=True) == url
+
+
 @pytest.mark.parametrize(
     "url",
-    ["s3://b/x", "/s3:/b", "./s3:/b", "file:/x", "file:///x", "a b", "2026:01", "x/y:/z", ":memory:", "memory://", ""],
+    [
+        "s3://b/x",
+        "/x#blue",
+        "x?",
+        "/s3:/b",
+        "./s3:/b",
+        "file:/x",
+        "file:///x",
+        "a b",
+        "2026:01",
+        "x/y:/z",
+        ":memory:",
+        "memory://",
+        "",
+    ],
 )
 def test_paths_and_urls_stay_as_they_are(url: str) -> None:
     assert check_url(url) == check_url(url, hadoop=True) == url

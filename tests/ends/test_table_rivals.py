@@ -10,7 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import requests
+from pyiceberg.catalog.rest import TableResponse
+from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 
 from strandline.core import failpoints
 from strandline.core.errors import (
@@ -222,6 +226,53 @@ def test_rows_are_staged_while_the_table_cannot_be_asked(place: Place, monkeypat
     sink = place.start([], 2)
     with away(monkeypatch), pytest.raises(UnavailableError, match="nobody listens"):
         stage(sink, 3, [(3, "c")])
+
+
+class Gateway:
+    """Answers some requests in place of a REST catalog, and has the library make an error of each answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.answer = requests.Response()
+        self.answer.status_code, self.answer._content = status, text.encode()
+        self.left = 0
+
+    def before(self, call: Any) -> Any:
+        def called(*arguments: Any, **named: Any) -> Any:
+            if not self.left:
+                return call(*arguments, **named)
+            self.left -= 1
+            if self.answer.ok:
+                return TableResponse.model_validate_json(self.answer.text)
+            return _handle_non_200_response(requests.HTTPError(response=self.answer), {404: NoSuchTableError})
+
+        return called
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (429, '{"error": {"message": "rate", "type": "TooManyRequestsException", "code": 429}}'),
+        (404, "404 page not found"),
+        (404, "<html>"),
+        (200, "<html>please log in</html>"),
+    ],
+)
+@pytest.mark.parametrize("method", ["load_table", "commit_table"])
+def test_a_gateway_answers_in_place_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, text: str, method: str
+) -> None:
+    place, gateway = Place("iceberg", tmp_path / "place"), Gateway(status, text)
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    monkeypatch.setattr(SqlCatalog, method, gateway.before(getattr(SqlCatalog, method)))
+    gateway.left = 2
+    assert not sink.commit(stage(sink, 2, [(2, "b")]))
+    third = stage(sink, 3, [(3, "c")])
+    gateway.left = 1_000_000
+    assert sink.commit(third) == third[:1]
+    gateway.left = 2
+    assert not place.go_on(sink, third, 3, restored_by=1)
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -268,6 +268,12 @@ MISTAKES = [
         "give a directory, or one of file://, s3://",
         url="http://one/t",
     ),
+    delta(
+        "a percent code in a directory's name",
+        "the directory's name has '%20', which the library takes for another character",
+        "name the directory without a '%'",
+        url="/data/a%20b",
+    ),
     delta("key that is a number", "key is 5, expected names of columns, each once", key=5),
     delta("a column of the partitioning twice", "partition_by is ['a', 'a'], expected", partition_by=["a", "a"]),
     delta("Spark's way with new columns", "new_columns is 'merge', expected 'refuse' or 'add'", new_columns="merge"),

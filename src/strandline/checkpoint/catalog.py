@@ -30,6 +30,8 @@ class _Published(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointId
 
 
+_LISTINGS = 5
+
 _PUBLISHED = RecordFormat(b"SLPUBLI1", 1, _Published, "the record")
 
 
@@ -86,14 +88,33 @@ class Catalog:
 
 
 def read_catalog(jobdir: JobDirectory) -> Catalog:
-    """List the job's directory once and read its manifests and base records.
+    """List the job's directory and read its manifests and base records.
 
-    A manifest that disappears after the listing was subsumed: it is left out.
+    A manifest that disappears after the listing was subsumed: it is left out. If the newest one does, a running job has
+    newer ones, and the directory is listed again.
     """
-    objects = {info.path: info for info in jobdir.list()}
+    for _ in range(_LISTINGS):
+        objects = {info.path: info for info in jobdir.list()}
+        manifests, damaged, gone = _read_manifests(jobdir, objects)
+        if max(gone, default=0) <= max([*manifests, *damaged], default=0):
+            break
+    for checkpoint in gone:
+        del objects[manifest_path(checkpoint)]
+    chain = read_chain(jobdir, objects, manifests.values())
+    verdicts = {i: chain.judge(manifest) for i, manifest in manifests.items()}
+    void = {i: reason for i, (reason, _) in verdicts.items() if reason}
+    unknown = {i: reason for i, (_, reason) in verdicts.items() if reason}
+    return Catalog(objects, manifests, damaged, void, unknown, chain)
+
+
+def _read_manifests(
+    jobdir: JobDirectory, paths: Iterable[str]
+) -> tuple[dict[CheckpointId, Manifest], dict[CheckpointId, str], list[CheckpointId]]:
+    """Return the listed manifests, the reasons why others do not decode, and those that were deleted meanwhile."""
     manifests: dict[CheckpointId, Manifest] = {}
     damaged: dict[CheckpointId, str] = {}
-    for checkpoint in sorted(i for path in objects if (i := manifest_id(path)) is not None):
+    gone: list[CheckpointId] = []
+    for checkpoint in sorted(i for path in paths if (i := manifest_id(path)) is not None):
         path = manifest_path(checkpoint)
         try:
             manifest = jobdir.read(path, MANIFEST.decode)
@@ -105,12 +126,8 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
         except CorruptionError as error:
             damaged[checkpoint] = error.message
         except NotFoundError:
-            del objects[path]
-    chain = read_chain(jobdir, objects, manifests.values())
-    verdicts = {i: chain.judge(manifest) for i, manifest in manifests.items()}
-    void = {i: reason for i, (reason, _) in verdicts.items() if reason}
-    unknown = {i: reason for i, (_, reason) in verdicts.items() if reason}
-    return Catalog(objects, manifests, damaged, void, unknown, chain)
+            gone.append(checkpoint)
+    return manifests, damaged, gone
 
 
 def confirm_missing(folder: Folder, problems: Iterable[tuple[FileRef, str]]) -> Iterator[tuple[FileRef, str]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strandline.checkpoint import invariants
-from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.catalog import Catalog, find_problem, read_catalog
 from strandline.checkpoint.jobdir import JobDirectory, is_checkpoints, is_probe, manifest_id, manifest_path
 from strandline.checkpoint.pins import files_of_pin, is_pin, is_void
 from strandline.core.clock import Clock
@@ -56,8 +56,8 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
     """Return the garbage: void manifests, and objects that no live manifest references.
 
     Deletes nothing. Objects younger than `grace_ms` stay, and files that a checkpoint in progress may need. Raises
-    CorruptionError if a live checkpoint misses a file, or if a manifest or a base record cannot be read: then the
-    needed files are unknown.
+    CorruptionError if the newest checkpoint misses a file, or the listing one of an older checkpoint, or if a manifest
+    or a base record cannot be read: then the needed files are unknown.
     """
     catalog = read_catalog(jobdir)
     needed = _needed(jobdir, catalog, clock)
@@ -104,8 +104,13 @@ def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:
                 f"{why}: what checkpoint {checkpoint} references is unknown, so nothing may be deleted",
                 hint=f"if the checkpoint is lost for good, delete {jobdir.url}/{manifest_path(checkpoint)} by hand",
             )
+    newest = max(catalog.live, default=0)
     for checkpoint, manifest in catalog.live.items():
         for file, problem in catalog.missing(manifest)[:1]:
+            # If the file is gone indeed, an older checkpoint was deleted, and storage wrote its manifest again when a
+            # repeated request was late. Else the listing lacks objects, perhaps manifests.
+            if checkpoint != newest and find_problem(jobdir, file):
+                continue
             raise CorruptionError(
                 f"{jobdir.url}/{file.path}: {problem}, but live checkpoint {checkpoint} needs it: nothing is deleted",
                 hint=f"`strandline snapshots verify {jobdir.url}/chk-{checkpoint}` names all that is wrong in it",

@@ -88,6 +88,9 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
     if manifest is None and not any(each.lost for each in skipped):
         skipped += _deleted(jobdir, catalog)
         foreign = chain.newest.foreign if chain.newest and not any(each.lost for each in skipped) else None
+    if claim is not None and any(each.lost for each in skipped):
+        # If a newer driver has subsumed them since the listing, raise FencedError: nothing is lost.
+        claim.check()
     return Choice(
         manifest, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign, catalog.life,
         is_history_known=chain.newest is not None or chain.broken_at is None,

@@ -18,13 +18,20 @@ _HINTS = {
 
 
 def check_url(url: str | Path, *, hadoop: bool = False) -> str:
-    """Return a path or url as text; raise ConfigurationError for one like `s3:/bucket`, with a single slash.
+    """Return a path or url as text; raise ConfigurationError for one like `s3:/bucket`, or with a `?` or `#`.
 
-    It would be read as a local directory named `s3:`. With `hadoop`, Spark's file systems read it, some of which
-    have urls with one slash, as `dbfs:/data`.
+    They would be read as a local directory named `s3:`, and without the rest. With `hadoop`, Spark's file systems read
+    it, some of which have urls with one slash, as `dbfs:/data`, and patterns.
     """
     text = str(url)
     match = _SCHEME.match(text)
+    is_url = match is not None and (len(match[2]) > 1 or match[1].lower() == "file")
+    if is_url and not hadoop and re.search("[?#]", text):
+        # The rest may be a signature: do not show it.
+        raise ConfigurationError(
+            f"{_without_credentials(text)}…: a url of a folder ends where a '?' or '#' begins",
+            hint="write %3F or %23 if the folder's name has them",
+        )
     if match is None or len(match[2]) == 2:
         return text
     scheme = match[1].lower()

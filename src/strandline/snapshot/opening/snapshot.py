@@ -285,12 +285,6 @@ def _address(url: str) -> str:
         raise ConfigurationError(
             f"{url}: '{parts.netloc}' is a machine there, and no folder", hint="write file:///absolute/path"
         )
-    if "://" in url and (parts.query or parts.fragment):
-        # The rest may be a signature: do not show it.
-        raise ConfigurationError(
-            f"{re.split('[?#]', url)[0]}…: a url of a folder ends where a '?' or '#' begins",
-            hint="write %3F or %23 if the folder's name has them",
-        )
     if "://" in url and parts.scheme != "file":
         path = parts.path.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
         return f"{parts.scheme}://{parts.netloc}{path}"

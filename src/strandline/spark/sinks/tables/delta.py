@@ -467,11 +467,16 @@ def _url(url: str | Path) -> str:
             f"sinks.delta('{_without_secrets(text)}'): a table cannot be at {parts.scheme}://",
             hint=f"give a directory, or one of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}",
         )
-    if parts.scheme == "file":
-        return str(Path(unquote(parts.path)).absolute())
-    if "://" not in text:
-        return str(Path(text).expanduser().absolute())
-    return text.replace("s3a://", "s3://", 1)
+    if "://" in text and parts.scheme != "file":
+        return text.replace("s3a://", "s3://", 1)
+    path = str(Path(unquote(parts.path) if parts.scheme == "file" else text).expanduser().absolute())
+    if code := re.search("%[0-9A-Fa-f]{2}", path):
+        raise ConfigurationError(
+            f"sinks.delta('{path}'): the directory's name has '{code[0]}', which the library takes for another "
+            "character",
+            hint="name the directory without a '%'",
+        )
+    return path
 
 
 def _without_secrets(url: str) -> str:

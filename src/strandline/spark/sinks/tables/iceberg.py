@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.begins import Begin, decode_begins, encode_begins, with_begin
 from strandline.ends.tables.columns import fit_columns, plain_type
@@ -43,8 +43,10 @@ _S3 = {
 """Names of storage options in catalogs and here."""
 _PASSING = frozenset((
     "ConnectionError", "Timeout", "TimeoutError", "OperationalError", "InterfaceError", "ServiceUnavailableError",
-    "ServerError", "CommitStateUnknownException",
+    "ServerError", "CommitStateUnknownException", "TooManyRequestsError",
 ))  # fmt: skip
+_NOT_THE_CATALOGS = re.compile("RESTError \\d+: (Received unexpected JSON|Could not decode json)|type=json_invalid")
+"""In the library's errors for an answer that a gateway, and not the catalog, has given, such as a page."""
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
 _EQUALITY_DELETES = "equality deletes"
 """In the error of the library, which cannot read tables that have them."""
@@ -118,7 +120,9 @@ class IcebergSink(TableSink):
 
         try:
             table = self._catalog().load_table(self.table)
-        except (NoSuchTableError, NoSuchNamespaceError):
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            if _NOT_THE_CATALOGS.search(str(error)):
+                raise UnavailableError(f"{self._where}: {self.words(error)}") from None
             return None
         # Without this, the library would retry a commit after a conflict, and replace another writer's record.
         # Only this copy has the property: it is not written.
@@ -325,7 +329,8 @@ class IcebergSink(TableSink):
         if not self._opened.fsync or not table.location().startswith("file:"):
             return
         # The library does not sync files on this machine.
-        table = self.load()
+        if (table := self.load()) is None:
+            return
         snapshot = table.current_snapshot()
         written = [table.metadata_location]
         if snapshot is not None:
@@ -342,7 +347,11 @@ class IcebergSink(TableSink):
 
     def may_pass(self, error: Exception) -> bool:
         names = {kind.__name__ for kind in type(error).__mro__}
-        return bool(names & _PASSING) or isinstance(error, OSError)
+        return (
+            bool(names & _PASSING)
+            or isinstance(error, OSError | UnavailableError)
+            or bool(_NOT_THE_CATALOGS.search(str(error)))
+        )
 
     def next_step(self, error: Exception) -> str:
         step = super().next_step(error)

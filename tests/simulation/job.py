@@ -1,0 +1,378 @@
+"""A job in a simulated world: drivers that start, pause, die and are replaced, with the product's own coordinator.
+
+Keepers are a table of files: each checkpoint, some partitions have a new file, and refer to the others of the base, as
+incremental snapshots do. Each state has a digest that names its whole history, and the sink checks that what it shows
+continues what it has shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from strandline.api.config import Checkpoints
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.gc import execute, plan
+from strandline.checkpoint.generation import Claim, claim
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path, shared_path
+from strandline.checkpoint.pins import write_pin
+from strandline.core.errors import CheckpointError, FencedError, StrandlineError
+from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.core.keygroups import range_of
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
+from strandline.snapshot.opening.origin import decide, go_back, verify_own
+from strandline.storage.retrying import RetryingStore
+from tests.simulation.storage import SimulatedStore
+from tests.simulation.world import Actor, World
+
+POLL_MS, CALM_POLL_MS = 100, 5000
+MOST_FILES = 4
+"""A partition merges its files when it has more."""
+
+
+@dataclass
+class Faults:
+    """What may go wrong, each as a rate: of requests, or an hour."""
+
+    requests: float = 0.02
+    slow: float = 0.002
+    keepers: float = 0.002
+    deaths: float = 6.0
+    pauses: float = 3.0
+    rivals: float = 2.0
+    rollbacks: float = 2.0
+    collections: float = 4.0
+    readers: float = 4.0
+
+
+@dataclass
+class Sink:
+    """Shows epochs, and knows which history of the job they are of."""
+
+    world: World
+    parents: dict[str, str] = field(default_factory=dict)
+    """The digest before each digest."""
+    generation: int = 0
+    shown: list[tuple[int, str]] = field(default_factory=list)
+    """The epoch and the digest of each commit, without those that were taken back."""
+
+    def claim(self, generation: int, restored: Manifest | None) -> None:
+        """Begin a run: take back what came after the epoch that it restores, as a sink does."""
+        if generation < self.generation:
+            raise FencedError("a newer run has the sink", generation=generation)
+        self.generation = generation
+        epoch, digest = (restored.epoch, digest_of(restored)) if restored else (0, "")
+        while self.shown and self.shown[-1][0] > epoch:
+            self.shown.pop()
+        assert not self.shown or self.descends(digest, self.shown[-1][1]), (
+            f"generation {generation} restores epoch {epoch}, which does not come from what was shown: {self.shown[-1]}"
+        )
+
+    def commit(self, generation: int, manifest: Manifest) -> None:
+        if generation < self.generation:
+            raise FencedError("a newer run has the sink", generation=generation)
+        digest = digest_of(manifest)
+        if self.shown and manifest.epoch <= self.shown[-1][0]:
+            assert self.descends(self.shown[-1][1], digest), f"checkpoint {manifest.checkpoint}: shown before, as other"
+            return
+        assert not self.shown or self.descends(digest, self.shown[-1][1]), (
+            f"checkpoint {manifest.checkpoint} of generation {generation} does not continue {self.shown[-1]}"
+        )
+        self.shown.append((manifest.epoch, digest))
+        self.world.note(f"shows epoch {manifest.epoch}")
+
+    def descends(self, digest: str, of: str) -> bool:
+        while digest and digest != of:
+            digest = self.parents.get(digest, "")
+        return digest == of
+
+
+def digest_of(manifest: Manifest) -> str:
+    return manifest.sinks[0].pending[0]
+
+
+class Job:
+    """The world of one job."""
+
+    def __init__(self, seed: int, partitions: int, faults: Faults, changed: int = 20) -> None:
+        self.world = world = World(seed)
+        self.faults, self.partitions, self.changed = faults, partitions, changed
+        self.store = SimulatedStore(world, faults.requests, faults.slow)
+        self.truth = JobDirectory(SimulatedTruth(self.store), "job")
+        self.sink = Sink(world)
+        self.drivers: list[Driver] = []
+        self.completed = self.started = self.rolled_back = 0
+        self.pinned: dict[str, set[str]] = {}
+        self.is_calm = False
+        self.store.on_delete = self._check_pinned
+        self.start()
+        for name, act, rate in (
+            ("kill", self._kill, faults.deaths), ("rival", self.start, faults.rivals),
+            ("collect", self._collect, faults.collections), ("read", self._read, faults.readers),
+        ):  # fmt: skip
+            self._often(name, act, rate)
+
+    def _often(self, name: str, act: Callable[[], object], an_hour: float) -> None:
+        """Do something at random times, so often an hour; not once it is calm."""
+
+        def again() -> None:
+            if not self.is_calm:
+                act()
+                self._often(name, act, an_hour)
+
+        if an_hour:
+            self.world.at(self.world.rng.expovariate(an_hour / 3_600_000), again)
+
+    def start(self) -> None:
+        """Start a driver, beside those that run."""
+        self.started += 1
+        driver = Driver(self, self.started)
+        self.drivers = [*(each for each in self.drivers if not each.actor.ended), driver]
+
+    def _kill(self) -> None:
+        alive = [each for each in self.drivers if not each.actor.ended]
+        if alive:
+            victim = self.world.rng.choice(alive)
+            self.world.note(f"kills {victim.actor.name}")
+            victim.actor.killed = True
+            self.drivers.remove(victim)
+        if not self.drivers:
+            self.world.at(self.world.rng.uniform(1000, 60_000), self.start)
+
+    def ended(self, driver: Driver) -> None:
+        """A driver has ended by itself. Someone starts another one if there is none."""
+        if driver in self.drivers:
+            self.drivers.remove(driver)
+        if not self.drivers:
+            self.world.at(self.world.rng.uniform(1000, 60_000), self.start)
+
+    def jobdir(self) -> JobDirectory:
+        sleep = lambda s: self.world.sleep(s * 1000)  # noqa: E731
+        return JobDirectory(RetryingStore(self.store, attempts=3, sleep=sleep, rng=self.world.rng), "job")
+
+    def _collect(self) -> None:
+        def collect() -> None:
+            try:
+                execute(plan(self.jobdir(), self.world))
+            except StrandlineError as error:
+                # A live checkpoint that lacks a file is a fault, whoever finds it.
+                if "needs it" in error.message:
+                    raise AssertionError(error.message) from error
+                self.world.note(f"no collection: {error.message}")
+
+        Actor(self.world, "collector", collect)
+
+    def _read(self) -> None:
+        """Pin the newest checkpoint, and rely on its files for some minutes."""
+
+        def read() -> None:
+            jobdir = self.jobdir()
+            try:
+                catalog = read_catalog(jobdir)
+                if not catalog.live:
+                    return
+                newest = max(catalog.live)
+                pin = write_pin(jobdir, manifest_path(newest))
+            except StrandlineError:
+                return
+            if pin is None or catalog.live[newest].generation != read_truth(self).get(newest, 0):
+                return
+            self.pinned[pin] = {f"job/{file.path}" for file in catalog.live[newest].stored()}
+            self.world.note(f"pins checkpoint {newest}")
+            self.world.sleep(self.world.rng.uniform(0, 1_800_000))
+            del self.pinned[pin]
+
+        Actor(self.world, "reader", read)
+
+    def _check_pinned(self, path: str) -> None:
+        for files in self.pinned.values():
+            assert path not in files, f"{path} is deleted, and a reader has pinned it"
+
+    def check(self) -> None:
+        """Every checkpoint of the job's history has its files; the newest continues what was shown."""
+        catalog = read_catalog(self.truth)
+        for checkpoint, manifest in catalog.live.items():
+            # A manifest that was deleted may come back when storage executes a request late that was repeated.
+            missing = [] if f"job/{manifest_path(checkpoint)}" in self.store.deleted else catalog.missing(manifest)
+            assert not missing, f"checkpoint {checkpoint} lacks {missing[0]}"
+        newest = catalog.live[max(catalog.live)] if catalog.live else None
+        if self.sink.shown:
+            assert newest is not None, "no checkpoint is left"
+            epoch, digest = self.sink.shown[-1]
+            assert newest.epoch >= epoch, f"epoch {epoch} was shown, and the newest checkpoint is {newest.epoch}"
+            assert self.sink.descends(digest_of(newest), digest), "the newest checkpoint is of another history"
+
+    def calm(self) -> None:
+        """From now on, nothing fails any more."""
+        self.is_calm, self.store.rate, self.store.slow = True, 0.0, 0.0
+        for after_ms in (3_900_000, 4_100_000):
+            self.world.at(after_ms, self._collect)
+
+    def check_calm(self, completed: int) -> None:
+        """After an hour without faults, a driver makes progress, and nothing is left that nobody needs."""
+        assert self.completed > completed + 100, "the job makes no progress"
+        catalog = read_catalog(self.truth)
+        needed = {file.path for manifest in catalog.live.values() for file in manifest.stored()}
+        before_ms = self.world.now_ms() - 300_000
+        left = [
+            path for path, info in catalog.objects.items()
+            if path.startswith("shared/") and path not in needed and info.modified_ms < before_ms
+        ]  # fmt: skip
+        assert not left, f"{len(left)} files that no checkpoint needs are left, as {left[0]}"
+        assert not catalog.void, f"checkpoints that do not count are left: {dict(catalog.void)}"
+
+    def end(self) -> None:
+        """End all threads."""
+        self.world.kill_all()
+
+
+def read_truth(job: Job) -> dict[int, int]:
+    return {checkpoint: manifest.generation for checkpoint, manifest in read_catalog(job.truth).live.items()}
+
+
+class SimulatedTruth(SimulatedStore):
+    """The same objects, without time and faults."""
+
+    def __init__(self, store: SimulatedStore) -> None:
+        super().__init__(store.world, 0, 0)
+        self.objects = store.objects
+
+    def _do(self, operation: str, path: str, work: Callable[[], object]) -> object:
+        return work()
+
+
+class Driver:
+    """A driver: an attempt after the other, until it is fenced or killed."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job, self.world = job, job.world
+        self.previous: Claim | None = None
+        self.back: CheckpointId | None = None
+        self.next_id = CheckpointId(0)
+        self.actor = Actor(job.world, f"driver {number}", self._run)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._attempt()
+            except FencedError:
+                self.world.note("is fenced")
+                break
+            except StrandlineError as error:
+                self.world.note(f"fails: {error.message[:200]}")
+                self.world.sleep(1000)
+                if self.previous is None:
+                    # A start that fails is the end of the program.
+                    break
+        self.job.ended(self)
+
+    def _attempt(self) -> None:
+        job, jobdir, rng = self.job, self.job.jobdir(), self.world.rng
+        if self.back is not None:
+            back, self.back = self.back, None
+            verify_own(jobdir, back)
+            owned = go_back(jobdir, back, self.world, self.previous)
+            self.previous = owned
+            job.rolled_back += 1
+            self.world.note(f"goes back to checkpoint {back}")
+        owned = claim(jobdir, self.world, self.previous)
+        self.previous = owned
+        origin = decide(jobdir, owned=owned)
+        lost = [each for each in origin.choice.skipped if each.lost]
+        assert not lost, f"a checkpoint is lost: {lost[0]}"
+        origin.make_base(jobdir, owned)
+        restored = origin.manifest
+        self.world.note(f"begins with checkpoint {restored.checkpoint if restored else None}")
+        job.sink.claim(owned.generation, restored)
+        self.world.sleep(rng.uniform(10, 2000))
+        if restored is not None:
+            owned.check()
+            job.sink.commit(owned.generation, restored)
+        operator = OperatorInfo(
+            uid="count", backend="rocksdb", parallelism=job.partitions, max_parallelism=max(128, job.partitions),
+            key_schema="k string", states=[StateInfo(name="n", kind="value", value_type="bigint")], partitions=[],
+        )  # fmt: skip
+        config = Checkpoints("unused", every="1s", timeout="1 min", retain=3, tolerable_failures=5)
+        coordinator = Coordinator(
+            jobdir, owned, config, self.world, CheckpointId(max(origin.choice.next_id, self.next_id)), origin.confirmed,
+            [operator], lambda manifest: job.sink.commit(owned.generation, manifest),
+        )  # fmt: skip
+        try:
+            self._work(coordinator, owned, operator, restored)
+        finally:
+            self.next_id = coordinator.next_id
+            coordinator.close("the attempt has ended")
+
+    def _work(self, coordinator: Coordinator, owned: Claim, operator: OperatorInfo, restored: Manifest | None) -> None:
+        """Run epochs: one each poll."""
+        job, world, rng = self.job, self.world, self.world.rng
+        epoch, digest = (restored.epoch, digest_of(restored)) if restored else (0, "")
+        a_poll = POLL_MS / 3_600_000
+        while True:
+            world.sleep(CALM_POLL_MS if job.is_calm else POLL_MS)
+            if not job.is_calm:
+                if rng.random() < job.faults.pauses * a_poll:
+                    pause_ms = rng.choice((5_000, 60_000, 900_000, 3_000_000))
+                    world.note(f"stands still for {pause_ms / 1000} s")
+                    world.sleep(pause_ms)
+                if rng.random() < job.faults.rollbacks * a_poll:
+                    self._go_back()
+            epoch, before = epoch + 1, digest
+            digest = hashlib.sha256(f"{before} {owned.generation} {epoch}".encode()).hexdigest()[:16]
+            job.sink.parents[digest] = before
+            checkpoint = coordinator.trigger(Epoch(epoch))
+            if checkpoint is not None:
+                self._snapshot(coordinator, checkpoint, operator)
+                coordinator.add_source(checkpoint, None)
+                coordinator.add_sinks(checkpoint, [SinkInfo(name="out", pending=[digest])])
+            if coordinator.advance() is not None:
+                job.completed += 1
+
+    def _go_back(self) -> None:
+        catalog = read_catalog(self.job.jobdir())
+        if catalog.live:
+            self.back = self.world.rng.choice(sorted(catalog.live))
+            raise CheckpointError("is to go back")
+
+    def _snapshot(self, coordinator: Coordinator, checkpoint: CheckpointId, operator: OperatorInfo) -> None:
+        """Let all keepers snapshot: those that have changed upload a file, each at its own time."""
+        job, world, rng = self.job, self.world, self.world.rng
+        base = coordinator.confirmed
+        before = base.operators[0].partitions if base else []
+        changed = set(range(job.partitions)) if not before else set(rng.sample(range(job.partitions), min(job.changed, job.partitions)))  # fmt: skip
+        for index in map(Partition, range(job.partitions)):
+            groups = range_of(index, operator.max_parallelism, operator.parallelism)
+            part = PartitionInfo(
+                index=index, first_key_group=groups.start, last_key_group=groups.stop - 1,
+                files=before[index].files if before else [],
+            )  # fmt: skip
+            if index in changed:
+                world.at(rng.uniform(1, 300), self._uploading(coordinator, checkpoint, part))
+            else:
+                coordinator.report("count", index, checkpoint, part)
+
+    def _uploading(self, coordinator: Coordinator, checkpoint: CheckpointId, part: PartitionInfo) -> Callable[[], None]:
+        job, world, rng = self.job, self.world, self.world.rng
+
+        def upload() -> None:
+            if self.actor.killed:
+                return
+            path, data = shared_path(), rng.randbytes(8)
+            file = FileRef(name=path[-8:] + ".sst", size=8, sha256=hashlib.sha256(data).hexdigest(), path=path, shared=True)  # fmt: skip
+            failed = not job.is_calm and rng.random() < job.faults.keepers
+            if not failed or rng.random() < 0.5:
+                job.store._write(f"job/{path}", data)
+            if failed:
+                coordinator.report_failure("count", part.index, checkpoint, "the upload failed")
+                return
+            files = [file] if len(part.files) >= MOST_FILES else [*part.files, file]
+            report = structs.replace(part, files=files, uploaded_bytes=8)
+            deliver = lambda: coordinator.report("count", part.index, checkpoint, report)  # noqa: E731
+            late = not job.is_calm and rng.random() < job.faults.keepers
+            world.at(rng.uniform(0, 90_000) if late else rng.uniform(1, 100), deliver)
+
+        return upload
