@@ -3,7 +3,7 @@
 RUN := @scripts/bootstrap.sh
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-kafka test test-long archive compiled lint format docs soak soak-ends bench clean
+.PHONY: help setup demo demo-kafka test test-long archive compiled lint format docs soak soak-ends simulate bench clean
 
 help:
 	@printf '%s\n' \
@@ -18,7 +18,8 @@ help:
 	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
   '                        one again: make soak ARGS="tests/spark/test_faults_slow.py -k seed017"' \
 	  'make soak-ends         twenty minutes in which a job from Kafka into Kafka and PostgreSQL, and all it needs, is killed' \
-	  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
+	  'make simulate           hours of a job with faults in virtual time: SEED=1 SEEDS=10 PARTITIONS=100 HOURS=2' \
+  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
 	  'make clean              remove .venv, caches and build products'
 
 setup:
@@ -73,6 +74,10 @@ soak: setup
 
 soak-ends:
 	$(RUN) python -m tests.spark.bothends $(ARGS)
+
+simulate:
+	$(RUN) python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+	  $(if $(PARTITIONS),--partitions $(PARTITIONS)) $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 bench:
 	@test -n "$(NAME)" || { echo 'usage: make bench NAME=keyed_counter [ARGS="--quick"]' >&2; exit 2; }

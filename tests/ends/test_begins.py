@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,13 @@ def test_of_too_many_begins_those_with_the_fewest_epochs_are_left_out(epochs: li
 
 
 def test_a_rollback_is_known_after_many_restarts() -> None:
-    begins: list[Begin] = [(1, 0), (2, 60)]
+    turns: list[Begin] = [(2, 60)]
+    begins = with_begin([(1, 0)], 2, 60, turns=turns)
     for generation in range(3, 300):
-        begins = with_begin(begins, generation, 200 + generation * 5)
+        begins = with_begin(begins, generation, 60 + generation, turns=turns)
+    assert len(begins) == MOST_BEGINS
     with pytest.raises(CorruptionError, match="went back to epoch 60"):
-        check_branch(begins, 1, 100, "sink")
+        check_branch(begins, 1, 61, "sink")
 
 
 Marks = dict[int, list[str]]
@@ -175,12 +177,17 @@ def refuses_another_branch(target: Target) -> None:
     target.claim(writer(7, 4, 5))
     with pytest.raises(FencedError):
         target.claim(writer(6, 9, 5))
+    # A run went back to 3 while the target was down.
+    target.claim(writer(9, 6, 8, turns=[(8, 3)]))
+    with pytest.raises(CorruptionError, match="continues after epoch 4, and a later run of it went back to epoch 3"):
+        target.claim(writer(10, 4, 7))
+    target.claim(writer(10, 6, 8, turns=[(8, 3)]))
 
 
-def writer(generation: int, epoch: int, restored_by: int = 0) -> Writer:
+def writer(generation: int, epoch: int, restored_by: int = 0, turns: Sequence[Begin] = ()) -> Writer:
     place = Storage(url="memory:")
     begins = {"has_claimed": restored_by > 0, "begin": epoch, "restored_by": restored_by}
-    return Writer("s1", generation, "out", "j", place, "life", **begins)
+    return Writer("s1", generation, "out", "j", place, "life", turns=turns, **begins)
 
 
 def test_begins_that_another_program_has_changed() -> None:

@@ -16,7 +16,7 @@ from strandline.checkpoint import parallel
 from strandline.core import ids
 from tests.simulation.job import Faults, Job
 
-_CALM_S = 4200
+_CALM_S = 7200
 
 
 def simulate(seed: int, partitions: int, hours: float, faults: Faults | None = None) -> Job:
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
     parser.add_argument("--partitions", type=int, default=100)
     parser.add_argument("--faults", type=float, default=1.0, help="how many times as often as usual things go wrong")
-    parser.add_argument("--hours", type=float, default=1.0, help="of the simulated time, before a calm hour")
+    parser.add_argument("--hours", type=float, default=1.0, help="of the simulated time, before two calm hours")
     given = parser.parse_args()
     # More of the rare ones: a job of whose requests each tenth fails has no time for anything else.
     faults = Faults(**{name: min(rate * given.faults, 0.05) if rate < 1 else rate * given.faults for name, rate in asdict(Faults()).items()})  # fmt: skip

@@ -20,7 +20,7 @@ from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path, shared_path
 from strandline.checkpoint.pins import write_pin
-from strandline.core.errors import CheckpointError, FencedError, StrandlineError
+from strandline.core.errors import CheckpointError, FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
@@ -103,6 +103,7 @@ class Job:
         self.faults, self.partitions, self.changed = faults, partitions, changed
         self.store = SimulatedStore(world, faults.requests, faults.slow)
         self.truth = JobDirectory(SimulatedTruth(self.store), "job")
+        self.retain = world.rng.randint(1, 3)
         self.sink = Sink(world)
         self.drivers: list[Driver] = []
         self.completed = self.started = self.rolled_back = 0
@@ -113,6 +114,8 @@ class Job:
         for name, act, rate in (
             ("kill", self._kill, faults.deaths), ("rival", self.start, faults.rivals),
             ("collect", self._collect, faults.collections), ("read", self._read, faults.readers),
+            ("pause", lambda: self._tell("is_to_pause"), faults.pauses),
+            ("rollback", lambda: self._tell("is_to_go_back"), faults.rollbacks),
         ):  # fmt: skip
             self._often(name, act, rate)
 
@@ -142,6 +145,10 @@ class Job:
             self.drivers.remove(victim)
         if not self.drivers:
             self.world.at(self.world.rng.uniform(1000, 60_000), self.start)
+
+    def _tell(self, wish: str) -> None:
+        if self.drivers:
+            setattr(self.world.rng.choice(self.drivers), wish, True)
 
     def ended(self, driver: Driver) -> None:
         """A driver has ended by itself. Someone starts another one if there is none."""
@@ -209,11 +216,11 @@ class Job:
     def calm(self) -> None:
         """From now on, nothing fails any more."""
         self.is_calm, self.store.rate, self.store.slow = True, 0.0, 0.0
-        for after_ms in (3_900_000, 4_100_000):
+        for after_ms in (6_900_000, 7_000_000):
             self.world.at(after_ms, self._collect)
 
     def check_calm(self, completed: int) -> None:
-        """After an hour without faults, a driver makes progress, and nothing is left that nobody needs."""
+        """After two hours without faults, a driver makes progress, and nothing is left that nobody needs."""
         assert self.completed > completed + 100, "the job makes no progress"
         catalog = read_catalog(self.truth)
         needed = {file.path for manifest in catalog.live.values() for file in manifest.stored()}
@@ -252,6 +259,7 @@ class Driver:
         self.job, self.world = job, job.world
         self.previous: Claim | None = None
         self.back: CheckpointId | None = None
+        self.is_to_pause = self.is_to_go_back = False
         self.next_id = CheckpointId(0)
         self.actor = Actor(job.world, f"driver {number}", self._run)
 
@@ -273,12 +281,18 @@ class Driver:
     def _attempt(self) -> None:
         job, jobdir, rng = self.job, self.job.jobdir(), self.world.rng
         if self.back is not None:
-            back, self.back = self.back, None
-            verify_own(jobdir, back)
-            owned = go_back(jobdir, back, self.world, self.previous)
-            self.previous = owned
+            try:
+                verify_own(jobdir, self.back)
+                self.previous = go_back(jobdir, self.back, self.world, self.previous)
+            except UnavailableError:
+                raise
+            except StrandlineError:
+                # There is no such checkpoint any more.
+                self.back = None
+                raise
             job.rolled_back += 1
-            self.world.note(f"goes back to checkpoint {back}")
+            self.world.note(f"goes back to checkpoint {self.back}")
+            self.back = None
         owned = claim(jobdir, self.world, self.previous)
         self.previous = owned
         origin = decide(jobdir, owned=owned)
@@ -296,7 +310,7 @@ class Driver:
             uid="count", backend="rocksdb", parallelism=job.partitions, max_parallelism=max(128, job.partitions),
             key_schema="k string", states=[StateInfo(name="n", kind="value", value_type="bigint")], partitions=[],
         )  # fmt: skip
-        config = Checkpoints("unused", every="1s", timeout="1 min", retain=3, tolerable_failures=5)
+        config = Checkpoints("unused", every="1s", timeout="1 min", retain=job.retain, tolerable_failures=5)
         coordinator = Coordinator(
             jobdir, owned, config, self.world, CheckpointId(max(origin.choice.next_id, self.next_id)), origin.confirmed,
             [operator], lambda manifest: job.sink.commit(owned.generation, manifest),
@@ -311,16 +325,16 @@ class Driver:
         """Run epochs: one each poll."""
         job, world, rng = self.job, self.world, self.world.rng
         epoch, digest = (restored.epoch, digest_of(restored)) if restored else (0, "")
-        a_poll = POLL_MS / 3_600_000
         while True:
             world.sleep(CALM_POLL_MS if job.is_calm else POLL_MS)
-            if not job.is_calm:
-                if rng.random() < job.faults.pauses * a_poll:
-                    pause_ms = rng.choice((5_000, 60_000, 900_000, 3_000_000))
-                    world.note(f"stands still for {pause_ms / 1000} s")
-                    world.sleep(pause_ms)
-                if rng.random() < job.faults.rollbacks * a_poll:
-                    self._go_back()
+            if self.is_to_pause:
+                self.is_to_pause = False
+                pause_ms = rng.choice((5_000, 60_000, 900_000, 3_000_000))
+                world.note(f"stands still for {pause_ms / 1000} s")
+                world.sleep(pause_ms)
+            if self.is_to_go_back:
+                self.is_to_go_back = False
+                self._go_back()
             epoch, before = epoch + 1, digest
             digest = hashlib.sha256(f"{before} {owned.generation} {epoch}".encode()).hexdigest()[:16]
             job.sink.parents[digest] = before

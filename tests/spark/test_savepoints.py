@@ -237,6 +237,8 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(
         assert (status.restored_from, status.restarts) == (first.checkpoint, 1)
         settle(run)
         case.check()
+        newest = open_snapshot(str(case.directory)).manifest
+        assert newest.turns == [(newest.generation, first.epoch)]
         run.rollback(first.checkpoint)
         case.finish(run)
 

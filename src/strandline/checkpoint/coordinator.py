@@ -400,7 +400,7 @@ class Coordinator:
             job=self._jobdir.job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
             mode=self._config.mode, created_ms=now_ms, engine_version=VERSION, life=self._claim.life,
             operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
-            watermarks=dict(pending.watermarks), totals=dict(pending.totals) or UNSET,
+            watermarks=dict(pending.watermarks), totals=dict(pending.totals) or UNSET, turns=self._claim.turns or UNSET,
             triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
             uploaded_bytes=self._retention.new_bytes(files), total_bytes=size_of(files),
         )  # fmt: skip

@@ -54,6 +54,8 @@ class Choice:
     """That snapshot, if it must be restored again: it is foreign, and the job has no checkpoint of its own."""
     life: str = ""
     """The name of the job's life, "" before its first start."""
+    goes_back: bool = False
+    """Whether there are manifests of newer checkpoints."""
     is_history_known: bool = True
     """False if the base record of the job's history is damaged."""
 
@@ -76,6 +78,7 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
     chain = catalog.chain
     skipped: list[Skipped] = []
     manifest = foreign = None
+    goes_back = False
     seen = {i for path in catalog.objects if (i := checkpoint_id(path)) is not None}
     for checkpoint in sorted(seen, reverse=True):
         reason = "excluded: found damaged before" if checkpoint in exclude else _refusal(jobdir, catalog, checkpoint)
@@ -85,6 +88,7 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         unreadable = checkpoint in catalog.damaged and not catalog.passed_over(checkpoint)
         lost = unreadable or checkpoint in catalog.unknown or checkpoint in catalog.live
         skipped.append(Skipped(checkpoint, reason, lost))
+        goes_back |= checkpoint in catalog.manifests or checkpoint in catalog.damaged
     if manifest is None and not any(each.lost for each in skipped):
         skipped += _deleted(jobdir, catalog)
         foreign = chain.newest.foreign if chain.newest and not any(each.lost for each in skipped) else None
@@ -93,7 +97,7 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         claim.check()
     return Choice(
         manifest, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign, catalog.life,
-        is_history_known=chain.newest is not None or chain.broken_at is None,
+        goes_back, is_history_known=chain.newest is not None or chain.broken_at is None,
     )  # fmt: skip
 
 

@@ -18,17 +18,21 @@ MOST_BEGINS = 64
 _BEGINS = msgspec.json.Decoder(list[Begin])
 
 
-def with_begin(begins: Sequence[Begin], generation: int, epoch: int, made_by: int = 0) -> list[Begin]:
+def with_begin(
+    begins: Sequence[Begin], generation: int, epoch: int, made_by: int = 0, turns: Sequence[Begin] = ()
+) -> list[Begin]:
     """Return the begins with that of a new run, oldest first.
 
     Those at its epoch or later are left out: what it goes back to is all that counts of them. So are those of
-    generations after `made_by`, which made its snapshot, if it is known: of those, the target has no rows. Of too many,
-    those with the fewest epochs before the next one are left out: only snapshots of these epochs are not told apart.
+    generations after `made_by`, which made its snapshot, if it is known: of those, the target has no rows. `turns` are
+    the runs that went back, from the snapshot: the target may not have been there then. Of too many begins, those with
+    the fewest epochs before the next one are left out, and turns last: snapshots of these epochs are not told apart.
     """
-    kept = [begin for begin in begins if begin[1] < epoch and begin[0] <= (made_by or begin[0])]
+    known = sorted((dict(begins) | dict(turns)).items())
+    kept = [begin for begin in known if begin[1] < epoch and begin[0] <= (made_by or begin[0])]
     kept.append((generation, epoch))
     while len(kept) > MOST_BEGINS:
-        del kept[min(range(len(kept) - 1), key=lambda at: kept[at + 1][1] - kept[at][1])]
+        del kept[min(range(len(kept) - 1), key=lambda at: (kept[at] in turns, kept[at + 1][1] - kept[at][1]))]
     return kept
 
 

@@ -37,6 +37,8 @@ class Writer:
     """The epoch after which the run begins."""
     restored_by: int = 0
     """The generation that made the snapshot which the run has restored; 0 if there is none."""
+    turns: Sequence[Begin] = ()
+    """The runs in its history that went back."""
 
     @property
     def label(self) -> str:
@@ -65,7 +67,7 @@ class Writer:
         if self.begin is None:
             return list(begins)
         check_branch(begins, self.restored_by, self.begin, f"{self.label}: {where}")
-        return with_begin(begins, self.generation, self.begin)
+        return with_begin(begins, self.generation, self.begin, turns=self.turns)
 
     def check_claimed(self, is_claimed: bool, where: str) -> None:
         """Raise CorruptionError if the target has no claim of the sink, and an earlier run has made one."""

@@ -23,6 +23,7 @@ from strandline.control.announcements import tell_always
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.ends.begins import with_begin
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import ParallelismOverride, most_on_one
@@ -129,6 +130,7 @@ class Preparation:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, checked)
         origin.make_base(b.jobdir, owned)
+        owned.turns = _turns_of(origin, owned)
         if reads_sources:
             tell_always(f"job '{b.name}' {origin.text(b.jobdir.url)}")
             changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
@@ -217,6 +219,7 @@ class Preparation:
             *(manifest.output_position if manifest else ("", 0)), self._sinks_place(),
             frozenset(other for other, path in paths.items() if path == paths.get(name)),
             self._removed_sinks(name, origin) if generation else frozenset(), manifest.generation if manifest else 0,
+            self.claim.turns if self.claim and generation else (),
         )  # fmt: skip
 
     @cached_property
@@ -289,6 +292,17 @@ class Preparation:
                 hosts.remove(core_setting(self.blueprint.spark, "spark.driver.host"))
         keepers = most_on_one(parallelisms, len(set(hosts)))
         return max(32 << 20, self.blueprint.settings.state_memory_bytes // max(1, keepers))
+
+
+def _turns_of(origin: Origin, owned: Claim) -> list[tuple[Generation, Epoch]]:
+    """Return the runs of the job's life that went back, with this one if it does."""
+    manifest = origin.manifest
+    if manifest is None or origin.is_fork:
+        return []
+    before = manifest.turns or []
+    if not (origin.is_new or origin.choice.goes_back):
+        return before
+    return [(Generation(at), Epoch(epoch)) for at, epoch in with_begin(before, owned.generation, manifest.epoch)]
 
 
 def warn_of_other_directory(blueprint: Blueprint) -> None:

@@ -48,6 +48,8 @@ class SinkContext:
     """If the job goes back: the names of sinks that wrote to this destination since, and no longer exist."""
     restored_by: int = 0
     """The generation that made the restored snapshot; 0 if there is none."""
+    turns: Sequence[tuple[int, int]] = ()
+    """The runs in its history that went back, with this one, each with the epoch to which."""
 
     @property
     def identity(self) -> str:

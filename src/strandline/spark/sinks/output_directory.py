@@ -132,7 +132,7 @@ class OutputDirectory:
 
     def begin(self, epoch: Epoch) -> None:
         """Record that the run begins after `epoch`: all epochs up to it are shown, and none after it."""
-        begins = with_begin(self.records.newest.begins or (), self.run.generation, epoch)
+        begins = with_begin(self.records.newest.begins or (), self.run.generation, epoch, turns=self.run.turns)
         self.records.write(VisibilityRecord(generation=self.run.generation, epoch=epoch, begins=begins))
 
     def check_branch(self, epoch: Epoch) -> None:

@@ -198,8 +198,8 @@ class Transactional(Sink):
         target is down, rows wait, and the sink claims it before it writes the first of them. Until then, older runs can
         write only rows that the checkpoint lists, and each lane's record has their progress.
         """
-        restored_by = 0 if fresh else self._opened.restored_by
-        self._writer = replace(self._writer, begin=epoch, restored_by=restored_by)
+        run = self._opened
+        self._writer = replace(self._writer, begin=epoch, restored_by=0 if fresh else run.restored_by, turns=run.turns)
         patience_s = self.patience_s if self._has_recovered else self.start_patience_s
         left, reason = self._deliver(pending, patience_s, begins=True)
         if reason and not self._has_recovered:

@@ -161,9 +161,10 @@ class DeltaSink(TableSink):
         """Return the versions of application transactions that record the begin of a run."""
         if record.begin is None:
             return {}
-        versions: dict[str, int] = {}
-        for identity in (self._opened.identity, *gone):
-            begins = with_begin(self.begins(table, identity), record.generation, record.begin, self._opened.restored_by)
+        run, versions = self._opened, dict[str, int]()
+        for identity in (run.identity, *gone):
+            known = self.begins(table, identity)
+            begins = with_begin(known, record.generation, record.begin, run.restored_by, run.turns)
             wanted = [_version_of(*begin) for begin in begins] + [0] * (MOST_BEGINS - len(begins))
             apps = zip(self._apps_of_begins(identity), wanted, strict=True)
             versions |= {app: version for app, version in apps if version != (table.transaction_version(app) or 0)}

@@ -379,7 +379,8 @@ class IcebergSink(TableSink):
         records = {_PROPERTY + identity: json.dumps({**fields, "sink": sink}) for identity, sink in sinks.items()}
         if record.begin is not None:
             for identity in sinks:
-                begins = with_begin(self.begins(table, identity), record.generation, record.begin, run.restored_by)
+                known = self.begins(table, identity)
+                begins = with_begin(known, record.generation, record.begin, run.restored_by, run.turns)
                 records[_BEGINS + identity] = encode_begins(begins)
         transaction, metadata = table.transaction(), table.metadata
         requirements: Any = update
