@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core import failpoints
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.transactional import Transactional
 from tests.postgres import PASSWORD, Server
 from tests.soak import soaking
 from tests.spark import counting, small
@@ -27,6 +31,20 @@ def check_nothing_told(root: Path) -> None:
     for path in root.rglob("*"):
         if path.is_file():
             assert PASSWORD.encode() not in path.read_bytes(), path
+
+
+def test_keys_that_the_server_takes_for_equal_are_in_one_lane(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(Transactional, "write", lambda self, df, epoch: written.append(df))
+    sink = sl.sinks.postgres("postgresql://one/two", "t", key=["at", "k"], writers=8)
+    ids = [str(uuid.UUID(int=number)) for number in range(40, 60)]
+    keys = [key for each in ids for key in (each, each.upper(), each.replace("-", ""), f"{{{each}}}", f"{each}  ")]
+    sink.write(spark.createDataFrame([(key, 1) for key in keys], "k string, at int"), Epoch(1))
+    lanes: dict[str, set[int]] = {}
+    for row in written[0].select("k", F.spark_partition_id().alias("lane")).collect():
+        lanes.setdefault(str(uuid.UUID(row.k.strip())), set()).add(row.lane)
+    assert all(len(lane) == 1 for lane in lanes.values())
+    assert len(set().union(*lanes.values())) > 3
 
 
 @pytest.mark.timeout(600)

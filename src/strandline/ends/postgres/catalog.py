@@ -110,8 +110,11 @@ def identifier(db: Any, name: str) -> str:
     return ".".join(map(quoted, parts))
 
 
-def check_table(table: CatalogTable | None, shape: Shape, rows: pa.Schema) -> None:
-    """Raise ConfigurationError, with a statement that helps, unless rows of these columns can be written."""
+def check_table(table: CatalogTable | None, shape: Shape, rows: pa.Schema, *, parallel: bool = False) -> None:
+    """Raise ConfigurationError, with a statement that helps, unless rows of these columns can be written.
+
+    `parallel` tells whether several connections write.
+    """
     what, columns = f"table {shape.table}", shape.written(rows)
     if table is None:
         raise ConfigurationError(
@@ -167,6 +170,8 @@ def check_table(table: CatalogTable | None, shape: Shape, rows: pa.Schema) -> No
             f"{what} has no unique constraint on ({', '.join(shape.key)}), which is the sink's key{has}",
             hint=f"alter table {shape.table} add unique ({key}); it may not be deferrable or partial",
         )
+    if parallel:
+        _check_spread(table, shape, columns)
 
 
 def _check_privileges(table: CatalogTable, shape: Shape) -> None:
@@ -188,14 +193,28 @@ def _check_privileges(table: CatalogTable, shape: Shape) -> None:
 
 def is_exact(table: CatalogTable, shape: Shape, rows: pa.Schema) -> bool:
     """Whether keys that differ in Arrow also differ in the table: the server may round values, or compare otherwise."""
+    return all(_is_exact(table.columns[name], rows.field(name).type) for name in shape.key)
+
+
+def _is_exact(column: Column, kind: pa.DataType) -> bool:
     plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
+    # varchar(n) drops spaces after its n-th character.
+    rounds = column.modifier != -1 and not pa.types.is_decimal(kind)
+    return column.kind in (*plain, "varchar") and column.is_exact and not rounds
+
+
+def _check_spread(table: CatalogTable, shape: Shape, rows: pa.Schema) -> None:
+    """Raise ConfigurationError if keys that are equal in the table may be spread over several connections."""
     for name in shape.key:
         column = table.columns[name]
-        # varchar(n) drops spaces after its n-th character.
-        rounds = column.modifier != -1 and not pa.types.is_decimal(rows.field(name).type)
-        if column.kind not in (*plain, "varchar") or not column.is_exact or rounds:
-            return False
-    return True
+        # The spread ignores case, hyphens, braces and spaces at the end.
+        is_folded = column.is_exact and column.kind in ("uuid", "varchar", "bpchar")
+        if not is_folded and not _is_exact(column, rows.field(name).type):
+            raise ConfigurationError(
+                f"table {shape.table}: column {name} of the key is {column.type}, for which different values of the "
+                "rows can be equal: with several writers, an older row could replace a newer one",
+                hint="leave writers out: one connection writes all rows in order",
+            )
 
 
 def create_sql(table: str, shape: Shape, columns: pa.Schema) -> str:

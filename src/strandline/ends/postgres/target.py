@@ -114,7 +114,7 @@ class PostgresTarget(DatabaseTarget):
                     self._create_record(db)
                     if self._create:
                         self._create_table(db, columns)
-                    check_table(read_table(db, self.shape.table), self.shape, columns)
+                    check_table(read_table(db, self.shape.table), self.shape, columns, parallel=self.parallel)
             except psycopg.Error as error:
                 raise ConfigurationError(f"{self!r}: {_first_line(error)}") from None
         self._columns = columns
@@ -332,7 +332,7 @@ class PostgresLane(Connection):
                     # A temporary error: a migration may rename another table to this name.
                     raise _psycopg().errors.UndefinedTable(f"table {shape.table} does not exist")
                 shape.check(filled[0].schema)
-                check_table(self._table, shape, filled[0].schema)
+                check_table(self._table, shape, filled[0].schema, parallel=self._target.parallel)
             RowWriter(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
 
     def _record_error(self, reason: str) -> CorruptionError:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
@@ -32,9 +33,15 @@ class DatabaseSink(Transactional):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         if self._writers is not None and self._writers > 1:
-            key = self._shape.key
-            df = df.repartition(self._writers, *(df[quoted(name)] for name in key))
+            texts = [name for name, kind in df.dtypes if kind == "string"]
+            key = ((name, df[quoted(name)]) for name in self._shape.key)
+            df = df.repartition(self._writers, *(_folded(c) if name in texts else c for name, c in key))
         return super().write(df, epoch)
+
+
+def _folded(text: Column) -> Column:
+    """Return a text that is the same for all that is equal as uuid, varchar(n) or char(n)."""
+    return F.translate(F.lower(F.rtrim(text)), "{}-", "")
 
 
 def postgres(
