@@ -57,6 +57,16 @@ def test_an_epoch_with_a_file_that_is_named_like_a_pattern_is_refused(source: So
         names.begin(BATCH, lambda: False)
 
 
+def test_an_epoch_with_a_file_that_hadoop_cannot_read_is_refused(source: Source) -> None:
+    names, logged = names_of(source)
+    source.read("b.json", "2026-11-29T13:50:00.json")
+    logged()
+    with pytest.raises(
+        ConfigurationError, match=r"cannot read the input file .*50:00\.json: Hadoop reads no local file"
+    ):
+        names.begin(BATCH, lambda: False)
+
+
 @pytest.mark.parametrize("compacted", [(), (1,)])
 def test_all_steps_that_an_epoch_takes_together_are_looked_at(source: Source, compacted: tuple[int, ...]) -> None:
     source.read("a[0].json", "before.json")

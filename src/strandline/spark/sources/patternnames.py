@@ -1,4 +1,4 @@
-"""Refuses input files whose names Spark takes for patterns: it would read rows more than once.
+"""Refuses input files whose names Spark takes for patterns: it would read rows more than once. And names with a ':'.
 
 For each path of an epoch that looks like a pattern, Spark 4 reads all files of the epoch once more
 (`DataSource.checkAndGlobPathIfNecessary` without globbing). Spark lists files in partition directories, as `day=1/`, by
@@ -24,6 +24,10 @@ from strandline.spark.sources.log import LoggedFile, UnreadableLogError, files_r
 
 _PATTERN = set("{}[]*?\\")
 """The characters that make a path a pattern for Hadoop."""
+_TO_RENAME = (
+    "rename the file or the directory, and start the job again: it continues from its last checkpoint, and reads the "
+    "file"
+)
 _PARTITION = re.compile("/[^/=]+=[^/]*/")
 
 
@@ -81,14 +85,19 @@ class PatternNames:
 
     def _check(self, source: FileSource, read: Iterable[LoggedFile]) -> None:
         paths = [unquote(file.path) for file in read]
+        if colon := next((path for path in paths if path.startswith("file:") and ":" in path.rpartition("/")[2]), None):
+            raise ConfigurationError(
+                f"{source.text}: Spark cannot read the input file {colon}: Hadoop reads no local file with ':' in its "
+                "name",
+                hint=_TO_RENAME,
+            )
         pattern = next((path for path in paths if _PATTERN & set(path)), None)
         if pattern is None or self._is_read_once(source, paths):
             return
         raise ConfigurationError(
             f"{source.text}: Spark takes the name of the input file {pattern} for a pattern, since it has one of the "
             f"characters {' '.join(sorted(_PATTERN))}; it would read rows of files in the same epoch more than once",
-            hint="rename the file or the directory, and start the job again: it continues from its last checkpoint, "
-            "and reads the file",
+            hint=_TO_RENAME,
         )
 
     def _is_read_once(self, source: FileSource, paths: Iterable[str]) -> bool:
