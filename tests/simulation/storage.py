@@ -23,8 +23,7 @@ class SimulatedStore:
         self.world, self.rate, self.slow = world, rate, slow
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.requests = 0
-        self.deleted: set[str] = set()
-        """What was deleted, and was not written again but by late requests."""
+        self.written_late: set[str] = set()
         self.on_delete: Callable[[str], None] = lambda path: None
 
     def put(self, path: str, data: bytes) -> None:
@@ -77,7 +76,6 @@ class SimulatedStore:
             for path in wanted:
                 if path in self.objects:
                     self.on_delete(path)
-                    self.deleted.add(path)
                     del self.objects[path]
 
         self._do("delete", f"{wanted[0]} and {len(wanted) - 1} more" if wanted[1:] else wanted[0], remove)
@@ -90,7 +88,7 @@ class SimulatedStore:
 
     def _write(self, path: str, data: bytes) -> None:
         self.objects[path] = data, self.world.now_ms()
-        self.deleted.discard(path)
+        self.written_late.discard(path)
 
     def _do(self, operation: str, path: str, work: Callable[[], Any]) -> Any:
         world, self.requests = self.world, self.requests + 1
@@ -112,9 +110,9 @@ class SimulatedStore:
 
     def _late(self, operation: str, path: str, work: Callable[[], Any]) -> None:
         self.world.note(f"{operation} {path}: done late")
-        known = self.deleted.copy()
         try:
             work()
         except ConflictError:
-            pass
-        self.deleted |= known
+            return
+        if operation != "delete":
+            self.written_late.add(path)

@@ -68,32 +68,36 @@ class CheckpointHistory:
     """The last checkpoints, oldest first, and counts over all. Not thread-safe."""
 
     counts: Counts = field(default_factory=Counts)
-    _entries: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _entries: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    _parts: list[PartitionStats] = field(default_factory=list, init=False)
+    """The parts of the newest entry, until it ends: a tuple for each new part would cost much with many partitions."""
 
     def entries(self) -> list[CheckpointStats]:
         """Return the kept entries, oldest first."""
-        return list(self._entries)
+        return [*list(self._entries)[:-1], self._newest()] if self._entries else []
 
     def start(self, stats: CheckpointStats) -> None:
         """Add a triggered checkpoint; at most one has not ended."""
         self._entries.append(stats)
+        self._parts = []
         self.counts = replace(self.counts, triggered=self.counts.triggered + 1, in_progress=1)
-
-    def update(self, **changes: Any) -> None:
-        """Change the newest entry."""
-        self._entries[-1] = replace(self._entries[-1], **changes)
 
     def acknowledge(self, stats: PartitionStats) -> None:
         """Add a partition's part to the newest entry."""
-        last = self._entries[-1]
-        self.update(
-            status="in_progress",
-            partitions=(*last.partitions, stats),
-            uploaded_bytes=last.uploaded_bytes + stats.uploaded_bytes,
-        )
+        self._parts.append(stats)
 
     def end(self, status: Literal["completed", "failed"], at_ms: int, **changes: Any) -> None:
         """Close the newest entry."""
-        last = self._entries[-1]
-        self.update(status=status, completed_ms=at_ms, end_to_end_ms=at_ms - last.triggered_ms, **changes)
+        newest = self._newest()
+        self._entries[-1] = replace(
+            newest, status=status, completed_ms=at_ms, end_to_end_ms=at_ms - newest.triggered_ms, **changes
+        )
+        self._parts = []
         self.counts = replace(self.counts, in_progress=0, **{status: getattr(self.counts, status) + 1})
+
+    def _newest(self) -> CheckpointStats:
+        newest = self._entries[-1]
+        if not self._parts:
+            return newest
+        uploaded_bytes = sum(part.uploaded_bytes for part in self._parts)
+        return replace(newest, status="in_progress", partitions=tuple(self._parts), uploaded_bytes=uploaded_bytes)
