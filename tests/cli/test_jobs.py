@@ -201,14 +201,18 @@ def test_bash_offers_what_it_is_given(process: Command) -> None:
     assert done.stdout.split() == ["check-upgrade", "checkpoint"]
 
 
-def test_two_jobs_of_one_name_need_a_directory(serve: Serve, local_dir: Path, strandline: Command) -> None:
+def test_two_jobs_of_one_name_need_a_directory(
+    serve: Serve, local_dir: Path, tmp_path: Path, strandline: Command
+) -> None:
     serve(FakeRun(), "file:///ck/a")
     serve(FakeRun(state="restarting"), "file:///ck/b")
+    (tmp_path / "link").symlink_to("/ck/b")
     found = strandline("status", "alerts", "--local-dir", local_dir)
     assert found.code == 1
     assert "next step: say which one with --directory" in found.stderr
-    (data,) = strandline("status", "alerts", "--local-dir", local_dir, "--directory", "/ck/b", "--json").json
-    assert data["state"] == "restarting"
+    for spelling in ("/ck/b", "/ck/a/../b", "file:///ck/b/", tmp_path / "link"):
+        (data,) = strandline("status", "alerts", "--local-dir", local_dir, "--directory", spelling, "--json").json
+        assert data["state"] == "restarting"
 
 
 def test_a_checkpoint_is_taken(serve: Serve, local_dir: Path, strandline: Command) -> None:

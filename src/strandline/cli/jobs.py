@@ -15,7 +15,7 @@ from strandline.cli.output import Table, duration_text, print_json, say, size_te
 from strandline.cli.progress import progress_bar
 from strandline.cli.status_view import ended_as_data, ended_text, parallelism_text, print_status, state_text
 from strandline.cli.stores import AsJson, LocalDir, root_of
-from strandline.control.client import Driver, as_url, call, find_driver, find_drivers
+from strandline.control.client import Driver, call, find_driver, find_drivers, is_directory
 from strandline.control.commands import (
     CHECKPOINT,
     RESCALE,
@@ -297,8 +297,7 @@ def _is_over(record: JournalEntry, drivers: Sequence[Driver]) -> bool:
 
 
 def _last_record(root: Path, job: str, directory: str | None) -> JournalEntry | None:
-    url = None if directory is None else as_url(directory)
-    return next((r for r in records(root, job) if r.fate and url in (None, r.directory)), None)
+    return next((r for r in records(root, job) if r.fate and is_directory(r.directory, directory)), None)
 
 
 def _request_status(driver: Driver) -> tuple[Status | None, str]:

@@ -10,7 +10,7 @@ import typer
 from strandline.cli.jobs import OfDirectory, call_with_progress
 from strandline.cli.output import print_json
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory, root_of
-from strandline.control.client import as_url, find_driver
+from strandline.control.client import find_driver, is_directory
 from strandline.control.commands import ROLLBACK, Rollback
 from strandline.control.journal import records
 from strandline.core.clock import SystemClock
@@ -45,7 +45,7 @@ def rollback(
             hint = f"if it is stopped, say with --directory where its checkpoints are; {error.hint}"
             raise NotFoundError(error.message, hint=hint) from error
         for record in records(root_of(local_dir), job):
-            if record.directory == as_url(directory) and not record.fate:
+            if is_directory(record.directory, directory) and not record.fate:
                 # It would be fenced, and the job would end.
                 raise UnavailableError(
                     f"the driver of job '{job}' (process {record.pid}) runs on this machine and does not answer: the "

@@ -91,10 +91,9 @@ def find_driver(local_dir: Path, job: str, directory: str | None = None, timeout
     NotFoundError if there is none, and ConfigurationError if several jobs match.
     """
     drivers = find_drivers(local_dir, timeout_s)
-    url = None if directory is None else as_url(directory)
-    matches = [driver for driver in drivers if driver.job == job and url in (None, driver.directory)]
+    matches = [driver for driver in drivers if driver.job == job and is_directory(driver.directory, directory)]
     if not matches:
-        raise _not_found(local_dir, job, url, drivers)
+        raise _not_found(local_dir, job, directory, drivers)
     directories = sorted({driver.directory for driver in matches})
     if len(directories) > 1:
         raise ConfigurationError(
@@ -213,21 +212,26 @@ def _identify(path: Path, sock: socket.socket, deadline: float) -> Driver | None
     return Driver(path, pid, hello.engine, hello.job, hello.directory, hello.since_ms)
 
 
-def as_url(directory: str) -> str:
-    """Return a checkpoint directory as a url, in the form that drivers use."""
+def is_directory(url: str, wanted: str | None) -> bool:
+    """Whether a job's checkpoint directory is the wanted one, which may be written otherwise; None: any is."""
+    return wanted is None or _as_url(url) == _as_url(wanted)
+
+
+def _as_url(directory: str) -> str:
+    """Return a checkpoint directory as a url; of a local one, without links and `..`."""
     parts = urlsplit(check_url(directory))
     if "://" not in directory or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else directory)
-        return path.expanduser().absolute().as_uri()
+        return path.expanduser().resolve().as_uri()
     return remote_url(directory)
 
 
-def _not_found(local_dir: Path, job: str, url: str | None, drivers: Sequence[Driver]) -> NotFoundError:
+def _not_found(local_dir: Path, job: str, directory: str | None, drivers: Sequence[Driver]) -> NotFoundError:
     others = sorted({f"'{driver.job}' ({driver.directory})" for driver in drivers if driver.answers})
     silent = [str(driver.pid) for driver in drivers if not driver.answers]
-    of = f" with the checkpoint directory {url}" if url is not None else ""
+    of = f" with the checkpoint directory {_as_url(directory)}" if directory is not None else ""
     no_answer = f"; process {', '.join(silent)} listens there and does not answer" if silent else ""
-    ended = any(record.fate and url in (None, record.directory) for record in records(local_dir, job))
+    ended = any(record.fate and is_directory(record.directory, directory) for record in records(local_dir, job))
     fate = f"what became of it: `strandline status {quote(job)}`; " if ended else ""
     return NotFoundError(
         f"{local_dir}: no driver of job '{job}'{of} runs on this machine{no_answer}",
