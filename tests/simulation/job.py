@@ -204,7 +204,7 @@ class Job:
         catalog = read_catalog(self.truth)
         for checkpoint, manifest in catalog.live.items():
             # A checkpoint that was given up or subsumed may come back when storage executes a request late.
-            is_past = f"job/{manifest_path(checkpoint)}" in self.store.written_late and checkpoint < max(catalog.live)
+            is_past = f"job/{manifest_path(checkpoint)}" in self.store.deleted and checkpoint < max(catalog.live)
             missing = [] if is_past else catalog.missing(manifest)
             assert not missing, f"checkpoint {checkpoint} lacks {missing[0]}"
         newest = catalog.live[max(catalog.live)] if catalog.live else None

@@ -23,7 +23,8 @@ class SimulatedStore:
         self.world, self.rate, self.slow = world, rate, slow
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.requests = 0
-        self.written_late: set[str] = set()
+        self.deleted: set[str] = set()
+        """Every path of which a deletion was asked for."""
         self.on_delete: Callable[[str], None] = lambda path: None
 
     def put(self, path: str, data: bytes) -> None:
@@ -73,6 +74,7 @@ class SimulatedStore:
             return
 
         def remove() -> None:
+            self.deleted.update(wanted)
             for path in wanted:
                 if path in self.objects:
                     self.on_delete(path)
@@ -88,7 +90,6 @@ class SimulatedStore:
 
     def _write(self, path: str, data: bytes) -> None:
         self.objects[path] = data, self.world.now_ms()
-        self.written_late.discard(path)
 
     def _do(self, operation: str, path: str, work: Callable[[], Any]) -> Any:
         world, self.requests = self.world, self.requests + 1
@@ -113,6 +114,4 @@ class SimulatedStore:
         try:
             work()
         except ConflictError:
-            return
-        if operation != "delete":
-            self.written_late.add(path)
+            pass
