@@ -15,7 +15,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles, SourceFiles
 from tests.spark import pipeline, small
 from tests.spark.functions import Count
@@ -61,6 +61,28 @@ class Input:
 def shown(directory: Path) -> Counter[tuple[Any, ...]]:
     lines = [line for part in directory.glob("part-*") for line in part.read_text().splitlines()]
     return Counter((row["user"], row["n"]) for row in map(json.loads, lines))
+
+
+def test_a_log_that_spark_could_not_read_with_a_shorter_interval(
+    spark: Any, case: Case, request: pytest.FixtureRequest
+) -> None:
+    source = Input(case.root / "in")
+    sink = sl.sinks.memory()
+    job = small.job(source.stream(spark), case.root, case.local_dir, sink=sink)
+    source.put(3)
+    with job.start(spark) as run:
+        settle(run)
+    spark.conf.set(COMPACTS, "2")
+    request.addfinalizer(lambda: spark.conf.unset(COMPACTS))
+    with pytest.raises(
+        ConfigurationError, match=r"compactInterval is 2, .* written 3 lists of files.*\n.* to 4 or more"
+    ):
+        job.start(spark)
+    spark.conf.set(COMPACTS, "4")
+    source.put(3)
+    with job.start(spark) as run:
+        settle(run)
+    assert small.rows_of(sink) == source.counted()
 
 
 @pytest.mark.long

@@ -18,7 +18,14 @@ from strandline.format.manifest import Manifest
 from strandline.snapshot.opening.origin import Origin
 from strandline.snapshot.opening.snapshot import open_folder
 from strandline.spark.job.attempt import Blueprint
-from strandline.spark.sources.filechecks import FileSource, LaterLog, check_files, file_sources, moved_files
+from strandline.spark.sources.filechecks import (
+    FileSource,
+    LaterLog,
+    check_files,
+    check_interval,
+    file_sources,
+    moved_files,
+)
 from strandline.spark.sources.kafka import KafkaSource, check_topics, kafka_sources
 from strandline.spark.sources.progress import read_progress
 
@@ -71,6 +78,7 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     place = SourcePlace(manifest, start, list(names), source, files, sources)
     later = list(_later_logs(b, origin)) if sources or place.kafka else []
     files = check_topics(b.spark, place.kafka, files, place.batch, set().union(*(each.partitions for each in later)))
+    check_interval(b.spark, sources, files)
     check_files(b.spark, sources, files, place.batch, later)
     return replace(place, files=files)
 

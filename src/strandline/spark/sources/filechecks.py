@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 MOVED_FROM = "strandline.moved.from"
 """The source's option for the directory from which its files were moved."""
+_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 _LIST_FROM = 32
 _MAX_NAMES = 5
 _GLOB = set("*?[{")
@@ -204,6 +205,19 @@ def check_files(
             missing = _missing(spark, map(move.path, missing))
         if missing:
             _report_missing(source, sorted(map(_plain, missing)))
+
+
+def check_interval(spark: SparkSession, sources: Iterable[FileSource], files: Mapping[str, bytes]) -> None:
+    """Raise ConfigurationError if Spark would look for a compacted list of steps that it had no reason to write."""
+    for source in sources:
+        steps, interval = last_step(files, source.number) + 1, int(spark.conf.get(_INTERVAL) or 10)
+        log = (name for name in files if name.startswith(f"sources/{source.number}/"))
+        if steps >= interval and not any(name.endswith(".compact") for name in log):
+            raise ConfigurationError(
+                f"{source.text}: {_INTERVAL} is {interval}, and was more before: Spark has written {steps} lists of "
+                "files, would look for a compacted one, and there is none yet",
+                hint=f"set it to {steps + 1} or more",
+            )
 
 
 def check_planned(spark: SparkSession, source: FileSource, planned: Iterable[LoggedFile]) -> None:
