@@ -63,7 +63,7 @@ class Choice:
 def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
     """Return the newest checkpoint that is complete, valid and has every file.
 
-    It lists the directory once, checks by a request the files that are not listed, and reads only manifests; `fetch`
+    It lists the directory, checks by a request the files that are not listed, and reads only manifests; `fetch`
     verifies contents. With `claim`, the choice prepares `claim.set_base`, which must follow. `exclude` are checkpoints
     that `fetch` found damaged.
     """
