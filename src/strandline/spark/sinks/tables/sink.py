@@ -467,7 +467,8 @@ class TableSink(TableFormat):
                     f"{self._where}: the data file {folder.url}/{file.path} {fault}: its rows, of the last checkpoint, "
                     "are not in the table yet",
                     hint="another program deleted it, such as a vacuum, which deletes files that a table does not list "
-                    "after its retention; restore the file, or the job from an older savepoint",
+                    "after its retention, or the table's location was changed: restore the file or the location, or "
+                    "the job from an older savepoint",
                 )
 
         if len(files) == 1:
