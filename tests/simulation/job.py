@@ -57,6 +57,8 @@ class Sink:
     parents: dict[str, str] = field(default_factory=dict)
     """The digest before each digest."""
     generation: int = 0
+    behind: int = 0
+    """The newest generation that has gone back: until one from it on begins here, the sink shows more than there is."""
     shown: list[tuple[int, str]] = field(default_factory=list)
     """The epoch and the digest of each commit, without those that were taken back."""
 
@@ -208,7 +210,7 @@ class Job:
             missing = [] if is_past else catalog.missing(manifest)
             assert not missing, f"checkpoint {checkpoint} lacks {missing[0]}"
         newest = catalog.live[max(catalog.live)] if catalog.live else None
-        if self.sink.shown:
+        if self.sink.shown and self.sink.generation >= self.sink.behind:
             assert newest is not None, "no checkpoint is left"
             epoch, digest = self.sink.shown[-1]
             assert newest.epoch >= epoch, f"epoch {epoch} was shown, and the newest checkpoint is {newest.epoch}"
@@ -292,6 +294,7 @@ class Driver:
                 self.back = None
                 raise
             job.rolled_back += 1
+            job.sink.behind = max(job.sink.behind, self.previous.generation)
             self.world.note(f"goes back to checkpoint {self.back}")
             self.back = None
         owned = claim(jobdir, self.world, self.previous)
