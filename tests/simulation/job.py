@@ -58,7 +58,7 @@ class Sink:
     """The digest before each digest."""
     generation: int = 0
     behind: int = 0
-    """The newest generation that has gone back: until one from it on begins here, the sink shows more than there is."""
+    """The generation that goes back: until it or a newer one begins here, the sink may show more than there is."""
     shown: list[tuple[int, str]] = field(default_factory=list)
     """The epoch and the digest of each commit, without those that were taken back."""
 
@@ -286,6 +286,7 @@ class Driver:
         if self.back is not None:
             try:
                 verify_own(jobdir, self.back)
+                job.sink.behind = self.previous.generation + 1 if self.previous else 0
                 self.previous = go_back(jobdir, self.back, self.world, self.previous)
             except UnavailableError:
                 raise
@@ -294,7 +295,6 @@ class Driver:
                 self.back = None
                 raise
             job.rolled_back += 1
-            job.sink.behind = max(job.sink.behind, self.previous.generation)
             self.world.note(f"goes back to checkpoint {self.back}")
             self.back = None
         owned = claim(jobdir, self.world, self.previous)
