@@ -64,8 +64,10 @@ def test_no_secret_in_urls_and_errors() -> None:
     with pytest.raises(StrandlineError) as caught:
         open_store("s3://bucket/dir", {**options, "nonsense": SECRET})
     assert SECRET not in f"{caught.value!s}{caught.value!r}{caught.value.__cause__}"
-    store = open_store(f"s3://me:{SECRET}@bucket/dir?sig={SECRET}", options)
-    assert store.url == "s3://bucket/dir"
+    with pytest.raises(ConfigurationError, match=r"s3://\*\*\*@bucket/dir…: a url of a folder ends") as caught:
+        open_store(f"s3://me:{SECRET}@bucket/dir?sig={SECRET}", options)
+    assert SECRET not in str(caught.value)
+    assert open_store(f"s3://me:{SECRET}@bucket/dir", options).url == "s3://bucket/dir"
 
 
 def test_a_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
