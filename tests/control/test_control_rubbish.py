@@ -41,6 +41,7 @@ RUBBISH = [
     b'{"command": "stop", "engine": "%s", "arguments": {"chekpoint": true}}\n' % VERSION.encode(),
     b'{"command": "stop", "engine": "%s", "arguments": [[[]]]}\n' % VERSION.encode(),
     b"[" * 100_000 + b"\n",
+    b'{"a":' * 9_000 + b"\n",
     b"x" * (wire.MAX_REQUEST_BYTES + 100_000),
 ]
 

@@ -220,7 +220,7 @@ class ControlServer:
     def _decode_request(self, message: bytes) -> tuple[Command[Any, Any], Any]:
         try:
             request = msgspec.json.decode(message, type=Request)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _request_error(f"this is no request: {error}") from None
         if request.engine != VERSION:
             raise version_error(request.engine, VERSION)
@@ -229,7 +229,7 @@ class ControlServer:
             raise _request_error(f"there is no command '{request.command}', only {', '.join(self._commands)}")
         try:
             return command, msgspec.json.decode(request.arguments, type=command.arguments)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _request_error(f"the arguments of '{command.name}' are wrong: {error}") from None
 
     def _execute(
