@@ -249,18 +249,26 @@ def test_keys_whose_spaces_the_server_drops(postgresql: Server, dsn: str) -> Non
         assert db.execute("select * from cut_off order by 1").fetchall() == [("a", 3), ("ab", 2)]
 
 
-@pytest.mark.parametrize("kind", ["timestamptz(0)", "varchar(2)", "uuid", "char(2)", "double precision"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "timestamptz(0)", "double precision", "inet",
+        "varchar(2)", "uuid", "char(2)", "grade", "numeric(20)", "timestamptz(6)", "timestamptz", "text",
+    ],
+)  # fmt: skip
 def test_several_writers_of_keys_that_only_the_server_knows_to_be_equal(
     postgresql: Server, dsn: str, kind: str
 ) -> None:
     """Texts are spread by what uuid and char(n) keep of them; other keys could be in two lanes."""
-    table = f"spread_{re.sub('[^a-z]', '', kind)}"
+    table = f"spread_{re.sub('[^a-z0-9]', '', kind)}"
     with postgresql.connect(dsn) as db:
+        if kind == "grade":
+            db.execute("create type grade as enum ('good', 'bad')")
         db.execute(f"create table {table} (k {kind} primary key)")  # type: ignore[arg-type]
-    types = {"timestamptz(0)": UTC, "double precision": pa.float64()}
-    columns = pa.schema({"k": types.get(kind, pa.string())})
+    types = {"double": pa.float64(), "numeric": pa.int64(), "timestamptz": UTC}
+    columns = pa.schema({"k": types.get(re.split("[ (]", kind)[0], pa.string())})
     target_of(dsn, columns, table, key="k", writers=1)
-    if kind in types:
+    if kind in ("timestamptz(0)", "double precision", "inet"):
         with pytest.raises(ConfigurationError, match="an older row could replace a newer one"):
             target_of(dsn, columns, table, key="k", writers=2)
     else:

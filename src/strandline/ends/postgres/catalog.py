@@ -198,9 +198,12 @@ def is_exact(table: CatalogTable, shape: Shape, rows: pa.Schema) -> bool:
 
 def _is_exact(column: Column, kind: pa.DataType) -> bool:
     plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
-    # varchar(n) drops spaces after its n-th character.
-    rounds = column.modifier != -1 and not pa.types.is_decimal(kind)
-    return column.kind in (*plain, "varchar") and column.is_exact and not rounds
+    if column.modifier != -1 and column.kind != "numeric":
+        # varchar(n) drops spaces after its n-th character, times are rounded. Numbers that numeric(p, s) would round do
+        # not fit.
+        return pa.types.is_timestamp(kind) and column.modifier == 6
+    # An enum, of category E, has each of its texts once.
+    return (column.kind in (*plain, "varchar") or column.category == "E") and column.is_exact
 
 
 def _check_spread(table: CatalogTable, shape: Shape, rows: pa.Schema) -> None:
