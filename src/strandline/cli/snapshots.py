@@ -319,7 +319,7 @@ def gc_(
 ) -> None:
     """Delete what failed checkpoints and killed drivers of a job left.
 
-    Prints the plan, then executes it. Refuses to delete anything while a live checkpoint misses a file, or while a
+    Prints the plan, then executes it. Refuses to delete anything while the newest checkpoint misses a file, or while a
     damaged record leaves unclear which checkpoints are live.
     """
     grace_ms = parse_duration_ms(grace, "--grace")

@@ -33,7 +33,7 @@ class DatabaseSink(Transactional):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         if self._writers is not None and self._writers > 1:
-            texts = [name for name, kind in df.dtypes if kind == "string"]
+            texts = [name for name, kind in df.dtypes if kind.startswith("string")]
             key = ((name, df[quoted(name)]) for name in self._shape.key)
             df = df.repartition(self._writers, *(_folded(c) if name in texts else c for name, c in key))
         return super().write(df, epoch)
