@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import time
 from statistics import median
+
+from msgspec import structs
 
 from benchmarks._harness import emit, progress
 from strandline.api.config import Checkpoints
@@ -20,29 +21,22 @@ from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path, shared_path
 from strandline.checkpoint.restore import choose
 from strandline.core.clock import SystemClock
-from strandline.core.ids import CheckpointId, Epoch, Partition
-from strandline.core.keygroups import range_of
-from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo, StateInfo
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import FileRef
 from strandline.storage.remote import open_store
+from tests.checkpoint.helpers import part_of, plan, shared_ref
 
 BENCHMARK = "coordinator"
 CHANGED = 10
 _DATA = b"12345678"
 
 
-def operator_of(partitions: int) -> OperatorInfo:
-    """Return an operator that has not reported."""
-    return OperatorInfo(
-        uid="count", backend="rocksdb", parallelism=partitions, max_parallelism=max(128, partitions),
-        key_schema="k string", states=[StateInfo(name="n", kind="value", value_type="bigint")], partitions=[],
-    )  # fmt: skip
-
-
 def new_file(jobdir: JobDirectory) -> FileRef:
     """Store a file, as a keeper does."""
     path = shared_path()
     jobdir.put(path, _DATA)
-    return FileRef(name=path[-8:], size=len(_DATA), sha256=hashlib.sha256(_DATA).hexdigest(), path=path, shared=True)
+    # As long as the names that RocksDB gives.
+    return structs.replace(shared_ref(path, _DATA), name=path[-8:])
 
 
 def measure(partitions: int, checkpoints: int) -> None:
@@ -51,7 +45,7 @@ def measure(partitions: int, checkpoints: int) -> None:
     owned = claim(jobdir, clock)
     choose(jobdir, owned)
     owned.set_base(None)
-    operator = operator_of(partitions)
+    operator = plan("count", partitions)
     coordinator = Coordinator(
         jobdir,
         owned,
@@ -68,12 +62,7 @@ def measure(partitions: int, checkpoints: int) -> None:
         for at in range(min(CHANGED, partitions)):
             index = (number * CHANGED + at) % partitions
             files[index] = [files[index][1], new_file(jobdir)]
-        parts = []
-        for index in range(partitions):
-            groups = range_of(Partition(index), operator.max_parallelism, partitions)
-            parts.append(PartitionInfo(
-                index=Partition(index), first_key_group=groups.start, last_key_group=groups.stop - 1, files=files[index]
-            ))  # fmt: skip
+        parts = [part_of(operator, index, files[index]) for index in range(partitions)]
         gc.collect()
         checkpoint = coordinator.trigger(Epoch(number + 1))
         assert checkpoint is not None

@@ -44,9 +44,17 @@ def every_epoch(**given: Any) -> Checkpoints:
 
 def plan(uid: str = "detect", parallelism: int = 2) -> OperatorInfo:
     return OperatorInfo(
-        uid=uid, backend="rocksdb", parallelism=parallelism, max_parallelism=128, key_schema="producer string",
+        uid=uid, backend="rocksdb", parallelism=parallelism, max_parallelism=max(128, parallelism),
+        key_schema="producer string",
         states=[StateInfo(name="seen", kind="value", value_type="bigint")], partitions=[],
     )  # fmt: skip
+
+
+def part_of(operator: OperatorInfo, index: int, files: list[FileRef], **more: Any) -> PartitionInfo:
+    groups = range_of(Partition(index), operator.max_parallelism, operator.parallelism)
+    return PartitionInfo(
+        index=Partition(index), first_key_group=groups.start, last_key_group=groups.stop - 1, files=files, **more
+    )
 
 
 def shared_ref(path: str, data: bytes = b"") -> FileRef:
@@ -153,11 +161,7 @@ class Run:
             self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), kind_of(mode)
         )
         (operator,) = (one for one in self.operators if one.uid == uid)
-        groups = range_of(Partition(partition), operator.max_parallelism, operator.parallelism)
-        return PartitionInfo(
-            index=partition, first_key_group=groups.start, last_key_group=groups.stop - 1, files=refs, sync_ms=1.0,
-            async_ms=2.0, uploaded_bytes=uploaded_bytes,
-        )  # fmt: skip
+        return part_of(operator, partition, refs, sync_ms=1.0, async_ms=2.0, uploaded_bytes=uploaded_bytes)
 
     def trigger(self) -> CheckpointId | None:
         self.epoch += 1

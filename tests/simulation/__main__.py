@@ -71,8 +71,10 @@ def main() -> None:
     parser.add_argument("--faults", type=float, default=1.0, help="how many times as often as usual things go wrong")
     parser.add_argument("--hours", type=float, default=1.0, help="of the simulated time, before two calm hours")
     given = parser.parse_args()
-    # More of the rare ones: a job of whose requests each tenth fails has no time for anything else.
-    faults = Faults(**{name: min(rate * given.faults, 0.05) if rate < 1 else rate * given.faults for name, rate in asdict(Faults()).items()})  # fmt: skip
+    rates = {name: rate * given.faults for name, rate in asdict(Faults()).items()}
+    # A job of whose requests each tenth fails has no time for anything else.
+    shares = {name: min(rates[name], 0.05) for name in ("requests", "slow", "keepers")}
+    faults = Faults(**{**rates, **shares})
     for seed in range(given.seed, given.seed + given.seeds):
         begun = time.monotonic()
         try:

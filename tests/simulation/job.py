@@ -22,11 +22,11 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path, shared_pat
 from strandline.checkpoint.pins import write_pin
 from strandline.core.errors import CheckpointError, FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch, Partition
-from strandline.core.keygroups import range_of
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
+from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo, SinkInfo
 from strandline.snapshot.opening.origin import decide, go_back, verify_own
 from strandline.storage.retrying import RetryingStore
-from tests.simulation.storage import SimulatedStore
+from tests.checkpoint import helpers
+from tests.simulation.storage import SimulatedStore, SimulatedTruth
 from tests.simulation.world import Actor, World
 
 POLL_MS, CALM_POLL_MS = 100, 5000
@@ -113,21 +113,20 @@ class Job:
         self.is_calm = False
         self.store.on_delete = self._check_pinned
         self.start()
-        for name, act, rate in (
-            ("kill", self._kill, faults.deaths), ("rival", self.start, faults.rivals),
-            ("collect", self._collect, faults.collections), ("read", self._read, faults.readers),
-            ("pause", lambda: self._tell("is_to_pause"), faults.pauses),
-            ("rollback", lambda: self._tell("is_to_go_back"), faults.rollbacks),
+        for act, rate in (
+            (self._kill, faults.deaths), (self.start, faults.rivals), (self._collect, faults.collections),
+            (self._read, faults.readers), (lambda: self._tell("is_to_pause"), faults.pauses),
+            (lambda: self._tell("is_to_go_back"), faults.rollbacks),
         ):  # fmt: skip
-            self._often(name, act, rate)
+            self._often(act, rate)
 
-    def _often(self, name: str, act: Callable[[], object], an_hour: float) -> None:
+    def _often(self, act: Callable[[], object], an_hour: float) -> None:
         """Do something at random times, so often an hour; not once it is calm."""
 
         def again() -> None:
             if not self.is_calm:
                 act()
-                self._often(name, act, an_hour)
+                self._often(act, an_hour)
 
         if an_hour:
             self.world.at(self.world.rng.expovariate(an_hour / 3_600_000), again)
@@ -135,29 +134,25 @@ class Job:
     def start(self) -> None:
         """Start a driver, beside those that run."""
         self.started += 1
-        driver = Driver(self, self.started)
-        self.drivers = [*(each for each in self.drivers if not each.actor.ended), driver]
+        self.drivers.append(Driver(self, self.started))
 
     def _kill(self) -> None:
-        alive = [each for each in self.drivers if not each.actor.ended]
-        if alive:
-            victim = self.world.rng.choice(alive)
+        if self.drivers:
+            victim = self.world.rng.choice(self.drivers)
             self.world.note(f"kills {victim.actor.name}")
             victim.actor.killed = True
-            self.drivers.remove(victim)
+            self.ended(victim)
+
+    def ended(self, driver: Driver) -> None:
+        """Start another driver after a while if this was the last one."""
+        if driver in self.drivers:
+            self.drivers.remove(driver)
         if not self.drivers:
             self.world.at(self.world.rng.uniform(1000, 60_000), self.start)
 
     def _tell(self, wish: str) -> None:
         if self.drivers:
             setattr(self.world.rng.choice(self.drivers), wish, True)
-
-    def ended(self, driver: Driver) -> None:
-        """A driver has ended by itself. Someone starts another one if there is none."""
-        if driver in self.drivers:
-            self.drivers.remove(driver)
-        if not self.drivers:
-            self.world.at(self.world.rng.uniform(1000, 60_000), self.start)
 
     def jobdir(self) -> JobDirectory:
         sleep = lambda s: self.world.sleep(s * 1000)  # noqa: E731
@@ -188,7 +183,7 @@ class Job:
                 pin = write_pin(jobdir, manifest_path(newest))
             except StrandlineError:
                 return
-            if pin is None or catalog.live[newest].generation != read_truth(self).get(newest, 0):
+            if pin is None or read_catalog(self.truth).live.get(newest) != catalog.live[newest]:
                 return
             self.pinned[pin] = {f"job/{file.path}" for file in catalog.live[newest].stored()}
             self.world.note(f"pins checkpoint {newest}")
@@ -238,21 +233,6 @@ class Job:
     def end(self) -> None:
         """End all threads."""
         self.world.kill_all()
-
-
-def read_truth(job: Job) -> dict[int, int]:
-    return {checkpoint: manifest.generation for checkpoint, manifest in read_catalog(job.truth).live.items()}
-
-
-class SimulatedTruth(SimulatedStore):
-    """The same objects, without time and faults."""
-
-    def __init__(self, store: SimulatedStore) -> None:
-        super().__init__(store.world, 0, 0)
-        self.objects = store.objects
-
-    def _do(self, operation: str, path: str, work: Callable[[], object]) -> object:
-        return work()
 
 
 class Driver:
@@ -310,10 +290,7 @@ class Driver:
         if restored is not None:
             owned.check()
             job.sink.commit(owned.generation, restored)
-        operator = OperatorInfo(
-            uid="count", backend="rocksdb", parallelism=job.partitions, max_parallelism=max(128, job.partitions),
-            key_schema="k string", states=[StateInfo(name="n", kind="value", value_type="bigint")], partitions=[],
-        )  # fmt: skip
+        operator = helpers.plan("count", job.partitions)
         config = Checkpoints("unused", every="1s", timeout="1 min", retain=job.retain, tolerable_failures=5)
         coordinator = Coordinator(
             jobdir, owned, config, self.world, CheckpointId(max(origin.choice.next_id, self.next_id)), origin.confirmed,
@@ -361,13 +338,10 @@ class Driver:
         job, world, rng = self.job, self.world, self.world.rng
         base = coordinator.confirmed
         before = base.operators[0].partitions if base else []
-        changed = set(range(job.partitions)) if not before else set(rng.sample(range(job.partitions), min(job.changed, job.partitions)))  # fmt: skip
-        for index in map(Partition, range(job.partitions)):
-            groups = range_of(index, operator.max_parallelism, operator.parallelism)
-            part = PartitionInfo(
-                index=index, first_key_group=groups.start, last_key_group=groups.stop - 1,
-                files=before[index].files if before else [],
-            )  # fmt: skip
+        every = range(job.partitions)
+        changed = set(rng.sample(every, min(job.changed, job.partitions)) if before else every)
+        for index in map(Partition, every):
+            part = helpers.part_of(operator, index, before[index].files if before else [])
             if index in changed:
                 world.at(rng.uniform(1, 300), self._uploading(coordinator, checkpoint, part))
             else:
@@ -380,7 +354,7 @@ class Driver:
             if self.actor.killed:
                 return
             path, data = shared_path(), rng.randbytes(8)
-            file = FileRef(name=path[-8:] + ".sst", size=8, sha256=hashlib.sha256(data).hexdigest(), path=path, shared=True)  # fmt: skip
+            file = helpers.shared_ref(path, data)
             failed = not job.is_calm and rng.random() < job.faults.keepers
             if not failed or rng.random() < 0.5:
                 job.store._write(f"job/{path}", data)

@@ -94,10 +94,10 @@ class SimulatedStore:
     def _do(self, operation: str, path: str, work: Callable[[], Any]) -> Any:
         world, self.requests = self.world, self.requests + 1
         rng = world.rng
-        world.sleep(rng.uniform(0, 60_000) if rng.random() < self.slow else rng.uniform(1, 30))
+        world.sleep(self._delay_ms())
         if rng.random() >= self.rate:
             result = work()
-            world.sleep(rng.uniform(0, 60_000) if rng.random() < self.slow else rng.uniform(1, 30))
+            world.sleep(self._delay_ms())
             if operation not in ("get", "head"):
                 world.note(f"{operation} {path}")
             return result
@@ -109,9 +109,24 @@ class SimulatedStore:
         world.note(f"{operation} {path}: {fate}")
         raise UnavailableError(f"{operation} {path}: {fate}")
 
+    def _delay_ms(self) -> float:
+        rng = self.world.rng
+        return rng.uniform(0, 60_000) if rng.random() < self.slow else rng.uniform(1, 30)
+
     def _late(self, operation: str, path: str, work: Callable[[], Any]) -> None:
         self.world.note(f"{operation} {path}: done late")
         try:
             work()
         except ConflictError:
             pass
+
+
+class SimulatedTruth(SimulatedStore):
+    """The same objects, without time and faults."""
+
+    def __init__(self, store: SimulatedStore) -> None:
+        super().__init__(store.world, 0, 0)
+        self.objects = store.objects
+
+    def _do(self, operation: str, path: str, work: Callable[[], Any]) -> Any:
+        return work()

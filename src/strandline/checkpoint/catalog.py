@@ -31,7 +31,7 @@ class _Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LISTINGS = 5
-
+"""How often a directory is listed at most, while a running job deletes the newest manifest before it is read."""
 _PUBLISHED = RecordFormat(b"SLPUBLI1", 1, _Published, "the record")
 
 

@@ -42,7 +42,7 @@ from strandline.core.errors import (
     NotFoundError,
 )
 from strandline.core.failpoints import hit
-from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
+from strandline.core.ids import CheckpointId, Generation, unique_name
 from strandline.format.frame import RecordFormat
 from strandline.format.manifest import MANIFEST, Manifest
 
@@ -74,7 +74,7 @@ class Claim:
         """The name of the job's life since its first base; known once there is a base."""
         self.restored: Restored | None = None
         """The last snapshot that was restored on purpose, from which the job's history descends."""
-        self.turns: list[tuple[Generation, Epoch]] = []
+        self.turns: list[tuple[int, int]] = []
         """The runs in the job's history that went back, this one included: see `Manifest.turns`."""
 
     def check(self) -> None:

@@ -279,7 +279,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 0
     totals: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """The job's counters since its first start up to the epoch, by name; left out if there are none."""
-    turns: list[tuple[Generation, Epoch]] | msgspec.UnsetType = msgspec.UNSET
+    turns: list[tuple[int, int]] | msgspec.UnsetType = msgspec.UNSET
     """The runs in its history that went back, each with the epoch to which; left out if there are none."""
     savepoint: Literal["canonical", "native"] | msgspec.UnsetType = msgspec.UNSET
     """Left out in a checkpoint. The paths of a savepoint's files are relative to its folder, and it owns them."""

@@ -23,7 +23,7 @@ from strandline.control.announcements import tell_always
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Generation
-from strandline.ends.begins import with_begin
+from strandline.ends.begins import Begin, with_begin
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import ParallelismOverride, most_on_one
@@ -294,15 +294,14 @@ class Preparation:
         return max(32 << 20, self.blueprint.settings.state_memory_bytes // max(1, keepers))
 
 
-def _turns_of(origin: Origin, owned: Claim) -> list[tuple[Generation, Epoch]]:
+def _turns_of(origin: Origin, owned: Claim) -> list[Begin]:
     """Return the runs of the job's life that went back, with this one if it does."""
     manifest = origin.manifest
     if manifest is None or origin.is_fork:
         return []
-    before = manifest.turns or []
-    if not (origin.is_new or origin.choice.goes_back):
-        return before
-    return [(Generation(at), Epoch(epoch)) for at, epoch in with_begin(before, owned.generation, manifest.epoch)]
+    turns = manifest.turns or []
+    goes_back = origin.is_new or origin.choice.goes_back
+    return with_begin(turns, owned.generation, manifest.epoch) if goes_back else turns
 
 
 def warn_of_other_directory(blueprint: Blueprint) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.control.status import SinkStatus
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
+from strandline.ends.begins import Begin
 from strandline.storage.place import Place
 
 Visibility = Literal["checkpoint", "epoch"]
@@ -48,7 +49,7 @@ class SinkContext:
     """If the job goes back: the names of sinks that wrote to this destination since, and no longer exist."""
     restored_by: int = 0
     """The generation that made the restored snapshot; 0 if there is none."""
-    turns: Sequence[tuple[int, int]] = ()
+    turns: Sequence[Begin] = ()
     """The runs in its history that went back, with this one, each with the epoch to which."""
 
     @property

@@ -33,6 +33,7 @@ from strandline.spark.sources.log import (
     logged_paths,
     offset_lines,
     reached_steps,
+    uncompacted_steps,
     with_moved_files,
 )
 
@@ -210,9 +211,8 @@ def check_files(
 def check_interval(spark: SparkSession, sources: Iterable[FileSource], files: Mapping[str, bytes]) -> None:
     """Raise ConfigurationError if Spark would look for a compacted list of steps that it had no reason to write."""
     for source in sources:
-        steps, interval = last_step(files, source.number) + 1, int(spark.conf.get(_INTERVAL) or 10)
-        log = (name for name in files if name.startswith(f"sources/{source.number}/"))
-        if steps >= interval and not any(name.endswith(".compact") for name in log):
+        steps, interval = uncompacted_steps(files, source.number), int(spark.conf.get(_INTERVAL) or 10)
+        if steps >= interval:
             raise ConfigurationError(
                 f"{source.text}: {_INTERVAL} is {interval}, and was more before: Spark has written {steps} lists of "
                 "files, would look for a compacted one, and there is none yet",

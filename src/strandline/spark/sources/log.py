@@ -107,6 +107,13 @@ def last_step(files: Mapping[str, bytes], source: int) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
+def uncompacted_steps(files: Mapping[str, bytes], source: int) -> int:
+    """Return the number of steps of a source's log if none of them is compacted, else 0."""
+    if any(name.endswith(".compact") for name, _ in _log_of(files, source)):
+        return 0
+    return last_step(files, source) + 1
+
+
 def with_moved_files(files: Mapping[str, bytes], source: int, new_path: Callable[[str], str]) -> dict[str, bytes]:
     """Return a source's log with the new path of each file; paths are URIs."""
     moved_log = {}

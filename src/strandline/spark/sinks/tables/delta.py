@@ -151,11 +151,12 @@ class DeltaSink(TableSink):
         return None if version is None else CommitRecord(*_begin_of(version))
 
     def begins(self, table: Any, identity: str = "") -> list[Begin]:
-        versions = map(table.transaction_version, self._apps_of_begins(identity or self._opened.identity))
-        return sorted(_begin_of(version) for version in versions if version)
+        return _begins_of(self._begin_versions(table, identity or self._opened.identity))
 
-    def _apps_of_begins(self, identity: str) -> list[str]:
-        return [f"strandline-{identity}-begin-{number}" for number in range(MOST_BEGINS)]
+    def _begin_versions(self, table: Any, identity: str) -> dict[str, int]:
+        """Return the versions of the application transactions that record begins; 0 for one that records none."""
+        apps = [f"strandline-{identity}-begin-{number}" for number in range(MOST_BEGINS)]
+        return {app: table.transaction_version(app) or 0 for app in apps}
 
     def _new_begins(self, table: Any, record: CommitRecord, gone: Collection[str]) -> dict[str, int]:
         """Return the versions of application transactions that record the begin of a run."""
@@ -163,11 +164,10 @@ class DeltaSink(TableSink):
             return {}
         run, versions = self._opened, dict[str, int]()
         for identity in (run.identity, *gone):
-            known = self.begins(table, identity)
-            begins = with_begin(known, record.generation, record.begin, run.restored_by, run.turns)
+            before = self._begin_versions(table, identity)
+            begins = with_begin(_begins_of(before), record.generation, record.begin, run.restored_by, run.turns)
             wanted = [_version_of(*begin) for begin in begins] + [0] * (MOST_BEGINS - len(begins))
-            apps = zip(self._apps_of_begins(identity), wanted, strict=True)
-            versions |= {app: version for app, version in apps if version != (table.transaction_version(app) or 0)}
+            versions |= {app: version for app, version in zip(before, wanted, strict=True) if version != before[app]}
         return versions
 
     def in_effect(self, table: Any) -> CommitRecord | None:
@@ -441,6 +441,10 @@ def _version_of(generation: int, epoch: int) -> int:
 
 def _begin_of(version: int) -> Begin:
     return version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1)
+
+
+def _begins_of(versions: Mapping[str, int]) -> list[Begin]:
+    return sorted(_begin_of(version) for version in versions.values() if version)
 
 
 def _deltalake() -> Any:
