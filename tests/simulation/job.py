@@ -263,11 +263,12 @@ class Driver:
 
     def _attempt(self) -> None:
         job, jobdir, rng = self.job, self.job.jobdir(), self.world.rng
-        if self.back is not None:
+        back = self.back
+        if back is not None:
             try:
-                verify_own(jobdir, self.back)
+                verify_own(jobdir, back)
                 job.sink.behind = self.previous.generation + 1 if self.previous else 0
-                self.previous = go_back(jobdir, self.back, self.world, self.previous)
+                self.previous = go_back(jobdir, back, self.world, self.previous)
             except UnavailableError:
                 raise
             except StrandlineError:
@@ -275,7 +276,7 @@ class Driver:
                 self.back = None
                 raise
             job.rolled_back += 1
-            self.world.note(f"goes back to checkpoint {self.back}")
+            self.world.note(f"goes back to checkpoint {back}")
             self.back = None
         owned = claim(jobdir, self.world, self.previous)
         self.previous = owned
@@ -284,6 +285,7 @@ class Driver:
         assert not lost, f"a checkpoint is lost: {lost[0]}"
         origin.make_base(jobdir, owned)
         restored = origin.manifest
+        assert back is None or (restored is not None and restored.checkpoint == back), f"did not go back to {back}"
         self.world.note(f"begins with checkpoint {restored.checkpoint if restored else None}")
         job.sink.claim(owned.generation, restored)
         self.world.sleep(rng.uniform(10, 2000))
@@ -356,7 +358,9 @@ class Driver:
             path, data = shared_path(), rng.randbytes(8)
             file = helpers.shared_ref(path, data)
             failed = not job.is_calm and rng.random() < job.faults.keepers
-            if not failed or rng.random() < 0.5:
+            # Storage may also lose what it has confirmed.
+            lost = not job.is_calm and rng.random() < job.faults.keepers
+            if not lost and (not failed or rng.random() < 0.5):
                 job.store._write(f"job/{path}", data)
             if failed:
                 coordinator.report_failure("count", part.index, checkpoint, "the upload failed")
