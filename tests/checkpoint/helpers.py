@@ -22,7 +22,7 @@ from strandline.checkpoint.retention import Holds
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import Clock, SystemClock
-from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, Manifest, Mode, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
 from strandline.storage.base import ObjectStore
@@ -39,7 +39,7 @@ def late_clock() -> ManualClock:
 
 def every_epoch(**given: Any) -> Checkpoints:
     """Each epoch ends with a checkpoint. Where they lie is said by the job's directory that a test gives."""
-    return Checkpoints("unused", every=0, **given)
+    return Checkpoints("unused", every="0s", **given)
 
 
 def plan(uid: str = "detect", parallelism: int = 2) -> OperatorInfo:
@@ -64,14 +64,14 @@ def shared_ref(path: str, data: bytes = b"") -> FileRef:
 def manifest(
     checkpoint: int, files: list[FileRef] = [], generation: int = 1, job: str = "job", epoch: int = 0  # noqa: B006
 ) -> Manifest:  # fmt: skip
-    partition = PartitionInfo(index=0, first_key_group=0, last_key_group=127, files=files)
+    partition = PartitionInfo(index=Partition(0), first_key_group=0, last_key_group=127, files=files)
     operator = OperatorInfo(
         uid="detect", backend="rocksdb", parallelism=1, max_parallelism=128, key_schema="k string", states=[],
         partitions=[partition],
     )  # fmt: skip
     return Manifest(
-        job=job, generation=generation, checkpoint=checkpoint, epoch=epoch or checkpoint * 10, mode="incremental",
-        created_ms=1_700_000_000_000, engine_version="0.1.0", life=LIFE, operators=[operator],
+        job=job, generation=Generation(generation), checkpoint=CheckpointId(checkpoint),
+        epoch=Epoch(epoch or checkpoint * 10), mode="incremental", created_ms=1_700_000_000_000, engine_version="0.1.0", life=LIFE, operators=[operator],
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ class Run:
         for uid, partition in self.files:
             self.change(uid, partition)
             info = self.snapshot(uid, partition, checkpoint, self.config.mode)
-            self.coordinator.report(uid, partition, checkpoint, info)
+            self.coordinator.report(uid, Partition(partition), checkpoint, info)
         self.deliver_rest(checkpoint)
 
     def deliver_rest(self, checkpoint: CheckpointId) -> None:
