@@ -9,20 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from strandline.backends.base import Backend, LocalFile
+from strandline.backends.base import Backend, Changes, LocalFile
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB, Grouping, MemoryBudget
+from strandline.backends.reading import FileKind
 from strandline.backends.rocksdb import RocksDBBackend
 
 STATES = ("a", "b")
 BUDGET = MemoryBudget(block_cache_bytes=4 * MIB, write_buffer_bytes=4 * MIB)
 GROUPINGS = {"a": Grouping(2, exact=True), "b": Grouping(1, exact=False)}
-KINDS = ("memory", "filesystem", "rocksdb")
+KINDS = ("memory", "filesystem", "rocksdb", "rocksdb-log")
+
+
+class LoggingBackend(RocksDBBackend):
+    """A backend whose snapshots are a base and a log."""
+
+    def __init__(self, directory: Path, states: tuple[str, ...]) -> None:
+        super().__init__(directory, states, memory=BUDGET, groupings=GROUPINGS, logs=True)
+
+    def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
+        assert self.changelog is not None
+        return self.changelog.append(changes, into)
 
 
 def open_backend(kind: str, directory: Path, states: tuple[str, ...] = STATES) -> Backend:
     if kind == "rocksdb":
         return RocksDBBackend(directory, states, memory=BUDGET, groupings=GROUPINGS)
+    if kind == "rocksdb-log":
+        return LoggingBackend(directory, states)
     inline = kind == "memory"
     return HeapBackend(directory, states, inline=inline, limit_bytes=64 * MIB if inline else None)
 
@@ -43,6 +57,10 @@ class Lab:
         self.root = root
         self._opened: list[Backend] = []
         self._count = 0
+
+    @property
+    def file_kind(self) -> FileKind:
+        return "rocksdb" if self.kind.startswith("rocksdb") else "heap"
 
     def place(self) -> Path:
         self._count += 1

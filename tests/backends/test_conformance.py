@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from strandline.backends.base import Backend
-from strandline.backends.reading import file_kind, open_reader
+from strandline.backends.reading import open_reader
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
@@ -274,7 +274,7 @@ def test_entries_of_other_snapshots_are_taken_in_beside_our_own(lab: Lab) -> Non
     other.write({"a": [(first_key(2) + b"%06d" % n, b"other" * 20) for n in range(30_000)]})
     base = lab.restore(one.persist({}, lab.place()))
     files = restore_files(other.persist({}, lab.place()), lab.place())
-    reader = open_reader(file_kind(lab.kind), files)
+    reader = open_reader(lab.file_kind, files)
     assert set(reader.states) == {"a", "b"}
     base.load("a", reader.scan("a", range(2, 3)))
     base.load("b", reader.scan("b", range(2, 3)))
@@ -295,7 +295,7 @@ def test_entries_of_other_snapshots_are_taken_in_beside_our_own(lab: Lab) -> Non
 def test_a_reader_gives_the_range_it_is_asked_for(lab: Lab) -> None:
     backend = lab.open()
     backend.write({"a": [*GROUPED, *WITHOUT_GROUP]})
-    reader = open_reader(file_kind(lab.kind), restore_files(backend.persist({}, lab.place()), lab.place()))
+    reader = open_reader(lab.file_kind, restore_files(backend.persist({}, lab.place()), lab.place()))
     for groups in (range(1), range(1, 8), range(8, 255), range(255, 32768)):
         wanted = sorted((key, value) for key, value in GROUPED if int.from_bytes(key[:2], "big") in groups)
         assert list(reader.scan("a", groups)) == wanted
@@ -308,7 +308,7 @@ def test_a_reader_gives_what_begins_as_it_is_asked_for(lab: Lab) -> None:
     entries = [(b"\0\7" + key, b"v%d" % number) for number, key in enumerate(keys)]
     backend = lab.open()
     backend.write({"a": [*entries, *WITHOUT_GROUP]})
-    reader = open_reader(file_kind(lab.kind), restore_files(backend.persist({}, lab.place()), lab.place()))
+    reader = open_reader(lab.file_kind, restore_files(backend.persist({}, lab.place()), lab.place()))
     for key in keys:
         prefix = b"\0\7" + key
         assert list(reader.scan_prefix("a", prefix)) == [entry for entry in entries if entry[0].startswith(prefix)]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from strandline.backends.base import LocalFile
+from strandline.backends.base import Base, LocalFile
 from tests.soak import examples
 
 from .conftest import KINDS, STATES, Lab
@@ -48,6 +48,7 @@ class BackendMachine(RuleBasedStateMachine):
         self.snapshots: list[tuple[list[LocalFile], Model]] = []
         self.contents: dict[str, bytes] = {}
         self.backend = self.lab.open()
+        self.base: Base | None = None
 
     @rule(given=changes)
     def write(self, given: dict[str, dict[bytes, bytes | None]]) -> None:
@@ -68,8 +69,33 @@ class BackendMachine(RuleBasedStateMachine):
     def restore(self, data: Any) -> None:
         if self.snapshots:
             self.backend.close()
+            self.base = None
             files, self.model = data.draw(st.sampled_from(self.snapshots))
             self.backend = self.lab.restore(files)
+
+    @precondition(lambda self: self.backend.changelog is not None)
+    @rule()
+    def rebase(self) -> None:
+        assert self.backend.changelog is not None
+        self.base = self.backend.changelog.rebase(self.lab.place())
+
+    @precondition(lambda self: self.base is not None)
+    @rule()
+    def begin_at_the_new_base(self) -> None:
+        assert self.backend.changelog is not None
+        assert self.base is not None
+        self.backend.changelog.begin_at(self.base)
+        self.base = None
+
+    @precondition(lambda self: self.backend.changelog is not None)
+    @rule(state=st.sampled_from(STATES), seed=st.integers(0, 255))
+    def fill_write_buffers(self, state: str, seed: int) -> None:
+        """Have RocksDB flush and begin new logs, while older ones go into its archive."""
+        given: dict[str, dict[bytes, bytes | None]] = {
+            state: {b"\0%c%d" % (seed, number): bytes([seed]) * 200_000 for number in range(30)}
+        }
+        self.backend.write({state: iter(given[state].items())})
+        self.model = applied(self.model, given)
 
     @rule(state=st.sampled_from(STATES), asked=st.lists(keys, max_size=6))
     def get_many(self, state: str, asked: list[bytes]) -> None:
@@ -99,7 +125,7 @@ def test_a_backend_equals_a_dict_through_snapshots_and_restores(kind: str) -> No
     machine = type(f"{kind}Machine", (BackendMachine,), {"kind": kind})
     case = machine.TestCase
     case.settings = examples(
-        15 if kind == "rocksdb" else 60,
+        15 if kind.startswith("rocksdb") else 60,
         stateful_step_count=20,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )

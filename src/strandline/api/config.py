@@ -26,7 +26,7 @@ class Checkpoints:
 
     directory: str | Path = field(repr=False)
     every: Duration | None = None
-    mode: Literal["full", "incremental"] = "incremental"
+    mode: Literal["full", "incremental", "changelog"] = "incremental"
     retain: int = 1
     timeout: Duration = "10 min"
     min_pause: Duration = "0s"
@@ -39,8 +39,10 @@ class Checkpoints:
         return f"Checkpoints({', '.join(texts)})"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("full", "incremental"):
-            raise ConfigurationError(f"checkpoints: mode is {self.mode!r}, expected 'full' or 'incremental'")
+        if self.mode not in ("full", "incremental", "changelog"):
+            raise ConfigurationError(
+                f"checkpoints: mode is {self.mode!r}, expected 'full', 'incremental' or 'changelog'"
+            )
         if not isinstance(self.retain, int) or self.retain < 1:
             raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")
         tolerable = self.tolerable_failures

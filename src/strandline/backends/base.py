@@ -29,6 +29,48 @@ class LocalFile:
     shared: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """All state of a backend at one time, from which snapshots with a log begin."""
+
+    directory: Path
+    files: list[LocalFile]
+    first_log: int
+    """The number of the first log that has changes since then."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+class Changelog(Protocol):
+    """Snapshots as a base and the log of the changes since. One thread at a time calls it, the one that writes."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the log since the base."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a new base is worth its upload: a restore replays the log, and storage keeps it beside the state."""
+
+    def append(self, changes: Changes, into: Path) -> list[LocalFile]:
+        """Apply the last entries, and write a snapshot into `into`, as `Backend.persist` does. All files are shared.
+
+        The first snapshot makes the first base.
+        """
+        ...
+
+    def rebase(self, into: Path) -> Base:
+        """Write a new base into `into`, a new directory. Snapshots begin with it from `begin_at` on."""
+        ...
+
+    def begin_at(self, base: Base) -> None:
+        """Begin later snapshots with a new base; drop the old one and the log before the new one."""
+        ...
+
+
 class Backend(Protocol):
     """The state of one operator partition, on this machine.
 
@@ -52,6 +94,10 @@ class Backend(Protocol):
     @property
     def limit_bytes(self) -> int | None:
         """The largest size of the encoded state, if there is a limit."""
+
+    @property
+    def changelog(self) -> Changelog | None:
+        """Its snapshots with a log, if it was opened with one."""
 
     @property
     def unread(self) -> Mapping[int, BaseException]:

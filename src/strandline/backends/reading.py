@@ -13,7 +13,7 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from strandline.backends.heap import HEAP_FILE
 from strandline.backends.rocksfiles import BLOCK_CHECKED, ErrorTranslation, SstFiles
-from strandline.backends.rocksoptions import end_of_prefix
+from strandline.backends.rocksoptions import end_of_prefix, set_log
 from strandline.core.keygroups import BROADCAST_GROUP, first_key, group_of
 from strandline.core.settings import BackendName
 from strandline.format.heapfile import read_heap
@@ -93,6 +93,7 @@ class _RocksDBReader:
         options = Options(raw_mode=True)
         options.set_skip_stats_update_on_db_open(True)
         options.set_max_open_files(_OPEN_FILES)
+        set_log(options, kept=False)
         with self._translating:
             names = Rdict.list_cf(str(directory), options)
             self._db = Rdict(

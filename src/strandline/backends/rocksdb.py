@@ -1,6 +1,6 @@
 """The backend for state larger than memory: a RocksDB database for each partition, a column family for each state.
 
-There is no write-ahead log: only the last snapshot survives a crash.
+Without a changelog it has no write-ahead log. In any case only the last snapshot survives a crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ from rocksdict import (
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
-from strandline.backends.rocksoptions import family_options, group_read_options, prefix_read_options, write_options
+from strandline.backends.rockslog import RocksDBChangelog
+from strandline.backends.rocksoptions import (
+    family_options,
+    group_read_options,
+    prefix_read_options,
+    set_log,
+    write_options,
+)
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
@@ -77,12 +84,13 @@ class RocksDBBackend:
         memory: MemoryBudget,
         tuning: Tuning = DEFAULT_TUNING,
         groupings: Mapping[str, Grouping] | None = None,
+        logs: bool = False,
     ) -> None:
         """Open an empty directory, or one that holds every file of one snapshot under its name.
 
         SST and blob files of the snapshot are only read and unlinked, so they may be hard links. States of the snapshot
         that `states` does not name stay in the database and in later snapshots. `groupings`, of states that are read
-        by group, may change from one opening to the next.
+        by group, may change from one opening to the next. With `logs`, there is a changelog.
         """
         self._directory = directory
         self._memory = memory
@@ -91,7 +99,7 @@ class RocksDBBackend:
         self._groupings = dict(groupings or {})
         self._walks: dict[str, tuple[RdictIter, int]] = {}
         self._written = 0
-        self._writing = write_options()
+        self._writing = write_options(logs=logs)
         self._reading_groups = group_read_options()
         self._translating = ErrorTranslation(directory)
         self.unread: dict[int, BaseException] = {}
@@ -99,11 +107,13 @@ class RocksDBBackend:
         directory.mkdir(parents=True, exist_ok=True)
         self._files = SstFiles(directory)
         with self._translating:
-            self._open(states, memory, tuning)
+            self._open(states, memory, tuning, logs=logs)
             self._fit_cache()
+        self.changelog = RocksDBChangelog(directory, self._files, self.write, self._link) if logs else None
 
-    def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning) -> None:
+    def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, logs: bool) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
+        set_log(self._options, kept=logs)
         self._options.enable_statistics()
         self._file_bytes = tuning.target_file_bytes
         is_snapshot = (self._directory / "CURRENT").exists()
@@ -245,6 +255,9 @@ class RocksDBBackend:
         It does not wait for merges in the background, which would take seconds and save few uploads.
         """
         self.write(changes)
+        return self._link(into)
+
+    def _link(self, into: Path) -> list[LocalFile]:
         with self._translating:
             for family in self._families.values():
                 family.flush(False)
@@ -272,7 +285,11 @@ class RocksDBBackend:
         if name := self._files.permanent_name(path.name):
             path = path.rename(path.with_name(name))
             return LocalFile(name, path, path.stat().st_size, shared=True)
-        if path.name == "CURRENT" or path.name.startswith("MANIFEST-"):
+        if self.changelog is not None and path.name.startswith("MANIFEST-"):
+            path = path.rename(path.with_name(self._files.manifest_name(path.name)))
+            return LocalFile(path.name, path, path.stat().st_size, shared=True)
+        is_list = path.name == "CURRENT" or path.name.startswith("MANIFEST-")
+        if path.suffix == ".log" if self.changelog is not None else is_list:
             return LocalFile(path.name, path, path.stat().st_size, shared=False)
         path.unlink()
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 import threading
 from pathlib import Path
@@ -19,10 +20,13 @@ _HINT = "the job restores from its last complete checkpoint"
 _TAG_DIGITS = 16
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
+_PERMANENT_MANIFEST = re.compile(rf"(MANIFEST-\d+)-[0-9a-f]{{{_TAG_DIGITS}}}-\d+")
+_LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)\.log")
 _LOG_BLOCK_BYTES = 32 << 10
 _LOG_RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
 _FIRST, _MIDDLE = 2, 3
+_COPY_BYTES = 1 << 20
 _LOG_KINDS = (1, _FIRST, _MIDDLE, 4)
 
 
@@ -49,21 +53,31 @@ def check_manifest(directory: Path) -> None:
 
 
 class SstFiles:
-    """The permanent names of an opened database's SST and blob files.
+    """The permanent names of an opened database's files.
 
     RocksDB numbers its files in one sequence. A restore sets it back, and then the same number names other bytes. Hence
     a snapshot names each file `number-tag.sst`, with a random tag for each opening of a backend: no name ever has two
-    contents.
+    contents. In a snapshot with a log, its MANIFEST has such a name too, and each log consists of parts.
     """
 
     def __init__(self, directory: Path) -> None:
         """Check the files of a snapshot in `directory`, if there is one, and give them RocksDB's names."""
-        check_manifest(directory)
-        self._tag = unique_name()[:_TAG_DIGITS]
+        self.tag = unique_name()[:_TAG_DIGITS]
+        """A name of the opening."""
         self._restored: dict[str, str] = {}
+        self._manifests = 0
+        parts: dict[str, list[tuple[int, Path]]] = {}
         for path in list(directory.iterdir()):
             if match := _PERMANENT_NAME.fullmatch(path.name):
                 self._adopt(path, match[1] + match[2])
+            elif match := _PERMANENT_MANIFEST.fullmatch(path.name):
+                self._adopt(path, match[1])
+                (directory / "CURRENT").write_text(f"{match[1]}\n")
+            elif match := _LOG_PART.fullmatch(path.name):
+                parts.setdefault(match[1], []).append((int(match[3]), path))
+        for number, of_log in parts.items():
+            _join(directory / f"{number}.log", [path for _, path in sorted(of_log)])
+        check_manifest(directory)
 
     def _adopt(self, path: Path, name: str) -> None:
         if name in self._restored:
@@ -79,7 +93,32 @@ class SstFiles:
         if not _ROCKSDB_NAME.fullmatch(name):
             return None
         number, suffix = name.split(".")
-        return self._restored.get(name, f"{number}-{self._tag}.{suffix}")
+        return self._restored.get(name, f"{number}-{self.tag}.{suffix}")
+
+    def manifest_name(self, name: str) -> str:
+        """Return a permanent name for the present content of a MANIFEST. A restore makes CURRENT from it."""
+        self._manifests += 1
+        return f"{name}-{self.tag}-{self._manifests}"
+
+    def log_part_name(self, number: int, part: int) -> str:
+        """Return the permanent name of a part of a log; parts count from 0."""
+        return f"{number:06}-{self.tag}-{part:06}.log"
+
+
+def _join(log: Path, parts: list[Path]) -> None:
+    """Make a log of its parts, as a new file: RocksDB may change it."""
+    names = [path.name for path in parts]
+    tags = {name.split("-")[1] for name in names}
+    if len(tags) > 1 or [int(name[:-4].split("-")[2]) for name in names] != list(range(len(names))):
+        raise CorruptionError(
+            f"{log.parent}: {log.name} has the parts {', '.join(names[:20])}, expected all from 0 on, of one snapshot",
+            hint="restore one snapshot into an empty directory",
+        )
+    with log.open("wb") as joined:
+        for path in parts:
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, joined, _COPY_BYTES)
+            path.unlink()
 
 
 class ErrorTranslation:

@@ -10,6 +10,7 @@ from rocksdict import (
     DataBlockIndexType,
     DBCompactionStyle,
     DBCompressionType,
+    DBRecoveryMode,
     Options,
     ReadOptions,
     SliceTransform,
@@ -20,6 +21,7 @@ from rocksdict import (
 
 from strandline.backends.options import MIB, Grouping, MemoryBudget, Tuning
 
+_FOR_EVER_S = 1_000_000_000
 _GROUP_FILTER_SHARE = 0.02
 """The share of a memtable's size that its Bloom filter of groups takes."""
 
@@ -53,10 +55,20 @@ def family_options(
     return options
 
 
-def write_options() -> WriteOptions:
-    """Return the options of writes: without a log, and failing in place of a stall, which would hold the GIL."""
+def set_log(options: Options, *, kept: bool) -> None:
+    """Set the options of the database's write-ahead log.
+
+    RocksDB moves a log whose entries are flushed into its archive if it is `kept`, in place of deleting it.
+    """
+    options.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
+    if kept:
+        options.set_wal_ttl_seconds(_FOR_EVER_S)
+
+
+def write_options(*, logs: bool) -> WriteOptions:
+    """Return the options of writes: failing in place of a stall, which would hold the GIL."""
     options = WriteOptions()
-    setattr(options, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
+    setattr(options, "disable_wal", not logs)  # noqa: B010  an attribute, though its type stub says method
     options.no_slowdown = True
     return options
 

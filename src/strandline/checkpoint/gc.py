@@ -1,6 +1,6 @@
 """Garbage collection of files that no live checkpoint, reader or upload needs. First plan, then execute.
 
-A later checkpoint references only files that the newest live manifest holds, or that were uploaded after it was
+A later checkpoint references only files that the newest live manifest has or plans, or that were uploaded after it was
 published: a checkpoint begins when the last one has ended, and never reuses files of a failed one. So a file is garbage
 only if no live manifest references it, and it was written before the newest live manifest. Both times are the
 storage's, and equal ones decide nothing if its clock counts seconds. Without a live manifest every file stays. Thus a
@@ -118,7 +118,7 @@ def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:
             )
     pins = [info.path for info in catalog.objects.values() if is_pin(info.path) and not is_void(info, clock)]
     read = {path for pin in pins for path in files_of_pin(jobdir, pin)}
-    return {f.path for manifest in catalog.live.values() for f in manifest.stored()} | read.union(pins)
+    return read.union(pins, *(manifest.paths() for manifest in catalog.live.values()))
 
 
 def _reason(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:

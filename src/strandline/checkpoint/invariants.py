@@ -34,7 +34,7 @@ def check_deletion(jobdir: JobDirectory, manifests: Collection[CheckpointId], fi
     staying = {i: m for i, m in catalog.manifests.items() if i not in manifests and i not in catalog.void}
     doomed = set(files)
     for checkpoint, manifest in staying.items():
-        for path in sorted(doomed & {f.path for f in manifest.files()})[:1]:
+        for path in sorted(doomed & manifest.paths())[:1]:
             raise _broken(jobdir, f"{path} is to be deleted, and checkpoint {checkpoint} needs it")
     live = [i for i in catalog.live if i in staying]
     damaged = [i for i in catalog.damaged if i not in manifests and not catalog.passed_over(i)]

@@ -47,4 +47,4 @@ def _all_inline(file: LocalFile, base: Mapping[str, FileRef]) -> Place:
     return "inline"
 
 
-_KINDS: dict[Mode, SnapshotKind] = {"full": _full, "incremental": _incremental}
+_KINDS: dict[Mode, SnapshotKind] = {"full": _full, "incremental": _incremental, "changelog": _incremental}

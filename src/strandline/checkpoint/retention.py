@@ -103,13 +103,13 @@ class Retention:
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
     def _add(self, manifest: Manifest) -> None:
-        self._live[manifest.checkpoint] = frozenset(f.path for f in manifest.stored())
+        self._live[manifest.checkpoint] = frozenset(manifest.paths())
 
     def _live_files(self) -> set[str]:
         return set().union(*self._live.values())
 
     def _confirmed_paths(self) -> set[str]:
-        return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
+        return self.confirmed.paths() if self.confirmed else set()
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointError if a checkpoint references a file that is missing or that it may not reference."""
@@ -128,7 +128,8 @@ class Retention:
 
     def _new_files(self, manifest: Manifest) -> list[FileRef]:
         """Return the files that this checkpoint uploaded; raise CheckpointError for one that it may not reference."""
-        known, refused = self._confirmed_paths(), self._abandoned.keys() | self._live_files()
+        planned = self.confirmed.planned() if self.confirmed else set()
+        known, refused = self._confirmed_paths() - planned, self._abandoned.keys() | (self._live_files() - planned)
         new: dict[str, FileRef] = {}
         for file in manifest.files():
             if file.inline is not None or file.path in known:
@@ -136,7 +137,7 @@ class Retention:
             if not file.path or file.path in refused:
                 raise CheckpointError(
                     f"checkpoint {manifest.checkpoint} references {file.path!r} ('{file.name}'), which neither it nor "
-                    f"the last confirmed checkpoint uploaded: publishing it would be unsafe"
+                    f"the last confirmed checkpoint uploaded or planned: publishing it would be unsafe"
                 )
             new[file.path] = file
         return list(new.values())

@@ -48,7 +48,7 @@ def upload(
         attempted.append(path)
         hit("upload.file")
         known = base.get(file.name) if file.shared else None
-        return _upload_one(jobdir, file, path, shared, checkpoint, known), file.size_bytes
+        return upload_file(jobdir, file, path, shared=shared, checkpoint=checkpoint, known=known), file.size_bytes
 
     try:
         done = in_parallel(one, files)
@@ -66,9 +66,16 @@ def _inline(file: LocalFile, checkpoint: CheckpointId) -> FileRef:
     return FileRef(name=file.name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), inline=data)
 
 
-def _upload_one(
-    jobdir: JobDirectory, file: LocalFile, path: str, shared: bool, checkpoint: CheckpointId, known: FileRef | None
+def upload_file(
+    jobdir: JobDirectory,
+    file: LocalFile,
+    path: str,
+    *,
+    shared: bool,
+    checkpoint: CheckpointId,
+    known: FileRef | None = None,
 ) -> FileRef:
+    """Upload one file to a new path. `known` is the same file in another checkpoint, which must be equal."""
     if file.size_bytes <= _READ_WHOLE_UP_TO_BYTES:
         data = file.path.read_bytes()
         _check_size(file, len(data), checkpoint)

@@ -14,7 +14,7 @@ from strandline.core.keygroups import BROADCAST_GROUP, MAX_MAX_PARALLELISM
 from strandline.format.frame import RecordFormat
 from strandline.types.datatypes import parse_schema, parse_type
 
-Mode = Literal["full", "incremental"]
+Mode = Literal["full", "incremental", "changelog"]
 _NAME_CHARS = 80
 
 
@@ -162,6 +162,8 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     sync_ms: float = 0.0
     async_ms: float = 0.0
     uploaded_bytes: int = 0
+    planned: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Paths of files that are being uploaded for a later checkpoint: nothing reads or deletes them; mostly left out."""
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +301,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def stored(self) -> list[FileRef]:
         """Return every file that is an object in storage, each path once."""
         return stored_once(self.files())
+
+    def planned(self) -> set[str]:
+        """Return the paths of files that are being uploaded for a later checkpoint."""
+        return {path for operator in self.operators for p in operator.partitions for path in p.planned or ()}
+
+    def paths(self) -> set[str]:
+        """Return every path in storage that must stay as long as the checkpoint."""
+        return {file.path for file in self.stored()} | self.planned()
 
 
 STATE_KINDS = frozenset(("value", "reducing", "aggregating", "map", "broadcast", "list", "timers", "panes", "ttl"))

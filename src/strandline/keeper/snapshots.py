@@ -1,7 +1,8 @@
 """A partition's snapshots: frozen in the epoch's thread, written and uploaded in background threads.
 
-There are two threads. The writer writes frozen changes to the backend and makes local snapshots; the uploader copies a
-snapshot's new files to the checkpoint storage. A report stays until the driver has published or dropped the checkpoint.
+The writer writes frozen changes to the backend and makes local snapshots; the uploader copies a snapshot's new files to
+the checkpoint storage. A report stays until the driver has published or dropped the checkpoint. With a changelog, a
+third thread uploads the next base meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import UNSET
 
 from strandline.backends.base import Backend, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
@@ -28,6 +31,7 @@ from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
 from strandline.keeper.paths import drop_copies, local_copy, sweep_machine
 from strandline.keeper.protocol import Report
+from strandline.keeper.rebasing import NextBase
 from strandline.runtime.program import Program
 from strandline.runtime.state.store import Frozen, Store
 
@@ -53,9 +57,15 @@ class Snapshots:
         self._base_of = self._program.restore.checkpoint if self._program.restore else None
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
-        for pool in (self._writer, self._uploader):
+        self._base_uploader = ThreadPoolExecutor(1, "strandline-base-uploader")
+        for pool in (self._writer, self._uploader, self._base_uploader):
             # Begin its thread. Later, memory may lack: the epoch would wait for ever for a thread that ended at once.
             pool.submit(int)
+        self._changelog = self._backend.changelog
+        self._next_base: NextBase | None = None
+        self._uploaded_beside: Mapping[str, FileRef] = {}
+        """By name, files of the changelog's base that were uploaded for no checkpoint."""
+        self._beside_bytes = self._bases = 0
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
         self._has_swept = False
@@ -75,6 +85,8 @@ class Snapshots:
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
                 self._base, self._base_of = {ref.name: ref for ref in mine.info.files}, confirmed
+                if self._next_base is not None and mine.info.planned:
+                    self._next_base.confirm(mine.info.planned, self._jobdir, confirmed, self._base_uploader)
                 drop_copies(self._directory, keep=(confirmed, pending))
                 if not self._has_swept:
                     self._has_swept = True
@@ -123,7 +135,10 @@ class Snapshots:
         with self._lock:
             self._pending = None
         self._writer.shutdown(cancel_futures=True)
+        if self._next_base is not None:
+            self._next_base.cancel()
         self._uploader.shutdown(cancel_futures=True)
+        self._base_uploader.shutdown(cancel_futures=True)
 
     def _freeze(self) -> Frozen:
         try:
@@ -150,13 +165,40 @@ class Snapshots:
             self.raise_error()
             failpoints.hit("keeper.persist.before")
             shutil.rmtree(into, ignore_errors=True)
-            files = self._backend.persist(frozen.changes(), into)
+            files = self._persist(frozen, into)
             frozen.release()
         except BaseException as error:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._loggable(error)}"))
             return
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
+        self._rebase()
+
+    def _persist(self, frozen: Frozen, into: Path) -> list[LocalFile]:
+        changelog, next_base = self._changelog, self._next_base
+        if changelog is None:
+            return self._backend.persist(frozen.changes(), into)
+        if next_base is not None and next_base.is_uploaded:
+            changelog.begin_at(next_base.base)
+            with self._lock:
+                self._next_base, self._uploaded_beside = None, next_base.files
+                self._beside_bytes += next_base.uploaded_bytes
+        return changelog.append(frozen.changes(), into)
+
+    def _rebase(self) -> None:
+        """Write the next base of the changelog, if that is due."""
+        if self._changelog is None or self._next_base is not None or not self._changelog.is_long:
+            return
+        self._bases += 1
+        into = self._directory / f"db-{self._program.generation}-base-{self._bases}"
+        try:
+            failpoints.hit("keeper.rebase.before")
+            base = self._changelog.rebase(into)
+        except BaseException as error:
+            self._fail(error)
+            return
+        with self._lock:
+            self._next_base = NextBase(base, {**self._base, **self._uploaded_beside}, self._kind)
 
     def _verify(self, unverified: Unverified) -> None:
         try:
@@ -173,7 +215,7 @@ class Snapshots:
             failpoints.hit("keeper.upload.before")
             self.raise_error()
             with self._lock:
-                base = self._base
+                base = {**self._base, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
                 self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
             )
@@ -186,6 +228,9 @@ class Snapshots:
             self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {reason}"))
             shutil.rmtree(local_copy(self._directory, checkpoint), ignore_errors=True)
             return
+        with self._lock:
+            planned = self._next_base.planned if self._next_base is not None else UNSET
+            uploaded_bytes, self._beside_bytes = uploaded_bytes + self._beside_bytes, 0
         groups = range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
         info = PartitionInfo(
             index=self._partition,
@@ -195,6 +240,7 @@ class Snapshots:
             sync_ms=round(pause_ms, 3),
             async_ms=round((time.perf_counter() - started) * 1000, 3),
             uploaded_bytes=uploaded_bytes,
+            planned=planned,
         )
         self._report(Report(checkpoint=checkpoint, info=info))
 

@@ -1,0 +1,153 @@
+"""Snapshots of a RocksDB database as a base and the log of the changes since: nothing is flushed or merged for them.
+
+The log is RocksDB's write-ahead log, which RocksDB replays when it opens a database. Each snapshot cuts off the part
+that was appended since the last one, as a file that never changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from strandline.backends.base import Base, Changes, LocalFile
+from strandline.backends.options import MIB
+from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
+
+_LEAST_BYTES = 16 * MIB
+_MOST_BYTES = 512 * MIB
+_SHARE = 0.5
+_MOST_PARTS = 100
+_COPY_BYTES = 1 * MIB
+_LOG_NAME = re.compile(r"(\d+)\.log")
+
+
+@dataclass
+class _Log:
+    """One log of RocksDB and its parts. Only the newest log grows."""
+
+    number: int
+    parts: list[LocalFile]
+    size_bytes: int = 0
+
+
+class RocksDBChangelog:
+    """The log of an opened database. One thread at a time calls it, the one that writes."""
+
+    def __init__(
+        self,
+        database: Path,
+        files: SstFiles,
+        write: Callable[[Changes], None],
+        link: Callable[[Path], list[LocalFile]],
+    ) -> None:
+        """`write` applies entries; `link` flushes, and links RocksDB's own checkpoint, with its logs, into a folder."""
+        self._database = database
+        self._archive = database / "archive"
+        self._directory = database.with_name(f"{database.name}-log")
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.mkdir()
+        self._files = files
+        self._write = write
+        self._link = link
+        self._translating = ErrorTranslation(database)
+        self._base: Base | None = None
+        self._logs: dict[int, _Log] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the log since the base."""
+        return sum(log.size_bytes for log in self._logs.values())
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a new base is worth its upload: a restore replays the log, and storage keeps it beside the state."""
+        if self._base is None:
+            return False
+        share_bytes = _SHARE * self._base.size_bytes
+        parts = sum(len(log.parts) for log in self._logs.values())
+        return parts >= _MOST_PARTS or self.size_bytes > min(max(share_bytes, _LEAST_BYTES), _MOST_BYTES)
+
+    def append(self, changes: Changes, into: Path) -> list[LocalFile]:
+        """Apply the last entries, and write a snapshot into `into`: the base, and the log since. All files are links.
+
+        The first snapshot makes the first base.
+        """
+        self._write(changes)
+        if self._base is None:
+            self.begin_at(self.rebase(self._directory / "base"))
+        assert self._base is not None
+        with self._translating:
+            self._cut()
+            into.mkdir(parents=True)
+            files = [*self._base.files, *(part for log in self._logs.values() for part in log.parts)]
+            for file in files:
+                os.link(file.path, into / file.name)
+        return [LocalFile(file.name, into / file.name, file.size_bytes, shared=True) for file in files]
+
+    def rebase(self, into: Path) -> Base:
+        """Flush, and write a new base into `into`. Snapshots begin with it from `begin_at` on."""
+        first_log, files = -1, []
+        for file in self._link(into):
+            match = _LOG_NAME.fullmatch(file.name)
+            if match is None:
+                files.append(file)
+                continue
+            file.path.unlink()
+            first_log = int(match[1]) if first_log < 0 else min(first_log, int(match[1]))
+        return Base(into, files, first_log)
+
+    def begin_at(self, base: Base) -> None:
+        """Begin later snapshots with a new base; drop the old one and the log before the new one."""
+        old, self._base = self._base, base
+        if old is not None:
+            shutil.rmtree(old.directory, ignore_errors=True)
+        for number in [number for number in self._logs if number < base.first_log]:
+            for part in self._logs.pop(number).parts:
+                part.path.unlink(missing_ok=True)
+
+    def _cut(self) -> None:
+        """Copy what was appended to the logs; delete the archived ones that are copied or not needed."""
+        assert self._base is not None
+        # In this order: RocksDB moves logs from the first directory to the second one.
+        live, archived = self._numbers(self._database), self._numbers(self._archive)
+        for number in sorted({*live, *archived}):
+            if number >= self._base.first_log:
+                self._copy(self._logs.setdefault(number, _Log(number, [])))
+        for number in archived:
+            (self._archive / f"{number:06}.log").unlink(missing_ok=True)
+
+    @staticmethod
+    def _numbers(directory: Path) -> set[int]:
+        paths = directory.iterdir() if directory.is_dir() else ()
+        return {int(match[1]) for path in paths if (match := _LOG_NAME.fullmatch(path.name))}
+
+    def _copy(self, log: _Log) -> None:
+        try:
+            source = (self._database / f"{log.number:06}.log").open("rb")
+        except FileNotFoundError:
+            source = (self._archive / f"{log.number:06}.log").open("rb")
+        with source:
+            size_bytes = os.fstat(source.fileno()).st_size - log.size_bytes
+            if size_bytes <= 0:
+                return
+            name = self._files.log_part_name(log.number, len(log.parts))
+            path = self._directory / name
+            source.seek(log.size_bytes)
+            with path.open("wb") as target:
+                for data in _pieces(source.read, size_bytes):
+                    target.write(data)
+        log.parts.append(LocalFile(name, path, size_bytes, shared=True))
+        log.size_bytes += size_bytes
+
+
+def _pieces(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
+    while size_bytes:
+        data = read(min(size_bytes, _COPY_BYTES))
+        size_bytes -= len(data)
+        yield data
+        if not data:
+            raise OSError("a log of RocksDB is shorter than a moment before")
