@@ -7,11 +7,14 @@ and test_event_time.py. `pytest -m soak --collect-only` on these files lists the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from strandline.api.config import Changelog
 
 PROFILE = "soak"
 _MANY = 30
@@ -32,6 +35,11 @@ def soaking(values: Iterable[Any]) -> list[Any]:
     """Return parameters of a test that belong to the soak tests, beside those that are always run."""
     return [pytest.param(value, marks=pytest.mark.soak) for value in values]
 
+
+MODE: Any = os.environ.get("STRANDLINE_TEST_MODE", "incremental")
+"""The mode of the checkpoints in tests that do not choose one; `make soak` runs them in each."""
+SMALL_LOG = Changelog(parts=3)
+"""Limits of a log that is replaced by a new base with each third checkpoint."""
 
 BACKENDS = [*soaking(["memory"]), "filesystem", "rocksdb"]
 """Parameters of tests of operators: `memory` and `filesystem` are one backend but for its files, tests/backends has both."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.api.config import Changelog
 from strandline.backends.base import Backend, Changes, LocalFile
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB, Grouping, MemoryBudget
@@ -25,7 +26,7 @@ class LoggingBackend(RocksDBBackend):
     """A backend whose snapshots are a base and a log."""
 
     def __init__(self, directory: Path, states: tuple[str, ...]) -> None:
-        super().__init__(directory, states, memory=BUDGET, groupings=GROUPINGS, logs=True)
+        super().__init__(directory, states, memory=BUDGET, groupings=GROUPINGS, changelog=Changelog())
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
         assert self.changelog is not None

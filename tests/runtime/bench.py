@@ -26,6 +26,7 @@ from strandline.runtime.task.task import EpochTimes, Task
 from strandline.types.columns import arrow_schema, from_python
 from strandline.types.datatypes import parse_schema
 from strandline.types.murmur import key_group
+from tests.soak import MODE, SMALL_LOG
 
 KINDS = ("memory", "filesystem", "rocksdb")
 MAX_PARALLELISM = 128
@@ -198,7 +199,8 @@ def program(process: Process, *, uid: str = "op", **given: Any) -> Program:
         "parallelism": 1,
         "max_parallelism": MAX_PARALLELISM,
         "backend": "rocksdb",
-        "mode": "incremental",
+        "mode": MODE,
+        "changelog": SMALL_LOG,
         "store_url": "memory://",
         "partition_memory_bytes": 64 * MIB,
         "limit_bytes": 64 * MIB,

@@ -27,6 +27,7 @@ from strandline.snapshot.savepoints.take import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.runtime.bench import MAX_PARALLELISM, Event, Everything, batch_of, program
 from tests.runtime.clients import eventually
+from tests.soak import MODE
 
 NOW_US = 1_700_000_000_000_000
 KEYS = [f"k{n}" for n in range(60)]
@@ -55,12 +56,15 @@ class Job:
         self.storage = storage or Place(url=f"file://{root}/storage")
         self.epoch = 0
         self.generation = 0
+        self.number = 0
+        """Of the newest checkpoint."""
+        self.mode: Any = MODE
         self.restore: Restore | None = None
         self.opened: list[opening.OpenPartition] = []
 
     def program(self, **run: Any) -> Program:
         """Return what partitions are told; `run` is what differs from start to start."""
-        return program(Timed(), **run)
+        return program(Timed(), mode=self.mode, **run)
 
     def info(self) -> OperatorInfo:
         """Return what manifests say of the operator, without its partitions."""
@@ -94,15 +98,16 @@ class Job:
         return found
 
     def checkpoint(self) -> None:
+        self.number += 1
         parts: list[PartitionInfo] = []
         for opened in self.opened:
-            opened.snapshots.trigger(CheckpointId(self.generation))
+            opened.snapshots.trigger(CheckpointId(self.number))
             (report,) = eventually(opened.snapshots.reports, "a report")
             assert report.info is not None, report.failure
             parts.append(report.info)
-            opened.snapshots.apply_driver_state(CheckpointId(self.generation), None)
+            opened.snapshots.apply_driver_state(CheckpointId(self.number), None)
         stored = replace(self.info(), partitions=parts)
-        self.restore = Restore(checkpoint=CheckpointId(self.generation), epoch=Epoch(self.epoch), stored=stored)
+        self.restore = Restore(checkpoint=CheckpointId(self.number), epoch=Epoch(self.epoch), stored=stored)
 
     @property
     def stored(self) -> OperatorInfo:

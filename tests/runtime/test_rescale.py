@@ -29,26 +29,29 @@ def plain(entries: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {state: found for state, found in entries.items() if found and state != "history"}
 
 
+MODES = st.sampled_from(["incremental", "changelog"])
 lives = st.lists(
-    st.tuples(st.integers(1, 5), st.sampled_from(KINDS), st.sampled_from(["", "moved", *FORMS])), min_size=2, max_size=4
+    st.tuples(st.integers(1, 5), st.sampled_from(KINDS), MODES, st.sampled_from(["", "moved", *FORMS])),
+    min_size=2,
+    max_size=4,
 )
 
 
 @examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives=lives, seed=st.integers(0, 1000))
 def test_lives_at_any_parallelism_and_on_any_backend(
-    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, str, Any]], seed: int
+    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, str, str, Any]], seed: int
 ) -> None:
     rng, model = random.Random(seed), Model()
     job = Job(tmp_path_factory.mktemp("rescale"))
-    for parallelism, backend, then in lives:
+    for parallelism, backend, job.mode, then in lives:
         job.start(parallelism, backend)
         for _ in range(2):
             # A key comes once an epoch: partitions answer in an order of their own.
             events = [(key, rng.choice(OPS), rng.randrange(5), rng.randrange(5)) for key in rng.sample(KEYS, 40)]
             wanted = {event[0]: repr(model.answer(*event)) for event in events}
             assert dict(job.run(events)) == wanted
-        job.checkpoint()
+            job.checkpoint()
         job.stop()
         if then == "moved":
             shutil.rmtree(job.root / "local")

@@ -30,6 +30,7 @@ from strandline.types.murmur import key_group
 from strandline.types.scalars import us_to_timestamp
 from tests.runtime.bench import MAX_PARALLELISM
 from tests.runtime.rescaling import Job
+from tests.soak import MODE, SMALL_LOG
 
 SECOND = 1_000_000
 STRING = parse_type("string")
@@ -71,7 +72,7 @@ class Upgrading(Job):
     def program(self, **run: Any) -> Program:
         del run["parallelism"]
         memory = {"partition_memory_bytes": 64 << 20, "limit_bytes": 64 << 20, "lease_ms": 60_000}
-        return self.operator.program(job="job", mode="incremental", **memory, **run)
+        return self.operator.program(job="job", mode=MODE, changelog=SMALL_LOG, **memory, **run)
 
     def info(self) -> OperatorInfo:
         return info_of(self.operator, self.opened[0].program.backend)

@@ -1,7 +1,8 @@
 """A job in a simulated world: drivers that start, pause, die and are replaced, with the product's own coordinator.
 
 Keepers are a table of files: each checkpoint, some partitions have a new file, and refer to the others of the base, as
-incremental snapshots do. Each state has a digest that names its whole history, and the sink checks that what it shows
+incremental snapshots do. Now and then one plans a file that it uploads beside the checkpoints, and then begins with it,
+as a changelog's next base. Each state has a digest that names its whole history, and the sink checks that what it shows
 continues what it has shown.
 """
 
@@ -29,7 +30,13 @@ from tests.checkpoint import helpers
 from tests.simulation.storage import SimulatedStore, SimulatedTruth
 from tests.simulation.world import Actor, World
 
+GRACES_MS = (600_000, 3_600_000)
+"""Storage may execute a request nine minutes after it has refused it."""
 POLL_MS, CALM_POLL_MS = 100, 5000
+LONG_MS = 300_000
+"""How long the upload of a base takes, on average."""
+REBASES = 0.05
+"""How often a partition that has changed plans a new base."""
 MOST_FILES = 4
 """A partition merges its files when it has more."""
 
@@ -47,6 +54,14 @@ class Faults:
     rollbacks: float = 2.0
     collections: float = 4.0
     readers: float = 4.0
+
+
+@dataclass
+class NextBase:
+    """A file that a partition uploads beside the checkpoints."""
+
+    path: str
+    stage: str = "planned"
 
 
 @dataclass
@@ -110,6 +125,8 @@ class Job:
         self.drivers: list[Driver] = []
         self.completed = self.started = self.rolled_back = 0
         self.pinned: dict[str, set[str]] = {}
+        self.beside: set[str] = set()
+        """Files that storage has and that no checkpoint has used yet."""
         self.is_calm = False
         self.store.on_delete = self._check_pinned
         self.start()
@@ -161,7 +178,7 @@ class Job:
     def _collect(self) -> None:
         def collect() -> None:
             try:
-                execute(plan(self.jobdir(), self.world))
+                execute(plan(self.jobdir(), self.world, self.world.rng.choice(GRACES_MS)))
             except StrandlineError as error:
                 # A live checkpoint that lacks a file is a fault, whoever finds it.
                 if "needs it" in error.message:
@@ -204,6 +221,8 @@ class Job:
             is_past = f"job/{manifest_path(checkpoint)}" in self.store.deleted and checkpoint < max(catalog.live)
             missing = [] if is_past else catalog.missing(manifest)
             assert not missing, f"checkpoint {checkpoint} lacks {missing[0]}"
+            planned = set() if is_past else manifest.planned() & self.beside - catalog.objects.keys()
+            assert not planned, f"{planned} are gone, which checkpoint {checkpoint} has planned"
         newest = catalog.live[max(catalog.live)] if catalog.live else None
         if self.sink.shown and self.sink.generation >= self.sink.behind:
             assert newest is not None, "no checkpoint is left"
@@ -221,7 +240,7 @@ class Job:
         """After two hours without faults, a driver makes progress, and nothing is left that nobody needs."""
         assert self.completed > completed + 100, "the job makes no progress"
         catalog = read_catalog(self.truth)
-        needed = {file.path for manifest in catalog.live.values() for file in manifest.stored()}
+        needed = {path for manifest in catalog.live.values() for path in manifest.paths()}
         before_ms = self.world.now_ms() - 300_000
         left = [
             path for path, info in catalog.objects.items()
@@ -244,6 +263,7 @@ class Driver:
         self.back: CheckpointId | None = None
         self.is_to_pause = self.is_to_go_back = False
         self.next_id = CheckpointId(0)
+        self.next_bases: dict[Partition, NextBase] = {}
         self.actor = Actor(job.world, f"driver {number}", self._run)
 
     def _run(self) -> None:
@@ -298,6 +318,7 @@ class Driver:
             jobdir, owned, config, self.world, CheckpointId(max(origin.choice.next_id, self.next_id)), origin.confirmed,
             [operator], lambda manifest: job.sink.commit(owned.generation, manifest),
         )  # fmt: skip
+        self.next_bases = {}
         try:
             self._work(coordinator, owned, operator, restored)
         finally:
@@ -344,10 +365,45 @@ class Driver:
         changed = set(rng.sample(every, min(job.changed, job.partitions)) if before else every)
         for index in map(Partition, every):
             part = helpers.part_of(operator, index, before[index].files if before else [])
+            if index in self.next_bases or (index in changed and rng.random() < REBASES):
+                part = self._rebase(part, before[index] if before else None)
             if index in changed:
                 world.at(rng.uniform(1, 300), self._uploading(coordinator, checkpoint, part))
             else:
                 coordinator.report("count", index, checkpoint, part)
+
+    def _rebase(self, part: PartitionInfo, before: PartitionInfo | None) -> PartitionInfo:
+        """Have a partition plan its next base, begin its upload, or begin with it."""
+        index = part.index
+        following = self.next_bases.get(index)
+        if following is not None and following.stage == "uploaded":
+            del self.next_bases[index]
+            return structs.replace(part, files=[helpers.shared_ref(following.path, following.path.encode())])
+        if following is None:
+            following = self.next_bases[index] = NextBase(shared_path())
+        if following.stage == "planned" and before is not None and before.planned == [following.path]:
+            following.stage = "uploading"
+            self.world.at(self.world.rng.expovariate(1 / LONG_MS), self._uploading_base(following))
+        return structs.replace(part, planned=[following.path])
+
+    def _uploading_base(self, following: NextBase) -> Callable[[], None]:
+        job, rng = self.job, self.world.rng
+
+        def upload() -> None:
+            if self.actor.killed:
+                return
+            failed = not job.is_calm and rng.random() < job.faults.keepers * 10
+            lost = not job.is_calm and rng.random() < job.faults.keepers * 10
+            if not lost and (not failed or rng.random() < 0.5):
+                job.store._write(f"job/{following.path}", following.path.encode())
+            if failed:
+                following.path, following.stage = shared_path(), "planned"
+                return
+            if not lost:
+                job.beside.add(following.path)
+            following.stage = "uploaded"
+
+        return upload
 
     def _uploading(self, coordinator: Coordinator, checkpoint: CheckpointId, part: PartitionInfo) -> Callable[[], None]:
         job, world, rng = self.job, self.world, self.world.rng

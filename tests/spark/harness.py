@@ -18,6 +18,7 @@ from typing import Any
 import strandline as sl
 from strandline.spark.lower.reduction import BY_TASK, OFF, Reduction
 from tests import jvm
+from tests.soak import MODE, SMALL_LOG
 from tests.spark import pipeline
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -88,7 +89,9 @@ class Case:
 
     def checkpoints(self, every: str | None = "400ms", retain: int = 2, **given: Any) -> sl.Checkpoints:
         """Return where and when to take checkpoints."""
-        return sl.Checkpoints(self.root / "ck", every=every, retain=retain, **given)
+        return sl.Checkpoints(
+            self.root / "ck", every=every, retain=retain, **{"mode": MODE, "changelog": SMALL_LOG, **given}
+        )
 
     @property
     def directory(self) -> Path:

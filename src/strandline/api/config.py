@@ -8,8 +8,36 @@ from typing import Literal
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import without_credentials
-from strandline.core.settings import Duration, parse_duration_ms
+from strandline.core.settings import Duration, parse_duration_ms, parse_size_bytes
 from strandline.core.urls import check_url
+
+
+@dataclass(frozen=True)
+class Changelog:
+    """The limits of the logs of `Checkpoints(mode="changelog")`: beyond one of them, a partition gets a new base.
+
+    A restore reads the base and repeats the log. The log is at most `share` of the state's size, but may always have
+    16 MB, and at most `limit`, which bounds the time of a restore, and the memory of a reader of the snapshot. `parts`
+    bounds the number of its files: each checkpoint adds one.
+
+    >>> Changelog(share=1.0, limit="2GB")
+    """
+
+    share: float = 0.5
+    limit: str | int = "512MB"
+    parts: int = 100
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 100:
+            raise ConfigurationError(f"changelog: share is {self.share!r}, expected more than 0 and at most 100")
+        if not isinstance(self.parts, int) or not 2 <= self.parts <= 10_000:
+            raise ConfigurationError(f"changelog: parts is {self.parts!r}, expected 2 to 10000")
+        _ = self.limit_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """`limit` in bytes."""
+        return parse_size_bytes(self.limit, "changelog: limit")
 
 
 @dataclass(frozen=True)
@@ -18,7 +46,9 @@ class Checkpoints:
 
     `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; epochs may take a checkpoint
     a tenth of it early, or late by their own duration. Without it, checkpoints are taken only on demand.
-    `tolerable_failures` is how many may fail in a row before the job is restarted; None means any number.
+    `mode` is what each checkpoint uploads: "incremental" the files that are new, "changelog" the changes alone, within
+    the limits of `changelog`, and "full" everything. `tolerable_failures` is how many may fail in a row before the job
+    is restarted; None means any number.
     `storage_options` go to the storage client; they are never logged or written to files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
@@ -32,6 +62,7 @@ class Checkpoints:
     min_pause: Duration = "0s"
     tolerable_failures: int | None = 0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    changelog: Changelog = Changelog()
 
     def __repr__(self) -> str:
         texts = [f"directory={without_credentials(str(self.directory))!r}"]

@@ -44,7 +44,7 @@ class Base:
         return sum(file.size_bytes for file in self.files)
 
 
-class Changelog(Protocol):
+class LoggedSnapshots(Protocol):
     """Snapshots as a base and the log of the changes since. One thread at a time calls it, the one that writes."""
 
     @property
@@ -96,7 +96,7 @@ class Backend(Protocol):
         """The largest size of the encoded state, if there is a limit."""
 
     @property
-    def changelog(self) -> Changelog | None:
+    def changelog(self) -> LoggedSnapshots | None:
         """Its snapshots with a log, if it was opened with one."""
 
     @property

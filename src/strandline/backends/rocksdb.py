@@ -27,10 +27,11 @@ from rocksdict import (
     WriteBufferManager,
 )
 
+from strandline.api.config import Changelog
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
-from strandline.backends.rockslog import RocksDBChangelog
+from strandline.backends.rockslog import RocksDBLog
 from strandline.backends.rocksoptions import (
     family_options,
     group_read_options,
@@ -84,13 +85,13 @@ class RocksDBBackend:
         memory: MemoryBudget,
         tuning: Tuning = DEFAULT_TUNING,
         groupings: Mapping[str, Grouping] | None = None,
-        logs: bool = False,
+        changelog: Changelog | None = None,
     ) -> None:
         """Open an empty directory, or one that holds every file of one snapshot under its name.
 
         SST and blob files of the snapshot are only read and unlinked, so they may be hard links. States of the snapshot
         that `states` does not name stay in the database and in later snapshots. `groupings`, of states that are read
-        by group, may change from one opening to the next. With `logs`, there is a changelog.
+        by group, may change from one opening to the next. `changelog` are the limits of its log, if it has one.
         """
         self._directory = directory
         self._memory = memory
@@ -99,6 +100,7 @@ class RocksDBBackend:
         self._groupings = dict(groupings or {})
         self._walks: dict[str, tuple[RdictIter, int]] = {}
         self._written = 0
+        logs = changelog is not None
         self._writing = write_options(logs=logs)
         self._reading_groups = group_read_options()
         self._translating = ErrorTranslation(directory)
@@ -109,7 +111,9 @@ class RocksDBBackend:
         with self._translating:
             self._open(states, memory, tuning, logs=logs)
             self._fit_cache()
-        self.changelog = RocksDBChangelog(directory, self._files, self.write, self._link) if logs else None
+        self.changelog = (
+            None if changelog is None else RocksDBLog(directory, self._files, changelog, self.write, self._link)
+        )
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, logs: bool) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from strandline.api.config import Changelog
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
 from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
 
 _LEAST_BYTES = 16 * MIB
-_MOST_BYTES = 512 * MIB
-_SHARE = 0.5
-_MOST_PARTS = 100
 _COPY_BYTES = 1 * MIB
 _LOG_NAME = re.compile(r"(\d+)\.log")
 
@@ -34,13 +32,14 @@ class _Log:
     size_bytes: int = 0
 
 
-class RocksDBChangelog:
+class RocksDBLog:
     """The log of an opened database. One thread at a time calls it, the one that writes."""
 
     def __init__(
         self,
         database: Path,
         files: SstFiles,
+        limits: Changelog,
         write: Callable[[Changes], None],
         link: Callable[[Path], list[LocalFile]],
     ) -> None:
@@ -48,9 +47,8 @@ class RocksDBChangelog:
         self._database = database
         self._archive = database / "archive"
         self._directory = database.with_name(f"{database.name}-log")
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory.mkdir()
         self._files = files
+        self._limits = limits
         self._write = write
         self._link = link
         self._translating = ErrorTranslation(database)
@@ -67,9 +65,9 @@ class RocksDBChangelog:
         """Whether a new base is worth its upload: a restore replays the log, and storage keeps it beside the state."""
         if self._base is None:
             return False
-        share_bytes = _SHARE * self._base.size_bytes
+        share_bytes = max(self._limits.share * self._base.size_bytes, _LEAST_BYTES)
         parts = sum(len(log.parts) for log in self._logs.values())
-        return parts >= _MOST_PARTS or self.size_bytes > min(max(share_bytes, _LEAST_BYTES), _MOST_BYTES)
+        return parts >= self._limits.parts or self.size_bytes > min(share_bytes, self._limits.limit_bytes)
 
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         """Apply the last entries, and write a snapshot into `into`: the base, and the log since. All files are links.
@@ -78,6 +76,8 @@ class RocksDBChangelog:
         """
         self._write(changes)
         if self._base is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.mkdir()
             self.begin_at(self.rebase(self._directory / "base"))
         assert self._base is not None
         with self._translating:

@@ -169,7 +169,9 @@ def open_backend(program: Program, process: Process, database: Path) -> Backend:
         budget = MemoryBudget(
             block_cache_bytes=int(memory * _BLOCK_CACHE), write_buffer_bytes=int(memory * _WRITE_BUFFERS)
         )
-        logs = program.mode == "changelog"
-        return RocksDBBackend(database, states, memory=budget, groupings=groupings(program, process), logs=logs)
+        changelog = program.changelog if program.mode == "changelog" else None
+        return RocksDBBackend(
+            database, states, memory=budget, groupings=groupings(program, process), changelog=changelog
+        )
     in_memory = program.backend == "memory"
     return HeapBackend(database, states, inline=in_memory, limit_bytes=program.limit_bytes if in_memory else None)

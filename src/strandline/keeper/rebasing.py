@@ -18,7 +18,7 @@ from strandline.checkpoint.jobdir import JobDirectory, shared_path
 from strandline.checkpoint.kinds import SnapshotKind
 from strandline.checkpoint.upload import upload_file
 from strandline.core import failpoints
-from strandline.core.errors import CheckpointError
+from strandline.core.errors import CheckpointError, discreet
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 
@@ -79,7 +79,7 @@ class NextBase:
             refs = [self._upload_one(jobdir, file, checkpoint) for file in self._missing]
             failpoints.hit("keeper.rebase.uploaded")
         except BaseException as error:
-            log.warning("the upload of a new base failed, and begins again after the next checkpoint: %s", error)
+            log.warning("the upload of a new base failed, and begins again with other paths: %s", discreet(error))
             delete_quietly(jobdir, self.planned)
             with self._lock:
                 # New paths: storage may still execute what it has refused.

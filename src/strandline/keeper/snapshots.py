@@ -64,7 +64,9 @@ class Snapshots:
         self._changelog = self._backend.changelog
         self._next_base: NextBase | None = None
         self._uploaded_beside: Mapping[str, FileRef] = {}
-        """By name, files of the changelog's base that were uploaded for no checkpoint."""
+        """By name, files of the base that were uploaded beside checkpoints, while the first checkpoint uses them."""
+        self._beside_of: CheckpointId | None = None
+        """The checkpoint that uses them."""
         self._beside_bytes = self._bases = 0
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
@@ -94,6 +96,9 @@ class Snapshots:
             elif confirmed not in (None, self._base_of):
                 # An earlier process of this partition took part in it, and its files are unknown here.
                 self._base, self._base_of = {}, confirmed
+            if self._beside_of != pending:
+                # Now they are in the base; or the checkpoint failed, maybe because storage has lost one.
+                self._beside_of, self._uploaded_beside = None, {}
             self._reports = {c: report for c, report in self._reports.items() if c == pending}
 
     def trigger(self, checkpoint: CheckpointId) -> float:
@@ -165,7 +170,7 @@ class Snapshots:
             self.raise_error()
             failpoints.hit("keeper.persist.before")
             shutil.rmtree(into, ignore_errors=True)
-            files = self._persist(frozen, into)
+            files = self._persist(checkpoint, frozen, into)
             frozen.release()
         except BaseException as error:
             self._fail(error)
@@ -174,14 +179,14 @@ class Snapshots:
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
         self._rebase()
 
-    def _persist(self, frozen: Frozen, into: Path) -> list[LocalFile]:
+    def _persist(self, checkpoint: CheckpointId, frozen: Frozen, into: Path) -> list[LocalFile]:
         changelog, next_base = self._changelog, self._next_base
         if changelog is None:
             return self._backend.persist(frozen.changes(), into)
         if next_base is not None and next_base.is_uploaded:
             changelog.begin_at(next_base.base)
             with self._lock:
-                self._next_base, self._uploaded_beside = None, next_base.files
+                self._next_base, self._uploaded_beside, self._beside_of = None, next_base.files, checkpoint
                 self._beside_bytes += next_base.uploaded_bytes
         return changelog.append(frozen.changes(), into)
 

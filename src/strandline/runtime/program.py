@@ -15,6 +15,7 @@ import cloudpickle
 import msgspec
 
 from strandline.api.badrecords import OnError
+from strandline.api.config import Changelog
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
@@ -118,6 +119,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     backend: BackendName
     mode: Mode
+    changelog: Changelog = Changelog()
+    """The limits of the log, in the mode `changelog`."""
     store_url: str
     store_options: dict[str, str] = {}
     fsync: bool = True

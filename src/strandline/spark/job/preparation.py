@@ -269,6 +269,7 @@ class Preparation:
             generation=owned.generation,
             backend=b.settings.backend,
             mode=b.checkpoints.mode,
+            changelog=b.checkpoints.changelog,
             store_url=b.jobdir.store.url,
             store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,

@@ -1,0 +1,237 @@
+"""Checkpoints of the mode `changelog`: a base and the changes since, and the next base beside them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strandline.api.config import Changelog
+from strandline.core import failpoints
+from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.format.manifest import PartitionInfo
+from strandline.keeper import opening
+from strandline.runtime.program import Restore
+from strandline.runtime.task.task import EpochTimes
+from tests.runtime.bench import batch_of, program
+from tests.runtime.clients import Counter, Nursery, answers, eventually, restore_of, shared
+
+CHANGELOG = {"mode": "changelog", "changelog": Changelog(parts=3)}
+STEPS = ["keeper.persist.before", "keeper.rebase.before", "keeper.rebase.upload", "keeper.rebase.uploaded"]
+
+
+class Keeping:
+    """One partition in this process, and what its driver would know of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.generation = self.epoch = self.checkpoint = 0
+        self.confirmed: CheckpointId | None = None
+        self.info: PartitionInfo | None = None
+        """Of the newest published checkpoint."""
+        self.restored: Restore | None = None
+        self.expected: dict[str, int] = {}
+        self.at_checkpoint: dict[str, int] = {}
+        self.opened: opening.OpenPartition | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.generation += 1
+        wanted = program(
+            Counter(), store_url=f"file://{self.root}/storage", generation=self.generation, restore=self.restored,
+            **CHANGELOG,
+        )  # fmt: skip
+        self.epoch = self.restored.epoch if self.restored else 0
+        self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0")
+
+    @property
+    def partition(self) -> opening.OpenPartition:
+        assert self.opened is not None
+        return self.opened
+
+    def run(self, *keys: str) -> None:
+        """Count an event of each key, and check the counts."""
+        self.epoch += 1
+        batch = batch_of([(key, "count", 0, 0) for key in keys])
+        found = []
+        for output in self.partition.partition.run(Epoch(self.epoch), EpochTimes(), [batch]):
+            found += [tuple(row.values()) for row in output.to_pylist()]
+        self.partition.partition.commit()
+        for key in keys:
+            self.expected[key] = self.expected.get(key, 0) + 1
+        assert sorted(found) == sorted((key, str(self.expected[key])) for key in keys)
+
+    def take(self, *, published: bool = True) -> PartitionInfo | None:
+        """Take a checkpoint; without `published`, another partition fails it. Return None if this one failed."""
+        self.checkpoint += 1
+        number, snapshots = CheckpointId(self.checkpoint), self.partition.snapshots
+        snapshots.apply_driver_state(self.confirmed, number)
+        snapshots.trigger(number)
+        (report,) = eventually(snapshots.reports, "a report")
+        if report.info is None:
+            snapshots.apply_driver_state(self.confirmed, None)
+            return None
+        info: PartitionInfo = report.info
+        if published:
+            self.confirmed, self.info = number, info
+            stored = restore_of(report, self.epoch).stored
+            self.restored = Restore(checkpoint=number, epoch=Epoch(self.epoch), stored=stored)
+            self.at_checkpoint = dict(self.expected)
+        snapshots.apply_driver_state(self.confirmed, None)
+        return info
+
+    def go_back(self) -> None:
+        """Restore the newest published checkpoint, as a new keeper does."""
+        assert self.opened is not None
+        self.opened.snapshots.close()
+        self.opened.partition.task.store._backend.close()
+        self.expected = dict(self.at_checkpoint)
+        self.start()
+
+    def wait_for_the_base(self) -> None:
+        """Wait until the upload of the next base has ended."""
+        self.partition.snapshots._base_uploader.submit(int).result()
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[Keeping]:
+    kept = Keeping(tmp_path)
+    yield kept
+    failpoints.disarm_all()
+    kept.partition.snapshots.close()
+
+
+def parts_of(info: PartitionInfo) -> set[str]:
+    return {file.path for file in info.files if file.name.endswith(".log")}
+
+
+def test_a_checkpoint_has_the_changes_alone(nursery: Nursery) -> None:
+    keeper = nursery.start(mode="changelog")
+    keeper.run([(str(n), "fill", 500, 0) for n in range(2000)])
+    first = keeper.checkpoint(1)
+    keeper.run([("7", "fill", 500, 0)], confirmed=1)
+    second = keeper.checkpoint(2, confirmed=1)
+    keeper.run([("8", "fill", 500, 0)], confirmed=2)
+    third = keeper.checkpoint(3, confirmed=2)
+    assert first.info is not None
+    assert second.info is not None
+    assert third.info is not None
+    assert first.info.uploaded_bytes > 1_000_000
+    assert second.info.uploaded_bytes < 2_000
+    assert third.info.uploaded_bytes < 2_000
+    assert set(shared(first.info.files).values()) < set(shared(second.info.files).values())
+    assert len(parts_of(third.info)) == 2
+    assert all(file.shared for file in third.info.files)
+
+
+@pytest.mark.parametrize("mode", ["incremental", "changelog", "full"])
+def test_a_keeper_of_any_mode_restores_a_base_and_its_log(nursery: Nursery, mode: str) -> None:
+    keeper = nursery.start(mode="changelog")
+    keeper.counts("a", "b")
+    keeper.checkpoint(1)
+    keeper.run([("a", "count", 0, 0)], confirmed=1)
+    report = keeper.checkpoint(2, confirmed=1)
+    keeper.kill()
+    following = nursery.start(mode=mode, generation=2, restore=restore_of(report, 2))
+    assert answers(following.run([("a", "count", 0, 0), ("b", "count", 0, 0)])[0]) == [("a", "3"), ("b", "2")]
+    # All but the log and its MANIFEST is there.
+    files = following.checkpoint(3, confirmed=2)
+    assert files.info is not None
+    assert bool(set(shared(files.info.files).values()) & set(shared(report.info.files).values())) == (mode != "full")
+
+
+def test_the_next_base_is_uploaded_once_a_published_checkpoint_has_planned_it(keeping: Keeping) -> None:
+    seen: list[tuple[int, int]] = []
+    for _ in range(5):
+        keeping.run("a", "b")
+        info = keeping.take()
+        keeping.wait_for_the_base()
+        assert info is not None
+        seen.append((len(parts_of(info)), len(info.planned or ())))
+    # A base; its log; a base is planned, uploaded, and used: then the log begins anew.
+    assert [parts for parts, _ in seen] == [0, 1, 2, 3, 4]
+    assert [planned > 0 for _, planned in seen] == [False, False, False, False, True]
+    keeping.run("a")
+    used = keeping.take()
+    assert used is not None
+    assert not used.planned
+    assert len(parts_of(used)) <= 2
+    keeping.go_back()
+    keeping.run("a", "b")
+
+
+def test_nothing_is_uploaded_before_its_paths_are_published(keeping: Keeping) -> None:
+    for _ in range(4):
+        keeping.run("a")
+        keeping.take()
+    keeping.run("a")
+    planned = keeping.take(published=False)
+    assert planned is not None
+    assert planned.planned
+    keeping.wait_for_the_base()
+    stored = {str(path.relative_to(keeping.root / "storage" / "job")) for path in files_in(keeping.root / "storage")}
+    assert not stored & set(planned.planned)
+
+
+def files_in(directory: Path) -> Iterator[Path]:
+    return (path for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failure_at_each_step_of_a_new_base(keeping: Keeping, step: str) -> None:
+    """The next attempt uses other paths, as storage may still execute a request that it has refused."""
+    for _ in range(3):
+        keeping.run("a", "b")
+        keeping.take()
+    failed: list[bool] = []
+
+    def fail_once() -> None:
+        failed.append(True)
+        raise OSError("no space left")
+
+    failpoints.arm(step, fail_once)
+    refused: set[str] = set()
+    while not failed:
+        keeping.run("a", "c")
+        info = keeping.take()
+        refused = set(info.planned or ()) if info else set()
+        keeping.wait_for_the_base()
+        keeping.partition.snapshots._writer.submit(int).result()
+    failpoints.disarm_all()
+    if step in STEPS[:2]:
+        # Changes are lost on the way to the backend, or may be: the job restores.
+        keeping.go_back()
+    else:
+        assert refused
+    for _ in range(6):
+        keeping.run("a", "d")
+        info = keeping.take()
+        keeping.wait_for_the_base()
+        assert info is not None
+        assert not {file.path for file in info.files} & refused
+    assert info is not None
+    assert len(parts_of(info)) <= 5
+    keeping.go_back()
+    keeping.run("a", "b", "d")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_changes_checkpoints_and_restores(keeping: Keeping, seed: int) -> None:
+    """Some checkpoints fail elsewhere, some uploads of bases fail, and restores come at any time."""
+    rng = random.Random(seed)
+    for _ in range(60):
+        if rng.random() < 0.1:
+            failpoints.arm(rng.choice(STEPS[2:]), lambda: 1 / 0)
+        keeping.run(*rng.sample("abcdefghij", rng.randint(1, 5)))
+        keeping.take(published=rng.random() < 0.8)
+        if rng.random() < 0.5:
+            keeping.wait_for_the_base()
+        failpoints.disarm_all()
+        if keeping.restored is not None and rng.random() < 0.1:
+            if rng.random() < 0.5:
+                # From storage alone.
+                shutil.rmtree(keeping.root / "local", ignore_errors=True)
+            keeping.go_back()
