@@ -56,6 +56,26 @@ def progress(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+MODES = ("incremental", "changelog", "full")
+_MODE = "STRANDLINE_BENCHMARK_MODE"
+
+
+def add_mode(parser: argparse.ArgumentParser) -> None:
+    """Let the user choose the mode of checkpoints; `checkpoint_mode` has it, also in processes that are started."""
+    parser.add_argument("--mode", choices=MODES, default=MODES[0], action=_SetMode, help="of the checkpoints")
+
+
+class _SetMode(argparse.Action):
+    def __call__(self, parser: object, given: object, value: Any, option: object = None) -> None:
+        os.environ[_MODE] = value
+        setattr(given, self.dest, value)
+
+
+def checkpoint_mode() -> Any:
+    """Return the mode that the user chose."""
+    return os.environ.get(_MODE, MODES[0])
+
+
 def durability() -> dict[str, Any]:
     """Return the settings that say whether a job syncs to disk."""
     wanted = os.environ.get(FSYNC)

@@ -1,4 +1,4 @@
-"""What incremental checkpoints of 10,000,000 keys × 100 bytes cost, 1 % of the keys changed between two of them.
+"""What checkpoints of 10,000,000 keys × 100 bytes cost, 1 % of the keys changed between two of them.
 
 A real job on Spark, two partitions, RocksDB, a vectorised process function, checkpoints on the local file system. The
 first checkpoints after the load are not counted: what a load leaves has to be merged once (see the design note 0001).
@@ -17,11 +17,19 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks._driver import Answer, Driver, driver
-from benchmarks._harness import EpochCost, emit, end_on_sigterm, progress, scratch, steady_rows_per_second
+from benchmarks._harness import (
+    EpochCost,
+    add_mode,
+    checkpoint_mode,
+    emit,
+    end_on_sigterm,
+    progress,
+    scratch,
+    steady_rows_per_second,
+)
 from benchmarks._large_state import ENTRY_BYTES, PARTITIONS, STATE_MEMORY, Feed
 
 BENCHMARK = "checkpoint_cost"
-INCREMENTAL = "incremental"
 WITH, WITHOUT = "with-checkpoints", "without-checkpoints"
 # Keepers look at RocksDB's figures at most this often.
 _FIGURES_AGE_S = 2.1
@@ -146,7 +154,7 @@ def report_increments(
     about: dict[str, Any] = {"checkpoints": len(taken), "keys": scale.keys, "state_memory": STATE_MEMORY}
 
     def say(metric: str, value: float, **extra: Any) -> None:
-        emit(BENCHMARK, INCREMENTAL, metric, round(value, 3), **extra)
+        emit(BENCHMARK, checkpoint_mode(), metric, round(value, 3), **extra)
 
     say("sync_pause_median_ms", median(pauses), wanted_at_most=100, partitions=PARTITIONS, **about)
     say("sync_pause_max_ms", max(pauses))
@@ -204,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_cost", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small state: shows that it works, measures nothing")
     parser.add_argument("--medium", action="store_true", help="a tenth of the state: to compare two versions")
+    add_mode(parser)
     end_on_sigterm()
     given = parser.parse_args()
     scale = QUICK if given.quick else MEDIUM if given.medium else FULL

@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks._driver import Answer, driver
-from benchmarks._harness import emit, end_on_sigterm, progress, scratch
+from benchmarks._harness import MODES, add_mode, checkpoint_mode, emit, end_on_sigterm, progress, scratch
 from benchmarks._large_state import RESTART_DELAY, Feed, copy_newest
 
 BENCHMARK = "recovery"
@@ -141,6 +141,8 @@ def _restore_ms(status: Answer) -> float:
 def report(results: dict[str, list[Round]]) -> None:
     """Print each kind of kill beside `cp`."""
     for subject, rounds in results.items():
+        if checkpoint_mode() != MODES[0]:
+            subject = f"{subject}-{checkpoint_mode()}"
 
         def say(metric: str, value: float, subject: str = subject, **extra: Any) -> None:
             emit(BENCHMARK, subject, metric, round(value, 3), **extra)
@@ -185,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small state: shows that it works, measures nothing")
     parser.add_argument("--subjects", nargs="+", default=SUBJECTS, choices=SUBJECTS)
+    add_mode(parser)
     end_on_sigterm()
     given = parser.parse_args()
     scale = QUICK if given.quick else FULL
