@@ -70,6 +70,7 @@ docs:
 soak: export STRANDLINE_TEST_JVM = users
 soak: setup
 	$(RUN) python -m pytest -m soak $(ARGS)
+	STRANDLINE_TEST_MODE=changelog $(RUN) python -m pytest $(ARGS)
 	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 -o faulthandler_timeout=3700 $(ARGS)
 
 soak-ends:

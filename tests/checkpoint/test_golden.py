@@ -63,6 +63,18 @@ NAMED = msgspec.structs.replace(
     watermarks={"watermark": 1_699_999_990_000, "a/eu": 1_699_999_990_000, "b/": 1_699_999_991_000},
 )
 COUNTED = msgspec.structs.replace(WHOLE, totals={"rows_in": 1234, "late_rows": 5})
+LOGGED = msgspec.structs.replace(
+    WHOLE,
+    mode="changelog",
+    operators=[
+        msgspec.structs.replace(
+            WHOLE.operators[0],
+            partitions=[
+                msgspec.structs.replace(WHOLE.operators[0].partitions[0], planned=["shared/01/0123", "shared/45/4567"])
+            ],
+        )
+    ],
+)
 SOURCE = {"metadata": b'{"id":"1"}', "offsets/41": b"v1\n{}\n\xc3\xa9", "sources/0/0": b""}
 
 
@@ -82,6 +94,12 @@ def test_manifest_with_totals() -> None:
     data = (GOLDEN / "manifest-v1-totals").read_bytes()
     assert MANIFEST.decode(data, "golden") == COUNTED
     assert MANIFEST.encode(COUNTED) == data, "what is written has changed: that needs a new format version"
+
+
+def test_manifest_with_planned_files() -> None:
+    data = (GOLDEN / "manifest-v1-changelog").read_bytes()
+    assert MANIFEST.decode(data, "golden") == LOGGED
+    assert MANIFEST.encode(LOGGED) == data, "what is written has changed: that needs a new format version"
 
 
 def test_source_progress() -> None:

@@ -35,8 +35,11 @@ class Purchases(sl.KeyedProcess):
         self.amounts.append(event.amount)
 
 
-@pytest.mark.parametrize("backend", ["rocksdb", "filesystem", "memory"])
-def test_outside_reader(spark, tmp_path, local_dir, backend):
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [*((each, "incremental") for each in ("rocksdb", "filesystem", "memory")), ("rocksdb", "changelog")],
+)
+def test_outside_reader(spark, tmp_path, local_dir, backend, mode):
     orders = two_operators.orders()
     write_json(tmp_path / "in", orders)
     df = spark.readStream.schema("customer string, amount bigint").option("maxFilesPerTrigger", 1)
@@ -44,7 +47,7 @@ def test_outside_reader(spark, tmp_path, local_dir, backend):
     job = sl.Job(
         "outside",
         sinks=[stream.process(Purchases(), output="x int", uid="purchases").to(sl.sinks.noop())],
-        checkpoints=sl.Checkpoints(tmp_path / "ck", every="1h"),
+        checkpoints=sl.Checkpoints(tmp_path / "ck", every="1ms" if mode == "changelog" else "1h", mode=mode),
         trigger="available-now",
         settings=sl.Settings(backend=backend, parallelism=2, local_dir=local_dir),
     )
@@ -68,6 +71,7 @@ def read_newest(folder: Path, scratch: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {state["name"]: {} for state in operator["states"]}
     for partition in operator["partitions"]:
         files = {f["name"]: content(folder, f) for f in partition["files"]}
+        assert any(name.endswith(".log") for name in files) == (manifest["mode"] == "changelog")
         read = read_heap if "state.heap" in files else read_rocksdb
         for state, key, value in read(files, scratch / str(partition["index"])):
             group, customer, rest = key_of(key)
@@ -123,8 +127,12 @@ def read_heap(files: dict[str, bytes], _: Path) -> Iterator[tuple[str, bytes, by
 
 def read_rocksdb(files: dict[str, bytes], directory: Path) -> Iterator[tuple[str, bytes, bytes]]:
     directory.mkdir(parents=True)
-    for name, data in files.items():
-        (directory / re.sub(r"-[0-9a-f]{16}(?=\.(sst|blob)$)", "", name)).write_bytes(data)
+    for name, data in sorted(files.items()):
+        real = re.sub(r"-[0-9a-f]{16}(-\d+)?(?=\.(sst|blob|log)$|$)", "", name)
+        with (directory / real).open("ab") as file:
+            file.write(data)
+        if real.startswith("MANIFEST") and real != name:
+            (directory / "CURRENT").write_text(f"{real}\n")
     options = rocksdict.Options(raw_mode=True)
     states = [name for name in rocksdict.Rdict.list_cf(str(directory), options) if name != "default"]
     families = {name: rocksdict.Options(raw_mode=True) for name in states}
