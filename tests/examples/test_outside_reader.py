@@ -128,7 +128,7 @@ def read_heap(files: dict[str, bytes], _: Path) -> Iterator[tuple[str, bytes, by
 def read_rocksdb(files: dict[str, bytes], directory: Path) -> Iterator[tuple[str, bytes, bytes]]:
     directory.mkdir(parents=True)
     for name, data in sorted(files.items()):
-        real = re.sub(r"-[0-9a-f]{16}(-\d+)?(?=\.(sst|blob|log)$|$)", "", name)
+        real = re.sub(r"-[0-9a-f]{16}(-\d+)*(?=\.(sst|blob|log)$|$)", "", name)
         with (directory / real).open("ab") as file:
             file.write(data)
         if real.startswith("MANIFEST") and real != name:

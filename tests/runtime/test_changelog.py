@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strandline.api.config import Changelog
 from strandline.core import failpoints
+from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper import opening
@@ -19,15 +21,16 @@ from strandline.runtime.task.task import EpochTimes
 from tests.runtime.bench import batch_of, program
 from tests.runtime.clients import Counter, Nursery, answers, eventually, restore_of, shared
 
-CHANGELOG = {"mode": "changelog", "changelog": Changelog(parts=3)}
+CHANGELOG = Changelog(parts=3)
 STEPS = ["keeper.persist.before", "keeper.rebase.before", "keeper.rebase.upload", "keeper.rebase.uploaded"]
 
 
 class Keeping:
     """One partition in this process, and what its driver would know of it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limits: Changelog = CHANGELOG) -> None:
         self.root = root
+        self.limits = limits
         self.generation = self.epoch = self.checkpoint = 0
         self.confirmed: CheckpointId | None = None
         self.info: PartitionInfo | None = None
@@ -42,7 +45,7 @@ class Keeping:
         self.generation += 1
         wanted = program(
             Counter(), store_url=f"file://{self.root}/storage", generation=self.generation, restore=self.restored,
-            **CHANGELOG,
+            mode="changelog", changelog=self.limits,
         )  # fmt: skip
         self.epoch = self.restored.epoch if self.restored else 0
         self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0")
@@ -235,3 +238,39 @@ def test_any_sequence_of_changes_checkpoints_and_restores(keeping: Keeping, seed
                 # From storage alone.
                 shutil.rmtree(keeping.root / "local", ignore_errors=True)
             keeping.go_back()
+
+
+def test_small_parts_are_merged(tmp_path: Path) -> None:
+    keeping = Keeping(tmp_path, Changelog())
+    most = uploads = 0
+    for n in range(150):
+        keeping.run("a", str(n % 7))
+        info = keeping.take()
+        assert info is not None
+        most = max(most, len(parts_of(info)))
+        uploads += info.uploaded_bytes if n else 0
+    assert info is not None
+    log_bytes = sum(file.size for file in info.files if file.name.endswith(".log"))
+    # The base has the first changes; 149 is 2 · 64 + 2 · 8 + 5. Before a merge there are 7 of each kind, and a new one.
+    assert len(parts_of(info)) == 9
+    assert most <= 16
+    assert log_bytes < uploads < 4 * log_bytes
+    keeping.go_back()
+    keeping.run("a", *map(str, range(7)))
+    keeping.partition.snapshots.close()
+
+
+def test_a_log_that_lacks_a_part_is_refused(keeping: Keeping) -> None:
+    for _ in range(3):
+        keeping.run("a")
+        keeping.take()
+    assert keeping.restored is not None
+    assert keeping.restored.stored is not None
+    (part,) = keeping.restored.stored.partitions
+    first, *_ = (file for file in part.files if file.name.endswith(".log"))
+    broken = msgspec.structs.replace(part, files=[file for file in part.files if file != first])
+    stored = msgspec.structs.replace(keeping.restored.stored, partitions=[broken])
+    keeping.restored = msgspec.structs.replace(keeping.restored, stored=stored)
+    keeping.partition.snapshots.close()
+    with pytest.raises(CorruptionError, match="expected one that begins at 0"):
+        keeping.start()

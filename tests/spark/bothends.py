@@ -34,6 +34,7 @@ from tests.kafkaserver import Kafka
 from tests.postgres import Server
 from tests.seaweed import Seaweed
 from tests.servers import end_with_parent
+from tests.soak import MODE, SMALL_LOG
 from tests.spark.harness import processes
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -64,7 +65,9 @@ def build(spark: Any, root: Path, given: dict[str, Any]) -> sl.Job:
             counted.to(sl.sinks.kafka(given["kafka"], "out", key="user", name="to-kafka")),
             counted.to(sl.sinks.postgres(given["postgres"], "counted", create=True, name="to-postgres")),
         ],
-        checkpoints=sl.Checkpoints(given["checkpoints"], every="1s", retain=2, storage_options=given["options"]),
+        checkpoints=sl.Checkpoints(
+            given["checkpoints"], every="1s", retain=2, storage_options=given["options"], mode=MODE, changelog=SMALL_LOG
+        ),
         # Of its own: a driver that was stopped as if dead holds another one, as on another machine.
         settings=sl.Settings(parallelism=2, local_dir=root / f"on-{os.getpid()}", state_memory="128MB"),
         restart=sl.Restart(attempts=1000, delay="500ms", max_delay="5s"),

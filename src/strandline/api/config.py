@@ -18,7 +18,7 @@ class Changelog:
 
     A restore reads the base and repeats the log. The log is at most `share` of the state's size, but may always have
     16 MB, and at most `limit`, which bounds the time of a restore, and the memory of a reader of the snapshot. `parts`
-    bounds the number of its files: each checkpoint adds one.
+    bounds the number of its files: each checkpoint adds one, and small ones are merged.
 
     >>> Changelog(share=1.0, limit="2GB")
     """

@@ -21,7 +21,7 @@ _TAG_DIGITS = 16
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 _PERMANENT_MANIFEST = re.compile(rf"(MANIFEST-\d+)-[0-9a-f]{{{_TAG_DIGITS}}}-\d+")
-_LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)\.log")
+_LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)-(\d+)\.log")
 _LOG_BLOCK_BYTES = 32 << 10
 _LOG_RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
@@ -66,7 +66,7 @@ class SstFiles:
         """A name of the opening."""
         self._restored: dict[str, str] = {}
         self._manifests = 0
-        parts: dict[str, list[tuple[int, Path]]] = {}
+        parts: dict[str, list[Path]] = {}
         for path in list(directory.iterdir()):
             if match := _PERMANENT_NAME.fullmatch(path.name):
                 self._adopt(path, match[1] + match[2])
@@ -74,9 +74,9 @@ class SstFiles:
                 self._adopt(path, match[1])
                 (directory / "CURRENT").write_text(f"{match[1]}\n")
             elif match := _LOG_PART.fullmatch(path.name):
-                parts.setdefault(match[1], []).append((int(match[3]), path))
+                parts.setdefault(match[1], []).append(path)
         for number, of_log in parts.items():
-            _join(directory / f"{number}.log", [path for _, path in sorted(of_log)])
+            _join(directory / f"{number}.log", sorted(of_log))
         check_manifest(directory)
 
     def _adopt(self, path: Path, name: str) -> None:
@@ -100,20 +100,24 @@ class SstFiles:
         self._manifests += 1
         return f"{name}-{self.tag}-{self._manifests}"
 
-    def log_part_name(self, number: int, part: int) -> str:
-        """Return the permanent name of a part of a log; parts count from 0."""
-        return f"{number:06}-{self.tag}-{part:06}.log"
+    def log_part_name(self, number: int, start: int, end: int) -> str:
+        """Return the permanent name of the bytes of a log from `start` to before `end`."""
+        return f"{number:06}-{self.tag}-{start:012}-{end:012}.log"
 
 
 def _join(log: Path, parts: list[Path]) -> None:
     """Make a log of its parts, as a new file: RocksDB may change it."""
-    names = [path.name for path in parts]
-    tags = {name.split("-")[1] for name in names}
-    if len(tags) > 1 or [int(name[:-4].split("-")[2]) for name in names] != list(range(len(names))):
-        raise CorruptionError(
-            f"{log.parent}: {log.name} has the parts {', '.join(names[:20])}, expected all from 0 on, of one snapshot",
-            hint="restore one snapshot into an empty directory",
-        )
+    tags, size_bytes = set(), 0
+    for path in parts:
+        _, tag, start, end = path.name.removesuffix(".log").split("-")
+        tags.add(tag)
+        if len(tags) > 1 or int(start) != size_bytes or path.stat().st_size != int(end) - int(start):
+            raise CorruptionError(
+                f"{log.parent}: {log.name} has the part {path.name} of {path.stat().st_size} bytes, expected one that "
+                f"begins at {size_bytes}, of one snapshot",
+                hint="restore one snapshot into an empty directory",
+            )
+        size_bytes = int(end)
     with log.open("wb") as joined:
         for path in parts:
             with path.open("rb") as part:

@@ -1,7 +1,8 @@
 """Snapshots of a RocksDB database as a base and the log of the changes since: nothing is flushed or merged for them.
 
 The log is RocksDB's write-ahead log, which RocksDB replays when it opens a database. Each snapshot cuts off the part
-that was appended since the last one, as a file that never changes.
+that was appended since the last one, as a file that never changes. Small parts are merged, so that a snapshot never has
+many.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,17 @@ from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
 
 _LEAST_BYTES = 16 * MIB
 _COPY_BYTES = 1 * MIB
+_MERGED_PARTS = 8
+_MERGED_BYTES = 4 * MIB
+"""Parts that together are larger than this are not merged: they would be uploaded again for little."""
 _LOG_NAME = re.compile(r"(\d+)\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    file: LocalFile
+    merges: int
+    """How often its bytes were merged."""
 
 
 @dataclass
@@ -28,8 +39,15 @@ class _Log:
     """One log of RocksDB and its parts. Only the newest log grows."""
 
     number: int
-    parts: list[LocalFile]
+    parts: list[_Part]
     size_bytes: int = 0
+
+    @property
+    def mergeable(self) -> list[_Part]:
+        """The newest parts, if they are so many of one kind that they should be one."""
+        newest = self.parts[-_MERGED_PARTS:]
+        is_even = len(newest) == _MERGED_PARTS and newest[0].merges == newest[-1].merges
+        return newest if is_even and sum(part.file.size_bytes for part in newest) <= _MERGED_BYTES else []
 
 
 class RocksDBLog:
@@ -83,7 +101,7 @@ class RocksDBLog:
         with self._translating:
             self._cut()
             into.mkdir(parents=True)
-            files = [*self._base.files, *(part for log in self._logs.values() for part in log.parts)]
+            files = [*self._base.files, *(part.file for log in self._logs.values() for part in log.parts)]
             for file in files:
                 os.link(file.path, into / file.name)
         return [LocalFile(file.name, into / file.name, file.size_bytes, shared=True) for file in files]
@@ -107,7 +125,7 @@ class RocksDBLog:
             shutil.rmtree(old.directory, ignore_errors=True)
         for number in [number for number in self._logs if number < base.first_log]:
             for part in self._logs.pop(number).parts:
-                part.path.unlink(missing_ok=True)
+                part.file.path.unlink(missing_ok=True)
 
     def _cut(self) -> None:
         """Copy what was appended to the logs; delete the archived ones that are copied or not needed."""
@@ -134,14 +152,23 @@ class RocksDBLog:
             size_bytes = os.fstat(source.fileno()).st_size - log.size_bytes
             if size_bytes <= 0:
                 return
-            name = self._files.log_part_name(log.number, len(log.parts))
-            path = self._directory / name
             source.seek(log.size_bytes)
-            with path.open("wb") as target:
-                for data in _pieces(source.read, size_bytes):
-                    target.write(data)
-        log.parts.append(LocalFile(name, path, size_bytes, shared=True))
+            self._add(log, size_bytes, _pieces(source.read, size_bytes), merges=0)
         log.size_bytes += size_bytes
+        while small := log.mergeable:
+            del log.parts[-len(small) :]
+            data = (part.file.path.read_bytes() for part in small)
+            self._add(log, sum(part.file.size_bytes for part in small), data, merges=small[0].merges + 1)
+            for part in small:
+                part.file.path.unlink()
+
+    def _add(self, log: _Log, size_bytes: int, pieces: Iterable[bytes], merges: int) -> None:
+        start = sum(part.file.size_bytes for part in log.parts)
+        name = self._files.log_part_name(log.number, start, start + size_bytes)
+        path = self._directory / name
+        with path.open("wb") as target:
+            target.writelines(pieces)
+        log.parts.append(_Part(LocalFile(name, path, size_bytes, shared=True), merges))
 
 
 def _pieces(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
