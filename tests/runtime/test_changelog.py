@@ -89,10 +89,16 @@ class Keeping:
     def go_back(self) -> None:
         """Restore the newest published checkpoint, as a new keeper does."""
         assert self.opened is not None
-        self.opened.snapshots.close()
+        self.close()
         self.opened.partition.task.store._backend.close()
         self.expected = dict(self.at_checkpoint)
         self.start()
+
+    def close(self) -> None:
+        self.partition.snapshots.close()
+        if self.partition.restoring is not None:
+            # Their verification may not have begun.
+            self.partition.restoring.unverified.clear()
 
     def wait_for_the_base(self) -> None:
         """Wait until the upload of the next base has ended."""
@@ -104,7 +110,7 @@ def keeping(tmp_path: Path) -> Iterator[Keeping]:
     kept = Keeping(tmp_path)
     yield kept
     failpoints.disarm_all()
-    kept.partition.snapshots.close()
+    kept.close()
 
 
 def parts_of(info: PartitionInfo) -> set[str]:
@@ -147,33 +153,32 @@ def test_a_keeper_of_any_mode_restores_a_base_and_its_log(nursery: Nursery, mode
 
 
 def test_the_next_base_is_uploaded_once_a_published_checkpoint_has_planned_it(keeping: Keeping) -> None:
-    seen: list[tuple[int, int]] = []
-    for _ in range(5):
+    seen: list[PartitionInfo] = []
+    while len(seen) < 5 or seen[-1].planned:
         keeping.run("a", "b")
         info = keeping.take()
-        keeping.wait_for_the_base()
         assert info is not None
-        seen.append((len(parts_of(info)), len(info.planned or ())))
-    # A base; its log; a base is planned, uploaded, and used: then the log begins anew.
-    assert [parts for parts, _ in seen] == [0, 1, 2, 3, 4]
-    assert [planned > 0 for _, planned in seen] == [False, False, False, False, True]
-    keeping.run("a")
-    used = keeping.take()
-    assert used is not None
-    assert not used.planned
-    assert len(parts_of(used)) <= 2
+        seen.append(info)
+        keeping.wait_for_the_base()
+    assert [(len(parts_of(info)), bool(info.planned)) for info in seen[:3]] == [(0, False), (1, False), (2, False)]
+    # A base is planned once or twice, and then used: the log begins anew.
+    planned = [set(info.planned) for info in seen if info.planned]
+    assert len(planned) in (1, 2)
+    assert planned[0] <= {file.path for file in seen[-1].files}
+    assert len(parts_of(seen[-1])) <= 2
     keeping.go_back()
     keeping.run("a", "b")
 
 
 def test_nothing_is_uploaded_before_its_paths_are_published(keeping: Keeping) -> None:
-    for _ in range(4):
+    for _ in range(3):
         keeping.run("a")
         keeping.take()
-    keeping.run("a")
-    planned = keeping.take(published=False)
-    assert planned is not None
-    assert planned.planned
+    planned = None
+    while planned is None or not planned.planned:
+        keeping.run("a")
+        planned = keeping.take(published=False)
+        assert planned is not None
     keeping.wait_for_the_base()
     stored = {str(path.relative_to(keeping.root / "storage" / "job")) for path in files_in(keeping.root / "storage")}
     assert not stored & set(planned.planned)
@@ -257,7 +262,7 @@ def test_small_parts_are_merged(tmp_path: Path) -> None:
     assert log_bytes < uploads < 4 * log_bytes
     keeping.go_back()
     keeping.run("a", *map(str, range(7)))
-    keeping.partition.snapshots.close()
+    keeping.close()
 
 
 def test_a_log_that_lacks_a_part_is_refused(keeping: Keeping) -> None:
@@ -271,6 +276,6 @@ def test_a_log_that_lacks_a_part_is_refused(keeping: Keeping) -> None:
     broken = msgspec.structs.replace(part, files=[file for file in part.files if file != first])
     stored = msgspec.structs.replace(keeping.restored.stored, partitions=[broken])
     keeping.restored = msgspec.structs.replace(keeping.restored, stored=stored)
-    keeping.partition.snapshots.close()
+    keeping.close()
     with pytest.raises(CorruptionError, match="expected one that begins at 0"):
         keeping.start()

@@ -18,6 +18,9 @@ It reads an older blob file as the right one, and a MANIFEST without records tha
 """
 _HINT = "the job restores from its last complete checkpoint"
 _TAG_DIGITS = 16
+_OTHER_NAME = re.compile(
+    r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+|\d+\.(sst|blob|log)|.*\.json|archive"
+)
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 _PERMANENT_MANIFEST = re.compile(rf"(MANIFEST-\d+)-[0-9a-f]{{{_TAG_DIGITS}}}-\d+")
@@ -75,6 +78,12 @@ class SstFiles:
                 (directory / "CURRENT").write_text(f"{match[1]}\n")
             elif match := _LOG_PART.fullmatch(path.name):
                 parts.setdefault(match[1], []).append(path)
+            elif not _OTHER_NAME.fullmatch(path.name):
+                # Without it, the state would lack what the file has.
+                raise CorruptionError(
+                    f"{path}: RocksDB's files have no such name, nor do those of a snapshot",
+                    hint="a newer release of Strandline may have made the snapshot: restore it with that one",
+                )
         for number, of_log in parts.items():
             _join(directory / f"{number}.log", sorted(of_log))
         check_manifest(directory)
