@@ -112,3 +112,36 @@ def test_on_demand_only(store: FaultyStore, tmp_path: Path, clock: ManualClock) 
     wanted = [run.coordinator.request(), run.coordinator.request()]
     assert run.checkpoint() == 1
     assert [w.result(0) for w in wanted] == [1, 1]
+
+
+def test_an_epoch_ends_with_a_checkpoint_that_could_not_begin_with_it(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """The one before was in progress when it began."""
+    run = Run(store, tmp_path, clock, config=Checkpoints("unused", every="400ms"))
+
+    def end_epoch() -> CheckpointId | None:
+        return run.coordinator.trigger(Epoch(run.epoch), changed=False, has_ended=True)
+
+    clock.advance(400)
+    first = run.trigger()
+    assert first is not None
+    clock.advance(250)
+    run.deliver(first)
+    assert run.trigger() is None, "the first one is in progress"
+    clock.advance(100)
+    assert run.coordinator.advance() == first
+    clock.advance(150)
+    assert end_epoch() is None, "250 ms after the end of the epoch that the first one covers"
+    assert run.trigger() is not None, "650 ms after its begin"
+    clock.advance(250)
+    run.deliver(CheckpointId(2))
+    assert run.trigger() is None
+    assert run.coordinator.advance() == 2
+    clock.advance(370)
+    assert end_epoch() == 3
+    assert run.coordinator.unreported[0] == run.epoch
+    run.deliver(CheckpointId(3))
+    assert run.trigger() is None, "it covers an epoch that began 370 ms ago, and is in progress"
+    assert run.coordinator.advance() == 3
+    assert end_epoch() is None, "nothing has ended since"

@@ -72,6 +72,8 @@ class Coordinator:
         """The time of the first change for which no checkpoint was triggered."""
         self._failures_in_row = 0
         self._last_trigger_ms = self._last_epoch_ms = self._covered_ms = self._clock.monotonic_ms()
+        self._ended_ms = self._covered_ms
+        """The end of the newest epoch that a checkpoint covers."""
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
         self._show_from_ms = -float("inf")
@@ -170,18 +172,18 @@ class Coordinator:
             if self._pending is not None:
                 self._pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
 
-    def trigger(self, epoch: Epoch, changed: bool = True) -> CheckpointId | None:
+    def trigger(self, epoch: Epoch, changed: bool = True, has_ended: bool = False) -> CheckpointId | None:
         """Return the checkpoint that the epoch that begins now ends with, or None.
 
         `changed` tells whether the epoch may change state. Without changes since the last checkpoint, only a request
-        triggers one.
+        triggers one. With `has_ended`, the epoch has just ended, and was counted before.
         """
         with self._lock:
             self._changed |= changed
             if changed:
                 self._last_epoch_ms = self._clock.monotonic_ms()
                 self._changed_ms = self._last_epoch_ms if self._changed_ms is None else self._changed_ms
-            if self._pending is not None or not self._is_due(with_epoch=changed):
+            if self._pending is not None or not self._is_due(with_epoch=changed, has_ended=has_ended):
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
             self._last_trigger_ms, self._covered_ms = self._clock.monotonic_ms(), self._last_epoch_ms
@@ -214,8 +216,8 @@ class Coordinator:
         with self._lock:
             return self._pending is None and self._is_due()
 
-    def _is_due(self, *, with_epoch: bool = False) -> bool:
-        """Whether a checkpoint is due now, or with the epoch that begins now.
+    def _is_due(self, *, with_epoch: bool = False, has_ended: bool = False) -> bool:
+        """Whether a checkpoint is due now, or with the epoch that begins now or has just ended.
 
         With an epoch, the interval counts from the newest epoch that the last one covers: after a checkpoint between
         epochs, which are as far apart as the interval, the next one would come between epochs, too. And it may be
@@ -227,8 +229,9 @@ class Coordinator:
         if interval_ms is None or not self._changed:
             return False
         since_ms, least_ms = self._last_trigger_ms, float(interval_ms)
-        if with_epoch:
-            since_ms, least_ms = self._covered_ms, interval_ms * (1 - _EARLY)
+        if with_epoch or has_ended:
+            since_ms = self._ended_ms if has_ended else self._covered_ms
+            least_ms = interval_ms * (1 - _EARLY)
         return now_ms - since_ms >= least_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
 
     def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
@@ -287,6 +290,7 @@ class Coordinator:
             if pending is not None and pending.sinks is None:
                 pending.sinks, pending.watermarks = list(sinks), dict(watermarks or {})
                 pending.totals = dict(totals or {})
+                self._ended_ms = self._clock.monotonic_ms()
 
     def _discard(self, files: Iterable[FileRef]) -> None:
         """Mark files for deletion, except those of the pending checkpoint: a report may come twice."""

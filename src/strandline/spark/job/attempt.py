@@ -47,7 +47,7 @@ from strandline.spark.sources.tableerrors import explain_table_error
 _POLL_S = 0.01
 _QUERY_CHECK_S = 0.2
 _IDLE_S = 0.15
-_COLLECT_S = 0.05
+_COLLECT_S = 0.02
 _FENCE_CHECK_S = 5.0
 _DELIVERY_TIMEOUT_S = 60.0
 """How long a finished job waits for the targets of its sinks."""

@@ -149,6 +149,7 @@ class EpochDriver:
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), begun_us)
                 self._done = batch
+                self._trigger_late()
             except BaseException as error:
                 self.error = unwrap_error(error)
                 self.failed.set()
@@ -287,6 +288,15 @@ class EpochDriver:
             self.last_contact = time.monotonic()
             self._lock.release()
 
+    def _trigger_late(self) -> None:
+        """Begin a checkpoint that is due with the epoch that has just ended, and was not when it began.
+
+        Mostly, the checkpoint before was in progress then: without this, each second epoch would wait for the next one.
+        Where keepers are asked through a Spark job, that would take as long as a small epoch.
+        """
+        if self._fleet.is_local and (trigger := self._trigger(self.progress.epoch, has_ended=True)) is not None:
+            self._poll(trigger)
+
     def _poll(self, trigger: CheckpointId | None) -> None:
         # A keeper that died before the first epoch is started again, as in the next epoch.
         instructions = self._instructions(self.progress.epoch, trigger)
@@ -392,11 +402,11 @@ class EpochDriver:
                 functions[node] = function_of(node, reports.get(node))
         return EpochWork(functions, instructions.watermark_us, instructions.fired_us)
 
-    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
-        trigger = self._coordinator.trigger(epoch, changed=not idle)
+    def _trigger(self, epoch: Epoch, *, idle: bool = False, has_ended: bool = False) -> CheckpointId | None:
+        trigger = self._coordinator.trigger(epoch, changed=not (idle or has_ended), has_ended=has_ended)
         if trigger is not None:
             self._sources.want(trigger, self._batch)
-            if idle:
+            if idle or has_ended:
                 self._add_sinks(trigger)
         return trigger
 

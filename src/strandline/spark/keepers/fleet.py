@@ -137,6 +137,11 @@ class Fleet:
         return acks
 
     @property
+    def is_local(self) -> bool:
+        """Whether the driver reaches all keepers itself."""
+        return bool(self._only_executor)
+
+    @property
     def is_as_restored(self) -> bool:
         """Whether no epoch has been applied since the restore: a dead keeper can then restore the same state again."""
         return all(ack.epoch == self._restored for ack in self.last.values())
