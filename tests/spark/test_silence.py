@@ -230,7 +230,7 @@ class Reading:
                 nodes=[], counting={}, measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}
             ),
         )
-        driver._fleet = SimpleNamespace(slots={("op", 0)}, may_have_lost_one=lambda: False)
+        driver._fleet = SimpleNamespace(slots={("op", 0)}, may_have_lost_one=lambda: False, is_local=False)
         driver._failed_rows = SimpleNamespace(reports=lambda epoch: {}, take=lambda epoch, now_us: 0)
         driver._write = lambda built, epoch: {("op", 0): self.ack}
         driver._record_failures = lambda *_: nullcontext()
