@@ -8,7 +8,8 @@ that has all keys, so many that `--rate` rows a second change 1 % of the state a
 in the end, by the end's own client: a row's age is how long that is after it was due.
 
 The job's own figures say where the age comes from: for each checkpoint the phases from the begin of the oldest epoch
-that it covers until the sink's rows are visible. Before, a row has waited in the topic until its epoch began.
+that it covers until the sink's rows are visible. Before, a row has waited in the topic until its epoch began, which is
+told from Spark's reports of its batches.
 
 At the end each row must have been seen once, and must bear the number of its key's changes.
 """
@@ -16,9 +17,11 @@ At the end each row must have been seen once, and must bear the number of its ke
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +63,13 @@ _PRIME = 2_147_483_647
 """Rows that follow each other have keys far apart, and each key comes once before any comes again."""
 AGES = {"age_p50_s": 50, "age_p99_s": 99, "age_max_s": 100}
 PHASES = ("waits", "epoch", "durable", "published", "shown")
-SPARK_SETTINGS = {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": str(PARTITIONS)}
+_BEFORE_THE_EPOCH = ("latestOffset", "walCommit", "getBatch", "queryPlanning")
+"""What Spark does in a batch before it calls us, in its own words."""
+SPARK_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    "spark.sql.streaming.numRecentProgressUpdates": "10000",
+}
 
 
 class Counted(sl.KeyedBatchProcess):
@@ -187,10 +196,36 @@ def run_subject(subject: str, options: argparse.Namespace, directory: Path) -> R
                 while reader.is_running and time.monotonic() < until:
                     run.await_termination(0.2)
                 reader.answer(0)
+            batches = begins(run.query)
     spark.stop()
     seen = np.load(directory / "seen.npz")
     load.check(seen, rows, subject)
-    return figures(seen, found, options.seconds)
+    return figures(seen, found, options.seconds) | source_figures(seen, found, options.seconds, batches)
+
+
+def begins(query: Any) -> list[tuple[float, list[int]]]:
+    """Return for each batch when its epoch began, and where it ends in each partition of the topic."""
+    batches = []
+    for report in query.recentProgress:
+        if report["numInputRows"] > 0:
+            (topics,) = (json.loads(source["endOffset"]) for source in report["sources"])
+            before_ms = sum(report["durationMs"].get(name, 0) for name in _BEFORE_THE_EPOCH)
+            began = datetime.fromisoformat(report["timestamp"]).timestamp() + before_ms / 1000
+            batches.append((began, [topics["in"].get(str(number), 0) for number in range(PARTITIONS)]))
+    return batches
+
+
+def source_figures(seen: Any, found: Result, seconds: float, batches: list[tuple[float, list[int]]]) -> Result:
+    """Return how long rows had waited when their epochs began."""
+    ids = seen["ids"][(seen["at"] >= found["began"]) & (seen["at"] < found["began"] + seconds)]
+    at = seen["at"][(seen["at"] >= found["began"]) & (seen["at"] < found["began"] + seconds)]
+    began, ends = np.array([began for began, _ in batches]), np.array([ends for _, ends in batches])
+    # The feeder puts them into the partitions in turn.
+    waited = np.empty(len(ids))
+    for number in range(PARTITIONS):
+        here = ids % PARTITIONS == number
+        waited[here] = began[np.searchsorted(ends[:, number], ids[here] // PARTITIONS, side="right")] - at[here]
+    return {f"source_p{cut}_ms": float(np.percentile(waited, cut) * 1000) for cut in (50, 99)}
 
 
 def watch(run: sl.Run, clients: list[Client], warm_up: float, seconds: float) -> Result:

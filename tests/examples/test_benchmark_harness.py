@@ -147,3 +147,20 @@ def test_latency_is_of_rows_and_checkpoints_of_the_time_that_counts():
     assert (figures["waits_p50_ms"], figures["shown_p99_ms"], figures["age_of_oldest_p50_ms"]) == (150, 5, 2000)
     with pytest.raises(SystemExit, match="nothing is left"):
         latency.figures(seen, {"began": 30.0, "epochs": 7, "checkpoints": []}, 10)
+
+
+def test_a_row_waits_in_the_source_until_the_batch_that_reads_it():
+    def report(second, before_ms, ends, rows=1):
+        return {
+            "numInputRows": rows, "timestamp": f"1970-01-01T00:00:{second:02}.500Z",
+            "durationMs": {"latestOffset": before_ms, "addBatch": 400},
+            "sources": [{"endOffset": json.dumps({"in": {str(n): end for n, end in enumerate(ends)}})}],
+        }  # fmt: skip
+
+    reports = [report(2, 100, [1, 1]), report(3, 0, [1, 1], rows=0), report(4, 200, [3, 2])]
+    batches = latency.begins(SimpleNamespace(recentProgress=reports))
+    assert batches == [(2.6, [1, 1]), (4.7, [3, 2])]
+    # The first two rows are in the first batch; row 4 is not of the time that counts.
+    seen = {"ids": np.array([1, 0, 2, 3, 4]), "at": np.array([1.6, 1.6, 2.7, 2.7, 9.0])}
+    figures = latency.source_figures(seen, {"began": 1.0}, 5.0, batches)
+    assert figures == {"source_p50_ms": pytest.approx(1500), "source_p99_ms": pytest.approx(2000)}
