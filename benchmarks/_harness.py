@@ -184,4 +184,5 @@ def _run_subject(module: str, subject: str, options: Sequence[str]) -> Result:
 
 
 def _summary(result: Result) -> str:
-    return "  ".join(f"{name}={value:,.0f}" for name, value in result.items() if isinstance(value, int | float))
+    figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    return "  ".join(f"{name}={value:,.{2 if abs(value) < 10 else 0}f}" for name, value in figures.items())

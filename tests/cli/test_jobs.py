@@ -101,6 +101,8 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
         "running", "checkpoint 5", "2 completed", "2 (top 1), follows the executors", "detect", "4711",
         f"{time_text(1_700_000_000_000)}: it broke", "1,000 in its life; now 2.5/s", "for 3 s",
         "3.0 MB, in keepers of 64.0 MB of memory", "90 %", "2 files, 2.0 KB, for 5 s", "4 offsets",
+        "waits 1.2 s, epoch 480 ms, durable 95 ms, published 22 ms",
+        "2.0 s old when visible; sink 'alerts' took 130 ms",
     ):  # fmt: skip
         assert words in shown, words
     assert "badly" not in shown

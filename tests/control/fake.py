@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from strandline.checkpoint.history import CheckpointStats
+from strandline.checkpoint.history import CheckpointStats, Phases, SinkStats
 from strandline.control.status import KeeperStatus, OperatorStatus, Savepoint, SourceStatus, State, Status
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
@@ -20,7 +20,10 @@ from strandline.runtime.reached import WatermarkStatus
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.types.records import record_type
 
-STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
+STATS = CheckpointStats(
+    CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2,
+    phases=Phases(1250.0, 480.5, 95.0, 21.7), sinks=(SinkStats("out", 4.5, 1850.0), SinkStats("alerts", 130.0, 1977.2)),
+)  # fmt: skip
 KEEPER = KeeperStatus(
     "detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9}, all_rows_in=900, all_rows_out=600, all_ms=4500.0,
     state_bytes=3 << 20, memory_bytes=64 << 20,

@@ -1,12 +1,19 @@
 """The benchmarks' own arithmetic: a wrong digest or throughput would make every figure worthless."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from benchmarks import latency
+from benchmarks._clients import Reader, client
 from benchmarks._counting import KEYS, MULTIPLIER, check_state, expected_digest, state_digest
+from benchmarks._ends import Files
 from benchmarks._harness import EpochCost, emit, run_epochs, scratch, spark_epochs, steady_rows_per_second
+from strandline.checkpoint.history import Phases, SinkStats
 
 
 @pytest.mark.parametrize("rows", [1, 999_999, 1_000_000, 1_000_001, 2_345_678])
@@ -88,3 +95,72 @@ def test_scratch_is_gone_even_after_a_failure():
     with pytest.raises(KeyError):
         work()
     assert not seen[0].exists()
+
+
+def row_file(path, ids):
+    at = pa.array([1_000_000 + number for number in ids]).cast(pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"id": ids, "at": at, "amount": [1.0] * len(ids)}), path.with_suffix(".hidden"))
+    path.with_suffix(".hidden").rename(path)
+
+
+@pytest.mark.parametrize("more", [[], [2]])
+def test_a_reader_beside_the_job_sees_each_row_once_or_says_so(tmp_path, more):
+    (tmp_path / "out").mkdir()
+    load = latency.Load(0.001, 500)
+    with client(Reader(Files(tmp_path), tmp_path / "seen.npz")) as reader:
+        row_file(tmp_path / "out/part-1.parquet", [0, 1])
+        row_file(tmp_path / "out/part-2.parquet", [2, *more])
+        reader.tell(3 + len(more))
+        assert reader.answer(60) == b""
+    with np.load(tmp_path / "seen.npz") as seen:
+        assert sorted(seen["ids"]) == [0, 1, 2, *more]
+        assert sorted(seen["at"]) == [round(1 + number / 1e6, 6) for number in (0, 1, 2, *more)]
+        if not more:
+            load.check(seen, 3, "mine")
+            return
+        with pytest.raises(SystemExit, match="mine: 4 rows, of which 3 were seen, and 4 in all"):
+            load.check(seen, 4, "mine")
+
+
+def test_a_wrong_number_of_changes_fails_the_latency_benchmark():
+    load = latency.Load(0.001, 1)
+    assert (load.keys, load.value_bytes) == (100, 10_000)
+    ids = np.arange(101)
+    seen = {"ids": ids, "amounts": np.where(ids < 100, 1, 2), "count": np.array(101)}
+    load.check(seen, 101, "mine")
+    with pytest.raises(SystemExit, match="wrong numbers of changes"):
+        load.check(seen | {"amounts": np.ones(101)}, 101, "mine")
+
+
+def test_latency_is_of_rows_and_checkpoints_of_the_time_that_counts():
+    at = np.array([9.0, 10.0, 11.0, 19.0, 20.0])
+    seen = {"at": at, "seen": at + np.array([50.0, 1.0, 2.0, 3.0, 50.0])}
+    sink = SinkStats("out", 5, 2000)
+    taken = [
+        SimpleNamespace(uploaded_bytes=n, phases=Phases(n, 20, 30, 4), sinks=(sink,) * (n < 300))
+        for n in (100, 200, 300)
+    ]
+    figures = latency.figures(seen, {"began": 10.0, "epochs": 7, "checkpoints": taken}, 10)
+    assert (figures["age_p50_s"], figures["age_max_s"]) == (2, 3)
+    assert (figures["rows_per_second"], figures["uploaded_bytes_per_second"]) == (0.2, 60)
+    assert (figures["checkpoints"], figures["epochs"]) == (3, 7)
+    assert (figures["waits_p50_ms"], figures["shown_p99_ms"], figures["age_of_oldest_p50_ms"]) == (150, 5, 2000)
+    with pytest.raises(SystemExit, match="nothing is left"):
+        latency.figures(seen, {"began": 30.0, "epochs": 7, "checkpoints": []}, 10)
+
+
+def test_a_row_waits_in_the_source_until_the_batch_that_reads_it():
+    def report(second, before_ms, ends, rows=1):
+        return {
+            "numInputRows": rows, "timestamp": f"1970-01-01T00:00:{second:02}.500Z",
+            "durationMs": {"latestOffset": before_ms, "addBatch": 400},
+            "sources": [{"endOffset": json.dumps({"in": {str(n): end for n, end in enumerate(ends)}})}],
+        }  # fmt: skip
+
+    reports = [report(2, 100, [1, 1]), report(3, 0, [1, 1], rows=0), report(4, 200, [3, 2])]
+    batches = latency.begins(SimpleNamespace(recentProgress=reports))
+    assert batches == [(2.6, [1, 1]), (4.7, [3, 2])]
+    # The first two rows are in the first batch; row 4 is not of the time that counts.
+    seen = {"ids": np.array([1, 0, 2, 3, 4]), "at": np.array([1.6, 1.6, 2.7, 2.7, 9.0])}
+    figures = latency.source_figures(seen, {"began": 1.0}, 5.0, batches)
+    assert figures == {"source_p50_ms": pytest.approx(1500), "source_p99_ms": pytest.approx(2000)}

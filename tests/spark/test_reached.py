@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +58,10 @@ def test_a_job_is_looked_at_and_stopped_from_outside(spark: Any, case: Case) -> 
         assert {keeper.uid for keeper in status.keepers} == {"count"}
         taken = call(driver, CHECKPOINT, TakeCheckpoint(60))
         assert taken in run.checkpoints()
+        (out,) = taken.sinks
+        assert taken.phases is not None
+        assert taken.phases.waits_ms > 0, "the rows' epoch was over"
+        assert sum(astuple(taken.phases)) + out.shown_ms == pytest.approx(out.age_ms, abs=0.01)
         assert small.rows_of(sink) == small.counted(["ann", "bob"])
         # What comes after it is in the last checkpoint, which stopping takes.
         small.write_rows(directory, 1, [("ann", "x", 1)])

@@ -313,19 +313,26 @@ def test_sinks_are_asked_for_what_waits_and_for_nothing_else_that_a_restored_che
     """A sink that a program has instead of another one of its name knows nothing of what that one has left."""
     asked: list[tuple[str, list[str]]] = []
     behind: list[bool] = []
+    visible: list[str] = []
 
     def sink(name: str, left: list[str]) -> Any:
         made = SimpleNamespace()
         made.commit = lambda pending: (asked.append((name, list(pending))), behind.append(made.is_behind), left)[2]
         return made
 
-    staging = Staging([("away", sink("away", ["b"])), ("other", sink("other", []))], {"away": ["a", "b"]})
+    left = ["b"]
+    staging = Staging([("away", sink("away", left)), ("other", sink("other", []))], {"away": ["a", "b"]})
+    staging.on_visible = visible.append
     listed = [SinkInfo(name="away", pending=["a", "b"]), SinkInfo(name="other", pending=["of another kind"])]
     manifest: Any = SimpleNamespace(sinks=listed)
     assert staging.commit(manifest)
     assert staging.commit(manifest)
     assert asked == [("away", ["a", "b"]), ("other", []), ("away", ["b"]), ("other", [])]
     assert behind == [False, True, False, True]
+    assert visible == []
+    left.clear()
+    assert not staging.commit(manifest)
+    assert visible == ["away"]
 
 
 @pytest.mark.parametrize(

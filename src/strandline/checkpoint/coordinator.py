@@ -6,12 +6,20 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from msgspec import UNSET
 
 from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
-from strandline.checkpoint.history import CheckpointHistory, CheckpointStats, Counts, PartitionStats
+from strandline.checkpoint.history import (
+    CheckpointHistory,
+    CheckpointStats,
+    Counts,
+    PartitionStats,
+    Phases,
+    SinkStats,
+)
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.pending import Pending, resolve
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
@@ -77,6 +85,10 @@ class Coordinator:
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
         self._show_from_ms = -float("inf")
+        self._published: tuple[CheckpointId, float] | None = None
+        """The newest checkpoint of this run, and the steady time of its publication."""
+        self._hidden_ms: dict[str, float] = {}
+        """For each sink with rows that are not visible: the begin of the oldest epoch of those that are published."""
         self._history = CheckpointHistory(Counts(restored=1 if self._restored is not None or self._depends_on else 0))
 
     @property
@@ -190,7 +202,7 @@ class Coordinator:
             deadline_ms = self._last_trigger_ms + self._config.timeout_ms
             self._pending = Pending(
                 checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests,
-                changed_ms=self._changed_ms,
+                changed_ms=self._changed_ms, began_ms=self._last_trigger_ms,
             )  # fmt: skip
             self._requests = []
             self._changed, self._changed_ms = False, None
@@ -239,6 +251,7 @@ class Coordinator:
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and pending.add(uid, partition, info):
+                pending.last_part_ms = self._clock.monotonic_ms()
                 self._history.acknowledge(
                     PartitionStats(uid, partition, info.sync_ms, info.async_ms, info.uploaded_bytes)
                 )
@@ -274,6 +287,7 @@ class Coordinator:
             pending = self._waiting_for(checkpoint)
             if pending is not None and not pending.source_added:
                 pending.source, pending.source_added = source, True
+                pending.last_part_ms = self._clock.monotonic_ms()
             elif source is not None:
                 self._discard(source.files())
 
@@ -290,7 +304,16 @@ class Coordinator:
             if pending is not None and pending.sinks is None:
                 pending.sinks, pending.watermarks = list(sinks), dict(watermarks or {})
                 pending.totals = dict(totals or {})
-                self._ended_ms = self._clock.monotonic_ms()
+                self._ended_ms = pending.epoch_end_ms = pending.last_part_ms = self._clock.monotonic_ms()
+
+    def note_visible(self, sink: str) -> None:
+        """Note that a sink has shown all rows that the newest checkpoint lists for it."""
+        with self._lock:
+            if self._published is not None and (since_ms := self._hidden_ms.pop(sink, None)) is not None:
+                checkpoint, published_ms = self._published
+                now_ms = self._clock.monotonic_ms()
+                stats = SinkStats(sink, round(now_ms - published_ms, 3), round(now_ms - since_ms, 3))
+                self._history.show(checkpoint, stats)
 
     def _discard(self, files: Iterable[FileRef]) -> None:
         """Mark files for deletion, except those of the pending checkpoint: a report may come twice."""
@@ -415,10 +438,17 @@ class Coordinator:
             self._pending = None
             self._failures_in_row = 0
             self._last_end_ms = self._clock.monotonic_ms()
+            since_ms = pending.began_ms if pending.changed_ms is None else pending.changed_ms
+            self._published = pending.checkpoint, self._last_end_ms
+            for sink in manifest.sinks:
+                if sink.pending:
+                    # Rows that wait since an older checkpoint are still the oldest.
+                    self._hidden_ms.setdefault(sink.name, since_ms)
+            moments = (since_ms, pending.began_ms, pending.epoch_end_ms, pending.last_part_ms, self._last_end_ms)
             self._history.end(
                 "completed", self._clock.now_ms(), uploaded_bytes=manifest.uploaded_bytes,
                 total_bytes=manifest.total_bytes, path=f"{self._jobdir.url}/{manifest_path(pending.checkpoint)}",
-                frees=freed,
+                frees=freed, phases=Phases(*(round(end - start, 3) for start, end in pairwise(moments))),
             )  # fmt: skip
 
     def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:

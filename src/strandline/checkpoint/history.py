@@ -26,6 +26,34 @@ class PartitionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Phases:
+    """The phases of a completed checkpoint up to its publication, in ms of the steady clock.
+
+    They begin with the oldest epoch that the checkpoint covers and no older one does.
+    """
+
+    waits_ms: float
+    """From the begin of that epoch to the trigger."""
+    epoch_ms: float
+    """From the trigger to the end of the epoch that the checkpoint ends with; 0 for a checkpoint between epochs."""
+    durable_ms: float
+    """From there until all parts were in storage and reported: of the partitions, the sources and the sinks."""
+    published_ms: float
+    """From there until the manifest was created."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStats:
+    """The rows that a sink has shown with a checkpoint, in ms of the steady clock."""
+
+    name: str
+    shown_ms: float
+    """From the creation of the manifest until the rows were visible, after those of the job's sinks before this one."""
+    age_ms: float
+    """From the begin of the epoch of the oldest of the rows until they were visible."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStats:
     """Statistics of one checkpoint. `uploaded_bytes` is the increment, `total_bytes` the size of all its files."""
 
@@ -45,6 +73,10 @@ class CheckpointStats:
     frees: str = ""
     """The restored snapshot that the job does not need any more since this checkpoint."""
     failure: str = ""
+    phases: Phases | None = None
+    """None until the checkpoint is complete, and if an earlier run took it."""
+    sinks: tuple[SinkStats, ...] = ()
+    """One for each sink that has shown rows with this checkpoint."""
 
     @property
     def acknowledged(self) -> int:
@@ -94,6 +126,12 @@ class CheckpointHistory:
         )
         self._parts = []
         self.counts = replace(self.counts, in_progress=0, **{status: getattr(self.counts, status) + 1})
+
+    def show(self, checkpoint: CheckpointId, stats: SinkStats) -> None:
+        """Add a sink to a completed checkpoint; a newer one may have been triggered since."""
+        for number, entry in enumerate(self._entries):
+            if entry.checkpoint == checkpoint:
+                self._entries[number] = replace(entry, sinks=(*entry.sinks, stats))
 
     def _newest(self) -> CheckpointStats:
         newest = self._entries[-1]

@@ -35,6 +35,12 @@ class Pending:
     """Created once, so that a repeated publication writes the same bytes."""
     changed_ms: float | None = None
     """The time of the first change that it covers and older checkpoints do not."""
+    began_ms: float = 0.0
+    """The steady time of the trigger."""
+    epoch_end_ms: float = 0.0
+    """The steady time at which the sinks were added, which is the end of the epoch."""
+    last_part_ms: float = 0.0
+    """The steady time at which the newest part was added."""
     tolerated: bool = False
     """Whether its failure does not count as one in a row."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
+from strandline.checkpoint.history import CheckpointStats
 from strandline.cli.liveline import checkpoint_text, watermark_text
 from strandline.cli.output import Table, age_text, duration_text, rate_text, size_text, time_text
 from strandline.control.client import Driver
@@ -75,10 +76,27 @@ def _facts(driver: Driver, status: Status) -> list[tuple[str, object]]:
         ("late rows", f"{status.late_rows:,}"),
         ("failed events", f"{status.failed_events:,}"),
         ("last checkpoint", f"{newest}{checkpoint_text(status)}"),
+        *_age_facts(last),
         ("not in a checkpoint", f"for {age_text(status.uncovered_ms / 1000)}" if status.uncovered_ms else "nothing"),
         ("checkpoints", named or "-"),
         ("size of state", f"{size_text(state_bytes)}, in keepers of {size_text(memory_bytes)} of memory"),
     ]
+    return facts
+
+
+def _age_facts(checkpoint: CheckpointStats | None) -> list[tuple[str, object]]:
+    """Return the phases of a checkpoint, and of its sinks the one that showed the oldest rows."""
+    facts: list[tuple[str, object]] = []
+    if checkpoint is not None and (phases := checkpoint.phases) is not None:
+        named = {
+            "waits": phases.waits_ms, "epoch": phases.epoch_ms, "durable": phases.durable_ms,
+            "published": phases.published_ms,
+        }  # fmt: skip
+        facts.append(("its phases", ", ".join(f"{name} {duration_text(ms)}" for name, ms in named.items())))
+        if checkpoint.sinks:
+            sink = max(checkpoint.sinks, key=lambda each: each.age_ms)
+            age, took = duration_text(sink.age_ms), duration_text(sink.shown_ms)
+            facts.append(("its oldest rows", f"{age} old when visible; sink '{sink.name}' took {took}"))
     return facts
 
 

@@ -37,6 +37,8 @@ class Staging:
         # The dicts are ordered sets.
         self._staged: dict[str, dict[str, None]] = {name: dict.fromkeys(waiting.get(name, ())) for name, _ in sinks}
         self._lock = threading.Lock()
+        self.on_visible: Callable[[str], object] = lambda sink: None
+        """Called with a sink's name when it has shown all rows that a checkpoint lists."""
 
     def write(self, built: EpochFrames, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
         """Let the sinks write an epoch's rows; return the committables of the rows that are not visible yet."""
@@ -98,4 +100,6 @@ class Staging:
                 for text in mine:
                     if text not in left:
                         self._staged[name].pop(text, None)
+            if mine and not left:
+                self.on_visible(name)
         return has_left

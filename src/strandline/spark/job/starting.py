@@ -131,6 +131,7 @@ class Starting:
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
             manifest if waiting else None,
         )  # fmt: skip
+        staging.on_visible = coordinator.note_visible
         # Another job's totals do not count for this job.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         commits = KafkaCommits(b.spark, place.kafka)
