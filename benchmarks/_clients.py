@@ -113,6 +113,9 @@ class Feeder:
             rows = max(rows, due)
             producer.poll(0)
             time.sleep(_PAUSE_S)
+        if not over[0]:
+            # The process that started this one is gone, and perhaps the broker.
+            os._exit(1)
         if producer.flush(_END_S):
             raise SystemExit("the broker did not take all rows")
         print(rows, flush=True)
