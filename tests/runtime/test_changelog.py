@@ -260,6 +260,7 @@ def test_small_parts_are_merged(tmp_path: Path) -> None:
     assert len(parts_of(info)) == 9
     assert most <= 16
     assert log_bytes < uploads < 4 * log_bytes
+    assert keeping.partition.snapshots._backend.metrics()["log_bytes"] == log_bytes
     keeping.go_back()
     keeping.run("a", *map(str, range(7)))
     keeping.close()

@@ -322,6 +322,7 @@ class RocksDBBackend:
                 "files_count": len(self._db.live_files()),
             }
             figures |= {name: self._total(prop) for name, prop in _FAMILY_PROPERTIES.items()}
+            figures["log_bytes"] = self.changelog.size_bytes if self.changelog is not None else 0
             figures["running_merges_count"] = self._db.property_int_value("rocksdb.num-running-compactions") or 0
             return figures | _statistics(self._options.get_statistics() or "")
 

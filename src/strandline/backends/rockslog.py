@@ -72,11 +72,8 @@ class RocksDBLog:
         self._translating = ErrorTranslation(database)
         self._base: Base | None = None
         self._logs: dict[int, _Log] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the log since the base."""
-        return sum(log.size_bytes for log in self._logs.values())
+        self.size_bytes = 0
+        """The size of the log since the base, as of the last snapshot. Any thread may read it."""
 
     @property
     def is_long(self) -> bool:
@@ -100,6 +97,7 @@ class RocksDBLog:
         assert self._base is not None
         with self._translating:
             self._cut()
+            self.size_bytes = sum(log.size_bytes for log in self._logs.values())
             into.mkdir(parents=True)
             files = [*self._base.files, *(part.file for log in self._logs.values() for part in log.parts)]
             for file in files:
