@@ -140,6 +140,7 @@ def test_checkpoints() -> None:
     [
         ({"retain": "2"}, "retain is '2'"),
         ({"tolerable_failures": -1}, "tolerable_failures is -1"),
+        ({"changelog": {"parts": 3}}, "changelog is {'parts': 3}, expected the limits of its log"),
         ({"tolerable_failures": "3"}, "tolerable_failures is '3'"),
         ({"timeout": "x"}, "checkpoints: timeout is 'x'"),
         ({"every": -1}, "checkpoints: every is -1"),

@@ -8,13 +8,15 @@ import pytest
 
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.gc import execute
+from strandline.checkpoint.gc import plan as plan_deletion
 from strandline.checkpoint.generation import claim
-from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.jobdir import JobDirectory, shared_path
 from strandline.checkpoint.retention import Holds
 from strandline.core.errors import CheckpointError, UnavailableError
-from strandline.core.ids import CheckpointId, Epoch
-from strandline.format.manifest import PartitionInfo, stored_once
-from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, plan, stored
+from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.format.manifest import FileRef, Manifest, PartitionInfo, stored_once
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, part_of, plan, shared_ref, stored
 from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
@@ -508,3 +510,37 @@ def test_a_file_that_several_partitions_hold_counts_once(run: Run) -> None:
     all_bytes = inline_bytes + sum(file.size for file in stored_once(manifest.files()))
     assert manifest.total_bytes == manifest.uploaded_bytes == all_bytes
     assert all_bytes < sum(file.size for file in manifest.files())
+
+
+def test_planned_files_stay_until_a_checkpoint_uses_them_or_the_run_ends(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    run = Run(store, tmp_path, clock, operators=[plan(parallelism=1)])
+    first, second = shared_path(), shared_path()
+
+    def take(files: list[FileRef], planned: list[str]) -> Manifest:
+        checkpoint = run.trigger()
+        assert checkpoint is not None
+        info = part_of(run.operators[0], 0, files, planned=planned)
+        run.coordinator.report(run.operators[0].uid, Partition(0), checkpoint, info)
+        run.deliver_rest(checkpoint)
+        assert run.coordinator.advance() == checkpoint
+        assert run.coordinator.confirmed is not None
+        return run.coordinator.confirmed
+
+    planning = take([], [first, second])
+    assert planning.paths() >= {first, second}
+    run.jobdir.put(first, b"12345")
+    run.jobdir.put(second, b"678")
+    using = take([shared_ref(first, b"12345")], [second])
+    source_bytes = (
+        sum(file.size for file in using.source.files() if file.path not in planning.paths()) if using.source else 0
+    )
+    assert using.uploaded_bytes == 5 + source_bytes
+    clock.advance(2 * HOUR_MS)
+    execute(plan_deletion(run.jobdir, clock, 0))
+    assert {first, second} <= stored(run.jobdir)
+    run.coordinator.close("the run ended")
+    run.coordinator.delete_planned()
+    assert first in stored(run.jobdir)
+    assert second not in stored(run.jobdir)

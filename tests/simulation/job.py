@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -324,6 +325,12 @@ class Driver:
         finally:
             self.next_id = coordinator.next_id
             coordinator.close("the attempt has ended")
+            if not self.actor.killed:
+                # Its keepers are gone.
+                for following in self.next_bases.values():
+                    following.stage = "ended"
+                with suppress(StrandlineError):
+                    coordinator.delete_planned()
 
     def _work(self, coordinator: Coordinator, owned: Claim, operator: OperatorInfo, restored: Manifest | None) -> None:
         """Run epochs: one each poll."""
@@ -390,7 +397,7 @@ class Driver:
         job, rng = self.job, self.world.rng
 
         def upload() -> None:
-            if self.actor.killed:
+            if self.actor.killed or following.stage == "ended":
                 return
             failed = not job.is_calm and rng.random() < job.faults.keepers * 10
             lost = not job.is_calm and rng.random() < job.faults.keepers * 10

@@ -16,8 +16,9 @@ from strandline.core.urls import check_url
 class Changelog:
     """The limits of the logs of `Checkpoints(mode="changelog")`: beyond one of them, a partition gets a new base.
 
-    A restore reads the base and repeats the log. The log is at most `share` of the state's size, but may always have
-    16 MB, and at most `limit`, which bounds the time of a restore, and the memory of a reader of the snapshot. `parts`
+    A restore reads the base and repeats the log. A new base is due when the log exceeds `share` of the state's size (16
+    MB are always allowed), or `limit`, which bounds the time of a restore, and the memory of a reader of the snapshot.
+    The log grows on until the base is uploaded, and by what one interval of checkpoints writes. `parts`
     bounds the number of its files: each checkpoint adds one, and small ones are merged.
 
     >>> Changelog(share=1.0, limit="2GB")
@@ -73,6 +74,11 @@ class Checkpoints:
         if self.mode not in ("full", "incremental", "changelog"):
             raise ConfigurationError(
                 f"checkpoints: mode is {self.mode!r}, expected 'full', 'incremental' or 'changelog'"
+            )
+        if not isinstance(self.changelog, Changelog):
+            raise ConfigurationError(
+                f"checkpoints: changelog is {self.changelog!r}, expected the limits of its log",
+                hint='write mode="changelog", changelog=Changelog(limit="512MB")',
             )
         if not isinstance(self.retain, int) or self.retain < 1:
             raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")

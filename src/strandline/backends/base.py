@@ -37,6 +37,8 @@ class Base:
     files: list[LocalFile]
     first_log: int
     """The number of the first log that has changes since then."""
+    sequence: int
+    """The number of the newest entry in it."""
 
     @property
     def size_bytes(self) -> int:
@@ -46,6 +48,10 @@ class Base:
 
 class LoggedSnapshots(Protocol):
     """Snapshots as a base and the log of the changes since. One thread at a time calls it, the one that writes."""
+
+    @property
+    def base(self) -> Base | None:
+        """The base of snapshots, before the first one None."""
 
     @property
     def size_bytes(self) -> int:
@@ -58,7 +64,7 @@ class LoggedSnapshots(Protocol):
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         """Apply the last entries, and write a snapshot into `into`, as `Backend.persist` does. All files are shared.
 
-        The first snapshot makes the first base.
+        The first snapshot makes the first base, and so does one with a log that is much too long.
         """
         ...
 

@@ -112,7 +112,11 @@ class RocksDBBackend:
             self._open(states, memory, tuning, logs=logs)
             self._fit_cache()
         self.changelog = (
-            None if changelog is None else RocksDBLog(directory, self._files, changelog, self.write, self._link)
+            None
+            if changelog is None
+            else RocksDBLog(
+                directory, self._files, changelog, self.write, self._link, lambda: self._db.latest_sequence_number()
+            )
         )
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, logs: bool) -> None:
@@ -223,6 +227,8 @@ class RocksDBBackend:
             for batch in _batches(entries):
                 self._write_batch(state, batch)
                 time.sleep(0)
+        if self.changelog is not None:
+            self.changelog.prune()
 
     def _write_batch(self, state: str, entries: list[Entry]) -> None:
         """Write one batch; while RocksDB stalls writers, sleep without the GIL instead of waiting there with it."""

@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError, local_files_hint
@@ -28,7 +29,9 @@ _LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)-(\d+)\.log")
 _LOG_BLOCK_BYTES = 32 << 10
 _LOG_RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
-_FIRST, _MIDDLE = 2, 3
+_FIRST, _MIDDLE, _LAST = 2, 3, 4
+_BATCH_HEADER = struct.Struct("<QI")
+"""The first sequence number of a batch's entries, and their count."""
 _COPY_BYTES = 1 << 20
 _LOG_KINDS = (1, _FIRST, _MIDDLE, 4)
 
@@ -53,6 +56,33 @@ def check_manifest(directory: Path) -> None:
             at = end
         if at < len(data) or kind in (_FIRST, _MIDDLE):
             raise CorruptionError(f"{path}: RocksDB's list of files is damaged at byte {at} of {len(data)}", hint=_HINT)
+
+
+class BatchReader:
+    """Reads which entries the batches of a log have, piece by piece. A piece begins at a record or a block."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._head = b""
+
+    def read(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Yield the first sequence number and the count of each batch that begins in the next piece."""
+        start, end = self._at, self._at + len(data)
+        while self._at < end:
+            left = _LOG_BLOCK_BYTES - self._at % _LOG_BLOCK_BYTES
+            if left < _LOG_RECORD.size:
+                self._at += left
+                continue
+            _, size, kind = _LOG_RECORD.unpack_from(data, self._at - start)
+            payload = self._at - start + _LOG_RECORD.size
+            if kind not in (_MIDDLE, _LAST):
+                self._head = b""
+            if (lacking := _BATCH_HEADER.size - len(self._head)) > 0:
+                self._head += data[payload : payload + min(size, lacking)]
+                if len(self._head) == _BATCH_HEADER.size:
+                    first, count = _BATCH_HEADER.unpack(self._head)
+                    yield first, count
+            self._at += _LOG_RECORD.size + size
 
 
 class SstFiles:

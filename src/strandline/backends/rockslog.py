@@ -11,19 +11,26 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from strandline.api.config import Changelog
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
-from strandline.backends.rocksfiles import ErrorTranslation, SstFiles
+from strandline.backends.rocksfiles import BatchReader, ErrorTranslation, SstFiles
+from strandline.core.errors import CorruptionError, UnavailableError
 
 _LEAST_BYTES = 16 * MIB
-_COPY_BYTES = 1 * MIB
 _MERGED_PARTS = 8
 _MERGED_BYTES = 4 * MIB
 """Parts that together are larger than this are not merged: they would be uploaded again for little."""
+_COPY_BYTES = 1 * MIB
+"""A multiple of the size of a log's blocks: pieces begin with a block, except the first one."""
+_GONE = (
+    "the job restores from its last complete checkpoint; if another program deletes files in local_dir, set another "
+    "one in Settings"
+)
 _LOG_NAME = re.compile(r"(\d+)\.log")
 
 
@@ -60,8 +67,12 @@ class RocksDBLog:
         limits: Changelog,
         write: Callable[[Changes], None],
         link: Callable[[Path], list[LocalFile]],
+        sequence: Callable[[], int],
     ) -> None:
-        """`write` applies entries; `link` flushes, and links RocksDB's own checkpoint, with its logs, into a folder."""
+        """`write` applies entries; `link` flushes, and links RocksDB's own checkpoint, with its logs, into a folder.
+
+        `sequence` returns the number of the newest entry.
+        """
         self._database = database
         self._archive = database / "archive"
         self._directory = database.with_name(f"{database.name}-log")
@@ -69,18 +80,24 @@ class RocksDBLog:
         self._limits = limits
         self._write = write
         self._link = link
+        self._sequence = sequence
+        self._copied = 0
+        """The number of the newest entry that the base or a part has."""
+        self._is_too_long = False
         self._translating = ErrorTranslation(database)
-        self._base: Base | None = None
+        self.base: Base | None = None
+        """The base of snapshots, before the first one None."""
         self._logs: dict[int, _Log] = {}
+        self._bases = 0
         self.size_bytes = 0
         """The size of the log since the base, as of the last snapshot. Any thread may read it."""
 
     @property
     def is_long(self) -> bool:
         """Whether a new base is worth its upload: a restore replays the log, and storage keeps it beside the state."""
-        if self._base is None:
+        if self.base is None:
             return False
-        share_bytes = max(self._limits.share * self._base.size_bytes, _LEAST_BYTES)
+        share_bytes = max(self._limits.share * self.base.size_bytes, _LEAST_BYTES)
         parts = sum(len(log.parts) for log in self._logs.values())
         return parts >= self._limits.parts or self.size_bytes > min(share_bytes, self._limits.limit_bytes)
 
@@ -90,16 +107,18 @@ class RocksDBLog:
         The first snapshot makes the first base.
         """
         self._write(changes)
-        if self._base is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory.mkdir()
-            self.begin_at(self.rebase(self._directory / "base"))
-        assert self._base is not None
         with self._translating:
+            if self.base is None:
+                shutil.rmtree(self._directory, ignore_errors=True)
+                self._directory.mkdir()
+            if self.base is None or self._is_too_long:
+                self._bases += 1
+                self.begin_at(self.rebase(self._directory / f"base-{self._bases}"))
+            assert self.base is not None
             self._cut()
             self.size_bytes = sum(log.size_bytes for log in self._logs.values())
             into.mkdir(parents=True)
-            files = [*self._base.files, *(part.file for log in self._logs.values() for part in log.parts)]
+            files = [*self.base.files, *(part.file for log in self._logs.values() for part in log.parts)]
             for file in files:
                 os.link(file.path, into / file.name)
         return [LocalFile(file.name, into / file.name, file.size_bytes, shared=True) for file in files]
@@ -107,6 +126,7 @@ class RocksDBLog:
     def rebase(self, into: Path) -> Base:
         """Flush, and write a new base into `into`. Snapshots begin with it from `begin_at` on."""
         first_log, files = -1, []
+        sequence = self._sequence()
         for file in self._link(into):
             match = _LOG_NAME.fullmatch(file.name)
             if match is None:
@@ -114,25 +134,54 @@ class RocksDBLog:
                 continue
             file.path.unlink()
             first_log = int(match[1]) if first_log < 0 else min(first_log, int(match[1]))
-        return Base(into, files, first_log)
+        if first_log < 0:
+            raise UnavailableError(f"{into}: RocksDB has linked no log")
+        return Base(into, files, first_log, sequence)
 
     def begin_at(self, base: Base) -> None:
         """Begin later snapshots with a new base; drop the old one and the log before the new one."""
-        old, self._base = self._base, base
+        old, self.base = self.base, base
         if old is not None:
             shutil.rmtree(old.directory, ignore_errors=True)
+        self._copied, self._is_too_long = max(self._copied, base.sequence), False
         for number in [number for number in self._logs if number < base.first_log]:
             for part in self._logs.pop(number).parts:
                 part.file.path.unlink(missing_ok=True)
 
+    def prune(self) -> None:
+        """Bound the disk space of logs while there are no snapshots; the next one makes a new base. After each write.
+
+        The bound is what that base would upload at most, beside what a log may have.
+        """
+        live, archived = self._numbers(self._database), self._numbers(self._archive)
+        if self.base is not None and not self._is_too_long:
+            first, most_bytes = self.base.first_log, self.base.size_bytes + self._limits.limit_bytes
+            size_bytes = sum(log.size_bytes for log in self._logs.values())
+            for directory, numbers in ((self._database, live), (self._archive, archived)):
+                for number in numbers:
+                    copied_bytes = self._logs[number].size_bytes if number in self._logs else 0
+                    # RocksDB may move it meanwhile: the next call counts it.
+                    with suppress(FileNotFoundError):
+                        path = directory / f"{number:06}.log"
+                        size_bytes += path.stat().st_size - copied_bytes if number >= first else 0
+            self._is_too_long = size_bytes > most_bytes
+        if self.base is None or self._is_too_long:
+            for number in archived:
+                (self._archive / f"{number:06}.log").unlink(missing_ok=True)
+
     def _cut(self) -> None:
         """Copy what was appended to the logs; delete the archived ones that are copied or not needed."""
-        assert self._base is not None
+        assert self.base is not None
         # In this order: RocksDB moves logs from the first directory to the second one.
         live, archived = self._numbers(self._database), self._numbers(self._archive)
         for number in sorted({*live, *archived}):
-            if number >= self._base.first_log:
+            if number >= self.base.first_log:
                 self._copy(self._logs.setdefault(number, _Log(number, [])))
+        if self._copied != (newest := self._sequence()):
+            raise CorruptionError(
+                f"{self._database}: RocksDB's logs end with entry {self._copied}, and its newest one is {newest}",
+                hint=_GONE,
+            )
         for number in archived:
             (self._archive / f"{number:06}.log").unlink(missing_ok=True)
 
@@ -151,14 +200,33 @@ class RocksDBLog:
             if size_bytes <= 0:
                 return
             source.seek(log.size_bytes)
-            self._add(log, size_bytes, _pieces(source.read, size_bytes), merges=0)
+            self._add(log, size_bytes, self._checked(log, source.read, size_bytes), merges=0)
         log.size_bytes += size_bytes
         while small := log.mergeable:
             del log.parts[-len(small) :]
-            data = (part.file.path.read_bytes() for part in small)
-            self._add(log, sum(part.file.size_bytes for part in small), data, merges=small[0].merges + 1)
+            pieces = (part.file.path.read_bytes() for part in small)
+            self._add(log, sum(part.file.size_bytes for part in small), pieces, merges=small[0].merges + 1)
             for part in small:
                 part.file.path.unlink()
+
+    def _checked(self, log: _Log, read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
+        """Yield the next bytes of a log; raise CorruptionError if an entry is missing: a log before it is gone."""
+        batches, at = BatchReader(log.size_bytes), log.size_bytes
+        end = at + size_bytes
+        while at < end:
+            data = read(min(end - at, _COPY_BYTES - at % _COPY_BYTES))
+            if not data:
+                raise UnavailableError(f"{self._database}: {log.number:06}.log is shorter than a moment before")
+            at += len(data)
+            for first, count in batches.read(data):
+                if first > self._copied + 1:
+                    raise CorruptionError(
+                        f"{self._database}: RocksDB's logs lack the entries {self._copied + 1} to {first - 1}: one "
+                        f"before {log.number:06}.log is gone",
+                        hint=_GONE,
+                    )
+                self._copied = max(self._copied, first + count - 1)
+            yield data
 
     def _add(self, log: _Log, size_bytes: int, pieces: Iterable[bytes], merges: int) -> None:
         start = sum(part.file.size_bytes for part in log.parts)
@@ -167,12 +235,3 @@ class RocksDBLog:
         with path.open("wb") as target:
             target.writelines(pieces)
         log.parts.append(_Part(LocalFile(name, path, size_bytes, shared=True), merges))
-
-
-def _pieces(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
-    while size_bytes:
-        data = read(min(size_bytes, _COPY_BYTES))
-        size_bytes -= len(data)
-        yield data
-        if not data:
-            raise OSError("a log of RocksDB is shorter than a moment before")

@@ -21,7 +21,7 @@ from rocksdict import (
 
 from strandline.backends.options import MIB, Grouping, MemoryBudget, Tuning
 
-_FOR_EVER_S = 1_000_000_000
+_ANY_SIZE_MB = 1 << 40
 _GROUP_FILTER_SHARE = 0.02
 """The share of a memtable's size that its Bloom filter of groups takes."""
 
@@ -62,7 +62,8 @@ def set_log(options: Options, *, kept: bool) -> None:
     """
     options.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
     if kept:
-        options.set_wal_ttl_seconds(_FOR_EVER_S)
+        # Not by a time: RocksDB takes a file that is newer than the clock for one that is too old.
+        options.set_wal_size_limit_mb(_ANY_SIZE_MB)
 
 
 def write_options(*, logs: bool) -> WriteOptions:

@@ -178,6 +178,10 @@ class Coordinator:
             resolve(waiting, pending.failure)
         resolve(requests, _not_taken(reason))
 
+    def delete_planned(self) -> None:
+        """Delete the files that keepers have uploaded for later checkpoints, after the end of this run's keepers."""
+        self._retention.delete_planned()
+
     def postpone(self) -> None:
         """Restart the timeout of the pending checkpoint, because its epoch still runs."""
         with self._lock:
@@ -474,6 +478,7 @@ class Coordinator:
             self._last_end_ms = self._clock.monotonic_ms()
             # After a failure, an epoch waits for the interval, too.
             self._covered_ms = max(self._covered_ms, self._last_trigger_ms)
+            self._ended_ms = max(self._ended_ms, self._last_trigger_ms)
             self._failures_in_row += 0 if pending.tolerated else 1
             in_row, tolerable = self._failures_in_row, self._config.tolerable_failures
             self._history.end("failed", self._clock.now_ms(), failure=error.message)

@@ -98,7 +98,7 @@ class Retention:
 
     def new_bytes(self, files: Sequence[FileRef]) -> int:
         """Return the bytes that a checkpoint of these files adds to the confirmed one."""
-        known = self._confirmed_paths()
+        known = self._stored_paths()
         new = {f.path: f.size for f in files if f.path and f.path not in known}
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
@@ -107,6 +107,9 @@ class Retention:
 
     def _live_files(self) -> set[str]:
         return set().union(*self._live.values())
+
+    def _stored_paths(self) -> set[str]:
+        return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
 
     def _confirmed_paths(self) -> set[str]:
         return self.confirmed.paths() if self.confirmed else set()
@@ -129,7 +132,7 @@ class Retention:
     def _new_files(self, manifest: Manifest) -> list[FileRef]:
         """Return the files that this checkpoint uploaded; raise CheckpointError for one that it may not reference."""
         planned = self.confirmed.planned() if self.confirmed else set()
-        known, refused = self._confirmed_paths() - planned, self._abandoned.keys() | (self._live_files() - planned)
+        known, refused = self._stored_paths(), self._abandoned.keys() | (self._live_files() - planned)
         new: dict[str, FileRef] = {}
         for file in manifest.files():
             if file.inline is not None or file.path in known:
@@ -151,6 +154,13 @@ class Retention:
             with contextlib.suppress(UnavailableError):
                 mark_published(self._jobdir, manifest)
                 self._has_marked = True
+
+    def delete_planned(self) -> None:
+        """Delete the files that were uploaded for later checkpoints. At the end of a run: no other run uses them."""
+        # A checkpoint in doubt may use them.
+        if self.confirmed is not None and not self._doubtful:
+            self._claim.check()
+            self._jobdir.delete(sorted(self.confirmed.planned()))
 
     def clean(self) -> bool:
         """Delete files of late reports, failed checkpoints and failed deletions; return as `delete_due` does."""

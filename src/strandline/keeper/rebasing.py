@@ -79,12 +79,14 @@ class NextBase:
             refs = [self._upload_one(jobdir, file, checkpoint) for file in self._missing]
             failpoints.hit("keeper.rebase.uploaded")
         except BaseException as error:
-            log.warning("the upload of a new base failed, and begins again with other paths: %s", discreet(error))
-            delete_quietly(jobdir, self.planned)
             with self._lock:
                 # New paths: storage may still execute what it has refused.
+                refused = self.planned
                 self._plan()
                 self._stage = Stage.PLANNED
+            delete_quietly(jobdir, refused)
+            if not self._is_cancelled:
+                log.warning("the upload of a new base failed, and begins again with other paths: %s", discreet(error))
             return
         with self._lock:
             self.files = {ref.name: ref for ref in refs}

@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from strandline.backends.base import Backend, LocalFile
+from strandline.checkpoint.catalog import find_problem
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Unverified
@@ -64,9 +65,11 @@ class Snapshots:
         self._changelog = self._backend.changelog
         self._next_base: NextBase | None = None
         self._uploaded_beside: Mapping[str, FileRef] = {}
-        """By name, files of the base that were uploaded beside checkpoints, while the first checkpoint uses them."""
+        """By name, files of the base that were uploaded beside checkpoints, until a published one has them."""
         self._beside_of: CheckpointId | None = None
-        """The checkpoint that uses them."""
+        """The checkpoint that uses them first."""
+        self._may_lack_some = False
+        """Whether it failed, perhaps because storage has lost one of them."""
         self._beside_bytes = self._bases = 0
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
@@ -87,6 +90,8 @@ class Snapshots:
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
                 self._base, self._base_of = {ref.name: ref for ref in mine.info.files}, confirmed
+                if self._uploaded_beside.items() <= self._base.items():
+                    self._uploaded_beside, self._beside_of = {}, None
                 if self._next_base is not None and mine.info.planned:
                     self._next_base.confirm(mine.info.planned, self._jobdir, confirmed, self._base_uploader)
                 drop_copies(self._directory, keep=(confirmed, pending))
@@ -96,9 +101,9 @@ class Snapshots:
             elif confirmed not in (None, self._base_of):
                 # An earlier process of this partition took part in it, and its files are unknown here.
                 self._base, self._base_of = {}, confirmed
-            if self._beside_of != pending:
-                # Now they are in the base; or the checkpoint failed, maybe because storage has lost one.
-                self._beside_of, self._uploaded_beside = None, {}
+                self._uploaded_beside, self._beside_of = {}, None
+            if self._beside_of not in (None, pending):
+                self._beside_of, self._may_lack_some = None, True
             self._reports = {c: report for c, report in self._reports.items() if c == pending}
 
     def trigger(self, checkpoint: CheckpointId) -> float:
@@ -188,7 +193,15 @@ class Snapshots:
             with self._lock:
                 self._next_base, self._uploaded_beside, self._beside_of = None, next_base.files, checkpoint
                 self._beside_bytes += next_base.uploaded_bytes
-        return changelog.append(frozen.changes(), into)
+                self._may_lack_some = False
+        before = changelog.base
+        files = changelog.append(frozen.changes(), into)
+        if changelog.base is not before and self._next_base is not None:
+            # The log was so long that this snapshot has a newer base.
+            self._next_base.cancel()
+            with self._lock:
+                self._next_base = None
+        return files
 
     def _rebase(self) -> None:
         """Write the next base of the changelog, if that is due."""
@@ -219,6 +232,7 @@ class Snapshots:
         try:
             failpoints.hit("keeper.upload.before")
             self.raise_error()
+            self._check_beside()
             with self._lock:
                 base = {**self._base, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
@@ -248,6 +262,15 @@ class Snapshots:
             planned=planned,
         )
         self._report(Report(checkpoint=checkpoint, info=info))
+
+    def _check_beside(self) -> None:
+        """Forget files that storage does not have of those that were uploaded beside checkpoints: they come again."""
+        with self._lock:
+            refs, may_lack_some, self._may_lack_some = self._uploaded_beside, self._may_lack_some, False
+        if may_lack_some:
+            there = {name: ref for name, ref in refs.items() if not find_problem(self._jobdir, ref)}
+            with self._lock:
+                self._uploaded_beside = there
 
     def _report(self, report: Report) -> None:
         with self._lock:

@@ -136,7 +136,7 @@ class _Native:
         self._bring_all(manifest.files())
         operators = [
             msgspec.structs.replace(operator, partitions=[
-                msgspec.structs.replace(part, files=[_moved(file) for file in part.files])
+                msgspec.structs.replace(part, files=[_moved(file) for file in part.files], planned=msgspec.UNSET)
                 for part in operator.partitions
             ])
             for operator in manifest.operators

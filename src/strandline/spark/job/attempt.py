@@ -360,6 +360,9 @@ def end(
         # Without free descriptors, keepers cannot be found: those of the next attempt end them, or their leases do.
         with _suppressed_errors():
             fleet.stop(forget=forget)
+    if coordinator is not None:
+        with _suppressed_errors():
+            coordinator.delete_planned()
     for _, sink, _ in blueprint.plan.sinks:
         with _suppressed_errors():
             sink.close()

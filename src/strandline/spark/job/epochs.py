@@ -294,7 +294,9 @@ class EpochDriver:
         Mostly, the checkpoint before was in progress then: without this, each second epoch would wait for the next one.
         Where keepers are asked through a Spark job, that would take as long as a small epoch.
         """
-        if self._fleet.is_local and (trigger := self._trigger(self.progress.epoch, has_ended=True)) is not None:
+        if self.sealed.is_set() or not self._fleet.is_local:
+            return
+        if (trigger := self._trigger(self.progress.epoch, has_ended=True)) is not None:
             self._poll(trigger)
 
     def _poll(self, trigger: CheckpointId | None) -> None:
