@@ -329,6 +329,9 @@ class Driver:
                 # Its keepers are gone.
                 for following in self.next_bases.values():
                     following.stage = "ended"
+                    job.beside.discard(following.path)
+                if coordinator.confirmed is not None:
+                    job.beside -= coordinator.confirmed.planned()
                 with suppress(StrandlineError):
                     coordinator.delete_planned()
 

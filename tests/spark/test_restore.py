@@ -289,3 +289,19 @@ def test_a_deploy_from_the_last_savepoint_does_not_warn_of_rows_that_come_again(
         run.checkpoint(60)
     with job().start(spark, restore=last, again="once more"):
         assert "the later output of sink" in caplog.text
+
+
+@pytest.mark.long
+def test_the_mode_of_checkpoints_changes_from_start_to_start(spark: Any, case: Case) -> None:
+    case.short = True
+    modes = ["incremental", "changelog", "full", "changelog", "incremental"]
+    for mode in modes:
+        with case.job(spark, checkpoints=case.checkpoints(None, mode=mode)).start(spark) as run:
+            for _ in range(3):
+                case.add(1)
+                settle(run)
+            case.check()
+            assert run.status().restarts == 0
+            newest = manifests(case.directory)[max(manifests(case.directory))]
+            names = [f.name for o in newest.operators for p in o.partitions for f in p.files]
+            assert any(name.endswith(".log") for name in names) == (mode == "changelog")
