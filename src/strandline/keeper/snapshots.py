@@ -59,10 +59,10 @@ class Snapshots:
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
         self._base_uploader = ThreadPoolExecutor(1, "strandline-base-uploader")
-        for pool in (self._writer, self._uploader, self._base_uploader):
+        self._changelog = self._backend.changelog
+        for pool in (self._writer, self._uploader, *([self._base_uploader] if self._changelog else [])):
             # Begin its thread. Later, memory may lack: the epoch would wait for ever for a thread that ended at once.
             pool.submit(int)
-        self._changelog = self._backend.changelog
         self._next_base: NextBase | None = None
         self._uploaded_beside: Mapping[str, FileRef] = {}
         """By name, files of the base that were uploaded beside checkpoints, until a published one has them."""
