@@ -354,17 +354,22 @@ def test_the_last_log_is_gone(tmp_path: Path) -> None:
     logged.backend.close()
 
 
-@pytest.mark.parametrize("has_base", [False, True])
-def test_logs_do_not_fill_the_disk_while_there_is_no_checkpoint(tmp_path: Path, has_base: bool) -> None:
-    """The next snapshot makes a new base, which is smaller than the log would be."""
+@pytest.mark.parametrize("bases", [0, 1, 2])
+def test_logs_do_not_fill_the_disk_while_there_is_no_checkpoint(tmp_path: Path, bases: int) -> None:
+    """The next snapshot makes a new base, which is smaller than the log would be, and uses none that is older."""
     logged = Logged(tmp_path, Changelog(limit="1MB"))
-    if has_base:
+    changelog = logged.backend.changelog
+    assert changelog is not None
+    if bases:
         logged.append()
+    following = changelog.rebase(tmp_path / "following") if bases > 1 else None
     for _ in range(30):
         logged.write(20)
         logged.backend._families["a"].flush(True)
     size_bytes = sum(path.stat().st_size for path in [*logged.archived(), *(tmp_path / "db").glob("*.log")])
     assert size_bytes < 8_000_000
+    if following is not None:
+        changelog.begin_at(following)
     files = logged.append()
     assert sum(file.size_bytes for file in files if file.name.endswith(".log")) < 3_000_000
     directory = tmp_path / "restored"

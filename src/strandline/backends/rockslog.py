@@ -84,6 +84,8 @@ class RocksDBLog:
         self._copied = 0
         """The number of the newest entry that the base or a part has."""
         self._is_too_long = False
+        self._pruned = 0
+        """The number of the newest entry when logs of the base were deleted."""
         self._translating = ErrorTranslation(database)
         self.base: Base | None = None
         """The base of snapshots, before the first one None."""
@@ -140,6 +142,10 @@ class RocksDBLog:
 
     def begin_at(self, base: Base) -> None:
         """Begin later snapshots with a new base; drop the old one and the log before the new one."""
+        if base.sequence < self._pruned:
+            # Logs since then are gone: the next snapshot makes a base.
+            shutil.rmtree(base.directory, ignore_errors=True)
+            return
         old, self.base = self.base, base
         if old is not None:
             shutil.rmtree(old.directory, ignore_errors=True)
@@ -166,6 +172,7 @@ class RocksDBLog:
                         size_bytes += path.stat().st_size - copied_bytes if number >= first else 0
             self._is_too_long = size_bytes > most_bytes
         if self.base is None or self._is_too_long:
+            self._pruned = self._sequence()
             for number in archived:
                 (self._archive / f"{number:06}.log").unlink(missing_ok=True)
 
