@@ -90,8 +90,8 @@ class Snapshots:
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
                 self._base, self._base_of = {ref.name: ref for ref in mine.info.files}, confirmed
-                if self._uploaded_beside.items() <= self._base.items():
-                    self._uploaded_beside, self._beside_of = {}, None
+                # The base has those that are still needed: no report on a checkpoint before their first use is left.
+                self._uploaded_beside, self._beside_of = {}, None
                 if self._next_base is not None and mine.info.planned:
                     self._next_base.confirm(mine.info.planned, self._jobdir, confirmed, self._base_uploader)
                 drop_copies(self._directory, keep=(confirmed, pending))
