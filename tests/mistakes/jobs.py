@@ -145,7 +145,7 @@ MISTAKES = [
     ),
     # -- checkpoints, restarts, settings
     made(
-        "a mode of another system", lambda: sl.Checkpoints("/x", mode="changelog"), "expected 'full' or 'incremental'"
+        "a mode of another system", lambda: sl.Checkpoints("/x", mode="aligned"), "'full', 'incremental' or 'changelog'"
     ),  # type: ignore[arg-type]
     made("no checkpoint kept", lambda: sl.Checkpoints("/x", retain=0), "retain is 0, expected 1 or more"),
     made("no directory", lambda: sl.Checkpoints(" "), "the directory is empty", "give a path or URL"),
