@@ -77,7 +77,7 @@ class BackendMachine(RuleBasedStateMachine):
     @rule()
     def rebase(self) -> None:
         assert self.backend.changelog is not None
-        self.base = self.backend.changelog.rebase(self.lab.place())
+        self.base = self.backend.changelog.rebase()
 
     @precondition(lambda self: self.base is not None)
     @rule()

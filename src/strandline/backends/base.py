@@ -68,8 +68,8 @@ class LoggedSnapshots(Protocol):
         """
         ...
 
-    def rebase(self, into: Path) -> Base:
-        """Write a new base into `into`, a new directory. Snapshots begin with it from `begin_at` on."""
+    def rebase(self) -> Base:
+        """Write a new base. Snapshots begin with it from `begin_at` on."""
         ...
 
     def begin_at(self, base: Base) -> None:

@@ -295,11 +295,15 @@ class RocksDBBackend:
         if name := self._files.permanent_name(path.name):
             path = path.rename(path.with_name(name))
             return LocalFile(name, path, path.stat().st_size, shared=True)
-        if self.changelog is not None and path.name.startswith("MANIFEST-"):
+        is_manifest = path.name.startswith("MANIFEST-")
+        if self.changelog is None:
+            is_needed = is_manifest or path.name == "CURRENT"
+        elif is_manifest:
             path = path.rename(path.with_name(self._files.manifest_name(path.name)))
             return LocalFile(path.name, path, path.stat().st_size, shared=True)
-        is_list = path.name == "CURRENT" or path.name.startswith("MANIFEST-")
-        if path.suffix == ".log" if self.changelog is not None else is_list:
+        else:
+            is_needed = path.suffix == ".log"
+        if is_needed:
             return LocalFile(path.name, path, path.stat().st_size, shared=False)
         path.unlink()
         return None

@@ -29,11 +29,11 @@ _LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)-(\d+)\.log")
 _LOG_BLOCK_BYTES = 32 << 10
 _LOG_RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
-_FIRST, _MIDDLE, _LAST = 2, 3, 4
+_DAMAGED, _WHOLE, _FIRST, _MIDDLE, _LAST = range(5)
 _BATCH_HEADER = struct.Struct("<QI")
 """The first sequence number of a batch's entries, and their count."""
 _COPY_BYTES = 1 << 20
-_LOG_KINDS = (1, _FIRST, _MIDDLE, 4)
+_LOG_KINDS = (_WHOLE, _FIRST, _MIDDLE, _LAST)
 
 
 def check_manifest(directory: Path) -> None:
@@ -42,20 +42,31 @@ def check_manifest(directory: Path) -> None:
     RocksDB reads it without them, and knows nothing of the files that they list: that state is gone without an error.
     """
     for path in directory.glob("MANIFEST-*"):
-        data, at, kind = path.read_bytes(), 0, 0
-        while at < len(data):
-            left = _LOG_BLOCK_BYTES - at % _LOG_BLOCK_BYTES
-            if left < _LOG_RECORD.size:
-                at += left
-                continue
-            header = data[at : at + _LOG_RECORD.size].ljust(_LOG_RECORD.size, b"\0")
-            _, size, kind = _LOG_RECORD.unpack(header)
-            end = at + _LOG_RECORD.size + size
-            if kind not in _LOG_KINDS or end > min(at + left, len(data)):
-                break
-            at = end
-        if at < len(data) or kind in (_FIRST, _MIDDLE):
+        data = path.read_bytes()
+        *_, (kind, _, at) = [(_WHOLE, 0, 0), *_records(data, 0)]
+        if kind in (_DAMAGED, _FIRST, _MIDDLE):
             raise CorruptionError(f"{path}: RocksDB's list of files is damaged at byte {at} of {len(data)}", hint=_HINT)
+
+
+def _records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the kind of each record in `data`, bytes of a log from byte `start` on, and where its payload lies there.
+
+    Records are whole, or in parts. It ends with a damaged one, if there is one.
+    """
+    at = 0
+    while at < len(data):
+        left = _LOG_BLOCK_BYTES - (start + at) % _LOG_BLOCK_BYTES
+        if left < _LOG_RECORD.size:
+            at += left
+            continue
+        header = data[at : at + _LOG_RECORD.size].ljust(_LOG_RECORD.size, b"\0")
+        _, size, kind = _LOG_RECORD.unpack(header)
+        first, end = at + _LOG_RECORD.size, at + _LOG_RECORD.size + size
+        if kind not in _LOG_KINDS or end > min(at + left, len(data)):
+            yield _DAMAGED, at, at
+            return
+        yield kind, first, end
+        at = end
 
 
 class BatchReader:
@@ -67,22 +78,15 @@ class BatchReader:
 
     def read(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield the first sequence number and the count of each batch that begins in the next piece."""
-        start, end = self._at, self._at + len(data)
-        while self._at < end:
-            left = _LOG_BLOCK_BYTES - self._at % _LOG_BLOCK_BYTES
-            if left < _LOG_RECORD.size:
-                self._at += left
-                continue
-            _, size, kind = _LOG_RECORD.unpack_from(data, self._at - start)
-            payload = self._at - start + _LOG_RECORD.size
+        for kind, first, end in _records(data, self._at):
             if kind not in (_MIDDLE, _LAST):
                 self._head = b""
             if (lacking := _BATCH_HEADER.size - len(self._head)) > 0:
-                self._head += data[payload : payload + min(size, lacking)]
+                self._head += data[first : min(end, first + lacking)]
                 if len(self._head) == _BATCH_HEADER.size:
-                    first, count = _BATCH_HEADER.unpack(self._head)
-                    yield first, count
-            self._at += _LOG_RECORD.size + size
+                    number, count = _BATCH_HEADER.unpack(self._head)
+                    yield number, count
+        self._at += len(data)
 
 
 class SstFiles:

@@ -76,6 +76,7 @@ class RocksDBLog:
         self._database = database
         self._archive = database / "archive"
         self._directory = database.with_name(f"{database.name}-log")
+        shutil.rmtree(self._directory, ignore_errors=True)
         self._files = files
         self._limits = limits
         self._write = write
@@ -83,9 +84,8 @@ class RocksDBLog:
         self._sequence = sequence
         self._copied = 0
         """The number of the newest entry that the base or a part has."""
-        self._is_too_long = False
         self._pruned = 0
-        """The number of the newest entry when logs of the base were deleted."""
+        """The number of the newest entry when logs were deleted that no snapshot has: no older base can be used."""
         self._translating = ErrorTranslation(database)
         self.base: Base | None = None
         """The base of snapshots, before the first one None."""
@@ -103,6 +103,11 @@ class RocksDBLog:
         parts = sum(len(log.parts) for log in self._logs.values())
         return parts >= self._limits.parts or self.size_bytes > min(share_bytes, self._limits.limit_bytes)
 
+    @property
+    def _usable_base(self) -> Base | None:
+        """The base, unless logs since then are gone."""
+        return None if self.base is None or self.base.sequence < self._pruned else self.base
+
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         """Apply the last entries, and write a snapshot into `into`: the base, and the log since. All files are links.
 
@@ -110,35 +115,30 @@ class RocksDBLog:
         """
         self._write(changes)
         with self._translating:
-            if self.base is None:
-                shutil.rmtree(self._directory, ignore_errors=True)
-                self._directory.mkdir()
-            if self.base is None or self._is_too_long:
-                self._bases += 1
-                self.begin_at(self.rebase(self._directory / f"base-{self._bases}"))
-            assert self.base is not None
-            self._cut()
+            base = self._usable_base
+            if base is None:
+                base = self.rebase()
+                self.begin_at(base)
+            self._cut(base.first_log)
             self.size_bytes = sum(log.size_bytes for log in self._logs.values())
             into.mkdir(parents=True)
-            files = [*self.base.files, *(part.file for log in self._logs.values() for part in log.parts)]
+            files = [*base.files, *(part.file for log in self._logs.values() for part in log.parts)]
             for file in files:
                 os.link(file.path, into / file.name)
         return [LocalFile(file.name, into / file.name, file.size_bytes, shared=True) for file in files]
 
-    def rebase(self, into: Path) -> Base:
-        """Flush, and write a new base into `into`. Snapshots begin with it from `begin_at` on."""
-        first_log, files = -1, []
+    def rebase(self) -> Base:
+        """Flush, and write a new base. Snapshots begin with it from `begin_at` on."""
+        self._bases += 1
+        into = self._directory / f"base-{self._bases}"
         sequence = self._sequence()
-        for file in self._link(into):
-            match = _LOG_NAME.fullmatch(file.name)
-            if match is None:
-                files.append(file)
-                continue
-            file.path.unlink()
-            first_log = int(match[1]) if first_log < 0 else min(first_log, int(match[1]))
-        if first_log < 0:
+        files = [file for file in self._link(into) if not _LOG_NAME.fullmatch(file.name)]
+        logs = _logs_in(into)
+        if not logs:
             raise UnavailableError(f"{into}: RocksDB has linked no log")
-        return Base(into, files, first_log, sequence)
+        for path in logs.values():
+            path.unlink()
+        return Base(into, files, min(logs), sequence)
 
     def begin_at(self, base: Base) -> None:
         """Begin later snapshots with a new base; drop the old one and the log before the new one."""
@@ -146,10 +146,12 @@ class RocksDBLog:
             # Logs since then are gone: the next snapshot makes a base.
             shutil.rmtree(base.directory, ignore_errors=True)
             return
-        old, self.base = self.base, base
-        if old is not None:
-            shutil.rmtree(old.directory, ignore_errors=True)
-        self._copied, self._is_too_long = max(self._copied, base.sequence), False
+        self.base = base
+        for directory in self._directory.glob("base-*"):
+            # Also of one that was never used: its links keep files on the disk.
+            if directory != base.directory:
+                shutil.rmtree(directory, ignore_errors=True)
+        self._copied = max(self._copied, base.sequence)
         for number in [number for number in self._logs if number < base.first_log]:
             for part in self._logs.pop(number).parts:
                 part.file.path.unlink(missing_ok=True)
@@ -159,43 +161,35 @@ class RocksDBLog:
 
         The bound is what that base would upload at most, beside what a log may have.
         """
-        live, archived = self._numbers(self._database), self._numbers(self._archive)
-        if self.base is not None and not self._is_too_long:
-            first, most_bytes = self.base.first_log, self.base.size_bytes + self._limits.limit_bytes
-            size_bytes = sum(log.size_bytes for log in self._logs.values())
-            for directory, numbers in ((self._database, live), (self._archive, archived)):
-                for number in numbers:
-                    copied_bytes = self._logs[number].size_bytes if number in self._logs else 0
-                    # RocksDB may move it meanwhile: the next call counts it.
-                    with suppress(FileNotFoundError):
-                        path = directory / f"{number:06}.log"
-                        size_bytes += path.stat().st_size - copied_bytes if number >= first else 0
-            self._is_too_long = size_bytes > most_bytes
-        if self.base is None or self._is_too_long:
-            self._pruned = self._sequence()
-            for number in archived:
-                (self._archive / f"{number:06}.log").unlink(missing_ok=True)
+        live, archived = _logs_in(self._database), _logs_in(self._archive)
+        base = self._usable_base
+        if base is not None:
+            sizes = {number: log.size_bytes for number, log in self._logs.items()}
+            for number, path in [*live.items(), *archived.items()]:
+                # RocksDB may move it meanwhile: the next call counts it.
+                with suppress(FileNotFoundError):
+                    sizes[number] = max(sizes.get(number, 0), path.stat().st_size)
+            size_bytes = sum(size for number, size in sizes.items() if number >= base.first_log)
+            if size_bytes <= base.size_bytes + self._limits.limit_bytes:
+                return
+        self._pruned = self._sequence()
+        for path in archived.values():
+            path.unlink(missing_ok=True)
 
-    def _cut(self) -> None:
+    def _cut(self, first_log: int) -> None:
         """Copy what was appended to the logs; delete the archived ones that are copied or not needed."""
-        assert self.base is not None
         # In this order: RocksDB moves logs from the first directory to the second one.
-        live, archived = self._numbers(self._database), self._numbers(self._archive)
+        live, archived = _logs_in(self._database), _logs_in(self._archive)
         for number in sorted({*live, *archived}):
-            if number >= self.base.first_log:
+            if number >= first_log:
                 self._copy(self._logs.setdefault(number, _Log(number, [])))
         if self._copied != (newest := self._sequence()):
             raise CorruptionError(
                 f"{self._database}: RocksDB's logs end with entry {self._copied}, and its newest one is {newest}",
                 hint=_GONE,
             )
-        for number in archived:
-            (self._archive / f"{number:06}.log").unlink(missing_ok=True)
-
-    @staticmethod
-    def _numbers(directory: Path) -> set[int]:
-        paths = directory.iterdir() if directory.is_dir() else ()
-        return {int(match[1]) for path in paths if (match := _LOG_NAME.fullmatch(path.name))}
+        for path in archived.values():
+            path.unlink(missing_ok=True)
 
     def _copy(self, log: _Log) -> None:
         try:
@@ -242,3 +236,9 @@ class RocksDBLog:
         with path.open("wb") as target:
             target.writelines(pieces)
         log.parts.append(_Part(LocalFile(name, path, size_bytes, shared=True), merges))
+
+
+def _logs_in(directory: Path) -> dict[int, Path]:
+    """Return the logs in a directory, by number; none if it does not exist."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return {int(match[1]): path for path in paths if (match := _LOG_NAME.fullmatch(path.name))}

@@ -157,10 +157,11 @@ class Retention:
 
     def delete_planned(self) -> None:
         """Delete the files that were uploaded for later checkpoints. At the end of a run: no other run uses them."""
+        planned = self.confirmed.planned() if self.confirmed else set()
         # A checkpoint in doubt may use them.
-        if self.confirmed is not None and not self._doubtful:
+        if planned and not self._doubtful:
             self._claim.check()
-            self._jobdir.delete(sorted(self.confirmed.planned()))
+            self._jobdir.delete(sorted(planned))
 
     def clean(self) -> bool:
         """Delete files of late reports, failed checkpoints and failed deletions; return as `delete_due` does."""

@@ -70,7 +70,7 @@ class Snapshots:
         """The checkpoint that uses them first."""
         self._may_lack_some = False
         """Whether it failed, perhaps because storage has lost one of them."""
-        self._beside_bytes = self._bases = 0
+        self._beside_bytes = 0
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
         self._has_swept = False
@@ -207,11 +207,9 @@ class Snapshots:
         """Write the next base of the changelog, if that is due."""
         if self._changelog is None or self._next_base is not None or not self._changelog.is_long:
             return
-        self._bases += 1
-        into = self._directory / f"db-{self._program.generation}-base-{self._bases}"
         try:
             failpoints.hit("keeper.rebase.before")
-            base = self._changelog.rebase(into)
+            base = self._changelog.rebase()
         except BaseException as error:
             self._fail(error)
             return

@@ -1,0 +1,88 @@
+"""The log of a backend with a changelog: a log that is missing is detected, and logs do not fill the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from strandline.api.config import Changelog
+from strandline.backends.base import LocalFile
+from strandline.backends.rocksdb import RocksDBBackend
+from strandline.core.errors import CorruptionError
+
+from .conftest import BUDGET
+
+
+class Logged:
+    """A backend with a log, and small write buffers."""
+
+    def __init__(self, root: Path, limits: Changelog) -> None:
+        self.root = root
+        self.snapshots = 0
+        self.backend = RocksDBBackend(root / "db", ["a", "b"], memory=BUDGET, changelog=limits)
+
+    def write(self, count: int, state: str = "a", size: int = 100_000) -> None:
+        self.backend.write({state: [(b"\0\1%06d" % n, bytes(size)) for n in range(count)]})
+
+    def append(self) -> list[LocalFile]:
+        assert self.backend.changelog is not None
+        self.snapshots += 1
+        return self.backend.changelog.append({}, self.root / str(self.snapshots))
+
+    def archived(self) -> list[Path]:
+        return sorted((self.root / "db" / "archive").glob("*.log"))
+
+
+def test_a_log_that_is_gone_before_it_was_copied_is_detected(tmp_path: Path) -> None:
+    """RocksDB opens a database without an error if it lacks a log in the middle: its changes would be lost."""
+    logged = Logged(tmp_path, Changelog())
+    logged.append()
+    for _ in range(4):
+        logged.write(40)
+    logged.backend._families["a"].flush(True)
+    logged.archived()[1].unlink()
+    with pytest.raises(CorruptionError, match=r"logs lack the entries \d+ to \d+: one before"):
+        logged.append()
+    logged.backend.close()
+
+
+def test_the_last_log_is_gone(tmp_path: Path) -> None:
+    logged = Logged(tmp_path, Changelog())
+    logged.append()
+    logged.write(3)
+    newest = max((tmp_path / "db").glob("*.log"))
+    newest.unlink()
+    with pytest.raises(CorruptionError, match="logs end with entry"):
+        logged.append()
+    logged.backend.close()
+
+
+@pytest.mark.parametrize("bases", [0, 1, 2])
+def test_logs_do_not_fill_the_disk_while_there_is_no_checkpoint(tmp_path: Path, bases: int) -> None:
+    """The next snapshot makes a new base, which is smaller than the log would be, and uses none that is older."""
+    logged = Logged(tmp_path, Changelog(limit="1MB"))
+    changelog = logged.backend.changelog
+    assert changelog is not None
+    if bases:
+        logged.append()
+    following = changelog.rebase() if bases > 1 else None
+    for _ in range(30):
+        logged.write(20)
+        logged.backend._families["a"].flush(True)
+    size_bytes = sum(path.stat().st_size for path in [*logged.archived(), *(tmp_path / "db").glob("*.log")])
+    assert size_bytes < 8_000_000
+    if following is not None:
+        changelog.begin_at(following)
+    files = logged.append()
+    assert len(list((tmp_path / "db-log").glob("base-*"))) == 1
+    assert sum(file.size_bytes for file in files if file.name.endswith(".log")) < 3_000_000
+    directory = tmp_path / "restored"
+    directory.mkdir()
+    for file in files:
+        os.link(file.path, directory / file.name)
+    restored = RocksDBBackend(directory, ["a", "b"], memory=BUDGET)
+    assert len(list(restored.scan("a"))) == 20
+    restored.close()
+    logged.backend.close()
