@@ -35,14 +35,22 @@ class Logged:
         return sorted((self.root / "db" / "archive").glob("*.log"))
 
 
-def test_a_log_that_is_gone_before_it_was_copied_is_detected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["gone", "cut", "tail cut", "zeros"])
+def test_a_log_that_lacks_entries_before_it_was_copied_is_detected(tmp_path: Path, fault: str) -> None:
     """RocksDB opens a database without an error if it lacks a log in the middle: its changes would be lost."""
     logged = Logged(tmp_path, Changelog())
     logged.append()
     for _ in range(4):
         logged.write(40)
     logged.backend._families["a"].flush(True)
-    logged.archived()[1].unlink()
+    damaged = logged.archived()[1]
+    size_bytes = damaged.stat().st_size
+    if fault == "gone":
+        damaged.unlink()
+    else:
+        os.truncate(damaged, size_bytes - 10 if fault == "tail cut" else size_bytes // 2)
+    if fault == "zeros":
+        os.truncate(damaged, size_bytes)
     with pytest.raises(CorruptionError, match=r"logs lack the entries \d+ to \d+: one before"):
         logged.append()
     logged.backend.close()

@@ -77,15 +77,15 @@ class BatchReader:
         self._head = b""
 
     def read(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield the first sequence number and the count of each batch that begins in the next piece."""
+        """Yield the first sequence number and the count of each batch that ends in the next piece."""
         for kind, first, end in _records(data, self._at):
-            if kind not in (_MIDDLE, _LAST):
+            if kind in (_WHOLE, _FIRST):
                 self._head = b""
-            if (lacking := _BATCH_HEADER.size - len(self._head)) > 0:
-                self._head += data[first : min(end, first + lacking)]
-                if len(self._head) == _BATCH_HEADER.size:
-                    number, count = _BATCH_HEADER.unpack(self._head)
-                    yield number, count
+            lacking = _BATCH_HEADER.size - len(self._head)
+            self._head += data[first : min(end, first + lacking)]
+            if kind in (_WHOLE, _LAST) and len(self._head) == _BATCH_HEADER.size:
+                number, count = _BATCH_HEADER.unpack(self._head)
+                yield number, count
         self._at += len(data)
 
 

@@ -223,7 +223,7 @@ class RocksDBLog:
                 if first > self._copied + 1:
                     raise CorruptionError(
                         f"{self._database}: RocksDB's logs lack the entries {self._copied + 1} to {first - 1}: one "
-                        f"before {log.number:06}.log is gone",
+                        f"before {log.number:06}.log is gone or damaged",
                         hint=_GONE,
                     )
                 self._copied = max(self._copied, first + count - 1)
