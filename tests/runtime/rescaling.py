@@ -101,7 +101,7 @@ class Job:
         self.number += 1
         parts: list[PartitionInfo] = []
         for opened in self.opened:
-            opened.snapshots.trigger(CheckpointId(self.number))
+            opened.snapshots.trigger(CheckpointId(self.number), Epoch(self.epoch))
             (report,) = eventually(opened.snapshots.reports, "a report")
             assert report.info is not None, report.failure
             parts.append(report.info)

@@ -73,7 +73,7 @@ class Keeping:
         self.checkpoint += 1
         number, snapshots = CheckpointId(self.checkpoint), self.partition.snapshots
         snapshots.apply_driver_state(self.confirmed, number)
-        snapshots.trigger(number)
+        snapshots.trigger(number, Epoch(self.epoch))
         (report,) = eventually(snapshots.reports, "a report")
         if report.info is None:
             snapshots.apply_driver_state(self.confirmed, None)

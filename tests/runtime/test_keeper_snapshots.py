@@ -26,7 +26,7 @@ from strandline.format.manifest import FileRef
 from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.service import PartitionService
-from strandline.keeper.snapshots import Snapshots
+from strandline.keeper.snapshots import Confirmed, Snapshots
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.task.task import EpochTimes
 from strandline.storage.remote import open_store
@@ -380,7 +380,7 @@ def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
     events = batch_of([(f"k{n}", "", n, n) for n in range(2000)])
     assert not list(first.partition.run(Epoch(1), EpochTimes(now_us=1_700_000_000_000_000), [events]))
     first.partition.commit()
-    first.snapshots.trigger(CheckpointId(1))
+    first.snapshots.trigger(CheckpointId(1), Epoch(1))
     report = eventually(first.snapshots.reports, "a report")[0]
     first.snapshots.close()
     shutil.rmtree(tmp_path / "op-0")
@@ -455,8 +455,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapping[str, FileRef] = {}) -> Snapshots:
     jobdir = JobDirectory(open_store(f"file://{bench.root}/storage"), "job")
+    confirmed = Confirmed(bench.program.restore.checkpoint if bench.program.restore else None, base)
     return Snapshots(
-        bench.program, Partition(0), bench.task.store, backend, jobdir, bench.root, base, write_behind_bytes
+        bench.program, Partition(0), bench.task.store, backend, jobdir, bench.root, confirmed, write_behind_bytes
     )  # fmt: skip
 
 
@@ -468,9 +469,9 @@ def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench, error
     snapshots = snapshots_of(bench, backend, write_behind_bytes=1)
     bench.run([("lost", "set_value", 1, 0)])
     backend.fail = True
-    snapshots.write_behind()
+    snapshots.write_behind(Epoch(1))
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(CheckpointId(1))
+    snapshots.trigger(CheckpointId(1), Epoch(1))
     report = eventually(snapshots.reports, "a report")[0]
     assert report.info is None
     assert said in report.failure
@@ -486,7 +487,7 @@ def test_a_panic_ends_a_snapshot_with_a_report(bench: Bench, place: str) -> None
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
     failpoints.arm(place, lambda: (_ for _ in ()).throw(Panic("no unwrap")))
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(CheckpointId(1))
+    snapshots.trigger(CheckpointId(1), Epoch(1))
     assert "Panic" in eventually(snapshots.reports, "a report")[0].failure
     snapshots.close()
 
@@ -495,7 +496,7 @@ def test_an_error_that_is_none_of_ours_says_where_writing_failed(bench: Bench) -
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=1)
     failpoints.arm("keeper.persist.before", lambda: (_ for _ in ()).throw(OSError("no space left")))
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(CheckpointId(1))
+    snapshots.trigger(CheckpointId(1), Epoch(1))
     assert "no space left" in eventually(snapshots.reports, "a report")[0].failure
     with pytest.raises(StrandlineError, match="operator 'op', partition 0: writing state failed: no space left"):
         snapshots.raise_error()
@@ -516,7 +517,7 @@ def test_an_error_that_is_none_of_ours_may_quote_values(
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
     failpoints.arm(place, fail)
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(CheckpointId(1))
+    snapshots.trigger(CheckpointId(1), Epoch(1))
     failure = eventually(snapshots.reports, "a report")[0].failure
     assert "KeyError" in failure or log_values
     assert ("ann@" in failure) == log_values
@@ -568,7 +569,7 @@ def test_a_snapshot_that_lacks_memory_is_the_last_also_if_the_log_fails(
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
     failpoints.arm("keeper.persist.before", without_memory)
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(CheckpointId(1))
+    snapshots.trigger(CheckpointId(1), Epoch(1))
     snapshots._writer.shutdown()
     with pytest.raises(StrandlineError):
         snapshots.raise_error()
@@ -580,7 +581,7 @@ def test_no_snapshot_follows_a_freeze_that_failed(bench: Bench, monkeypatch: pyt
     bench.run([("k", "set_value", 2, 0)])
     monkeypatch.setattr(bench.task.store, "freeze", without_memory)
     with pytest.raises(MemoryError):
-        snapshots.write_behind()
+        snapshots.write_behind(Epoch(1))
     with pytest.raises(StrandlineError):
         snapshots.raise_error()
     snapshots.close()
@@ -591,7 +592,7 @@ def test_an_epoch_starts_no_thread_for_its_snapshot(bench: Bench, monkeypatch: p
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
     bench.run([("k", "set_value", 2, 0)])
     monkeypatch.setattr(threading.Thread, "start", without_memory)
-    snapshots.trigger(CheckpointId(1))
+    snapshots.trigger(CheckpointId(1), Epoch(1))
     assert eventually(snapshots.reports, "a report")
     snapshots.close()
 
@@ -604,10 +605,10 @@ def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
     vars(slow)["write"] = lambda changes: (gate.wait(60), write(changes))[1]
     snapshots = snapshots_of(bench, slow, write_behind_bytes=1)
     bench.run([(str(n), "set_value", 1, 0) for n in range(50)])
-    snapshots.write_behind()
+    snapshots.write_behind(Epoch(1))
     assert bench.task.store.dirty_bytes == 0
     bench.run([("k", "set_value", 1, 0)])
-    blocked = threading.Thread(target=snapshots.write_behind)
+    blocked = threading.Thread(target=snapshots.write_behind, args=(Epoch(2),))
     blocked.start()
     assert bench.task.store.dirty_bytes > 0
     gate.set()
@@ -623,7 +624,7 @@ def test_a_confirmed_checkpoint_that_this_keeper_took_no_part_in_has_none_of_its
     bench.program = msgspec.structs.replace(bench.program, restore=Restore(checkpoint=5, epoch=9))
     snapshots = snapshots_of(bench, bench.backend, MIB, base)
     snapshots.apply_driver_state(CheckpointId(5), None)
-    assert snapshots._base == base
+    assert snapshots._confirmed.files == base
     snapshots.apply_driver_state(CheckpointId(6), None)
-    assert snapshots._base == {}
+    assert snapshots._confirmed.files == {}
     snapshots.close()

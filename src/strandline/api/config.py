@@ -49,7 +49,9 @@ class Checkpoints:
     a tenth of it early, or late by their own duration. Without it, checkpoints are taken only on demand.
     `mode` is what each checkpoint uploads: "incremental" the files that are new, "changelog" the changes alone, within
     the limits of `changelog`, and "full" everything. `tolerable_failures` is how many may fail in a row before the job
-    is restarted; None means any number.
+    is restarted; None means any number. With `local_log`, a keeper whose process dies is replaced alone, and the job
+    goes on without a restart: each epoch's changes are written to a log on the keeper's machine. By default, that is so
+    in the mode "changelog"; only the backend "rocksdb" has it.
     `storage_options` go to the storage client; they are never logged or written to files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
@@ -64,6 +66,7 @@ class Checkpoints:
     tolerable_failures: int | None = 0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     changelog: Changelog = Changelog()
+    local_log: bool | None = None
 
     def __repr__(self) -> str:
         texts = [f"directory={without_credentials(str(self.directory))!r}"]
@@ -80,6 +83,8 @@ class Checkpoints:
                 f"checkpoints: changelog is {self.changelog!r}, expected the limits of its log",
                 hint='write mode="changelog", changelog=Changelog(limit="512MB")',
             )
+        if self.local_log not in (None, True, False):
+            raise ConfigurationError(f"checkpoints: local_log is {self.local_log!r}, expected True, False or None")
         if not isinstance(self.retain, int) or self.retain < 1:
             raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")
         tolerable = self.tolerable_failures
@@ -91,6 +96,11 @@ class Checkpoints:
         _ = (self.interval_ms, self.min_pause_ms)
         if not self.timeout_ms:
             raise ConfigurationError(f"checkpoints: timeout is {self.timeout!r}, expected more than 0")
+
+    @property
+    def has_local_log(self) -> bool:
+        """Whether each epoch's changes are written to a log on the keeper's machine."""
+        return self.mode == "changelog" if self.local_log is None else self.local_log
 
     @property
     def interval_ms(self) -> int | None:

@@ -77,6 +77,20 @@ class LoggedSnapshots(Protocol):
         ...
 
 
+class Live(Protocol):
+    """A backend's records for another process of this machine, which goes on with its state after a kill."""
+
+    def note(self, version: int) -> None:
+        """Record that all changes of a version were written, and no later ones. After each `write`."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a record in place of the one of this name."""
+
+    def read(self, name: str) -> bytes:
+        """Return a record; raise UnavailableError if it is missing or damaged."""
+        ...
+
+
 class Backend(Protocol):
     """The state of one operator partition, on this machine.
 
@@ -106,6 +120,10 @@ class Backend(Protocol):
         """Its snapshots with a log, if it was opened with one."""
 
     @property
+    def live(self) -> Live | None:
+        """Its records, if what is written to it survives a kill of the process."""
+
+    @property
     def unread(self) -> Mapping[int, BaseException]:
         """By thread: the error of a read that failed there, since the user's function may have caught it."""
 
@@ -130,7 +148,7 @@ class Backend(Protocol):
         ...
 
     def write(self, changes: Changes) -> None:
-        """Apply entries. They are not durable, and no snapshot contains only a part of them.
+        """Apply entries. They survive a kill if the backend is `live`. No snapshot contains only a part of them.
 
         A reader in another thread may see some of the entries before the others.
         """

@@ -24,6 +24,7 @@ class HeapBackend:
 
     keeps_all: Literal[True] = True
     changelog: None = None
+    live: None = None
     unread: Mapping[int, BaseException] = {}
 
     def __init__(self, directory: Path, states: Sequence[str], *, inline: bool, limit_bytes: int | None) -> None:

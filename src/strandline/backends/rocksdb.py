@@ -1,6 +1,6 @@
 """The backend for state larger than memory: a RocksDB database for each partition, a column family for each state.
 
-Without a changelog it has no write-ahead log. In any case only the last snapshot survives a crash.
+Without a changelog it has no write-ahead log, and only the last snapshot survives a kill, unless it `is_live`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from strandline.api.config import Changelog
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
+from strandline.backends.rockslive import LiveRecords
 from strandline.backends.rockslog import RocksDBLog
 from strandline.backends.rocksoptions import (
     family_options,
@@ -86,12 +87,17 @@ class RocksDBBackend:
         tuning: Tuning = DEFAULT_TUNING,
         groupings: Mapping[str, Grouping] | None = None,
         changelog: Changelog | None = None,
+        is_live: bool = False,
+        resumed: int | None = None,
     ) -> None:
         """Open an empty directory, or one that holds every file of one snapshot under its name.
 
         SST and blob files of the snapshot are only read and unlinked, so they may be hard links. States of the snapshot
         that `states` does not name stay in the database and in later snapshots. `groupings`, of states that are read
-        by group, may change from one opening to the next. `changelog` are the limits of its log, if it has one.
+        by group, may change from one opening to the next. `changelog` are the limits of its log, if snapshots have one.
+
+        With `is_live`, what was written survives a kill of the process: another one of this machine opens the same
+        directory with `resumed`, the version that it last noted; UnavailableError if the database is at another one.
         """
         self._directory = directory
         self._memory = memory
@@ -100,28 +106,30 @@ class RocksDBBackend:
         self._groupings = dict(groupings or {})
         self._walks: dict[str, tuple[RdictIter, int]] = {}
         self._written = 0
-        logs = changelog is not None
-        self._writing = write_options(logs=logs)
+        self._writing = write_options(logs=is_live or changelog is not None)
         self._reading_groups = group_read_options()
         self._translating = ErrorTranslation(directory)
         self.unread: dict[int, BaseException] = {}
         self._reading = ErrorTranslation(directory, self.unread)
         directory.mkdir(parents=True, exist_ok=True)
-        self._files = SstFiles(directory)
+        live = self.live = LiveRecords(directory, self._newest_entry) if is_live else None
+        self._files = SstFiles(directory, live.names() if live is not None and resumed is not None else None)
         with self._translating:
-            self._open(states, memory, tuning, logs=logs)
+            self._open(states, memory, tuning, keeps_logs=changelog is not None)
             self._fit_cache()
+        if live is not None:
+            if resumed is not None:
+                self._check_version(live, resumed)
+            live.keep_names(self._files.names)
         self.changelog = (
             None
             if changelog is None
-            else RocksDBLog(
-                directory, self._files, changelog, self.write, self._link, lambda: self._db.latest_sequence_number()
-            )
+            else RocksDBLog(directory, self._files, changelog, self.write, self._link, self._newest_entry)
         )
 
-    def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, logs: bool) -> None:
+    def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, keeps_logs: bool) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
-        set_log(self._options, kept=logs)
+        set_log(self._options, kept=keeps_logs)
         self._options.enable_statistics()
         self._file_bytes = tuning.target_file_bytes
         is_snapshot = (self._directory / "CURRENT").exists()
@@ -134,6 +142,17 @@ class RocksDBBackend:
         self._db = Rdict(str(self._directory), self._options, column_families=families)
         self._families = {name: self._db.get_column_family(name) for name in names}
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
+
+    def _newest_entry(self) -> int:
+        return self._db.latest_sequence_number()
+
+    def _check_version(self, live: LiveRecords, version: int) -> None:
+        try:
+            live.check(version)
+        except BaseException:
+            # Another opening of the directory would find it locked.
+            self.close()
+            raise
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         family = self._family(state)
@@ -347,6 +366,8 @@ class RocksDBBackend:
             with suppress(Exception):
                 family.close()
         self._families.clear()
+        if self.live is not None:
+            self.live.close()
 
     def _family(self, state: str) -> Rdict:
         try:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError, local_files_hint
 from strandline.core.ids import unique_name
 
@@ -69,6 +71,13 @@ def _records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
         at = end
 
 
+class Names(msgspec.Struct, frozen=True):
+    """The permanent names of an open database's files: those of `restored` have another one than `tag` gives."""
+
+    tag: str
+    restored: dict[str, str]
+
+
 class BatchReader:
     """Reads which entries the batches of a log have, piece by piece. A piece begins at a record or a block."""
 
@@ -97,11 +106,18 @@ class SstFiles:
     contents. In a snapshot with a log, its MANIFEST has such a name too, and each log consists of parts.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Check the files of a snapshot in `directory`, if there is one, and give them RocksDB's names."""
+    def __init__(self, directory: Path, before: Names | None = None) -> None:
+        """Check the files of a snapshot in `directory`, if there is one, and give them RocksDB's names.
+
+        With `before`, they have RocksDB's names since an opening with those names.
+        """
         self.tag = unique_name()[:_TAG_DIGITS]
         """A name of the opening."""
         self._restored: dict[str, str] = {}
+        if before is not None:
+            # RocksDB gives no number again that a file in a snapshot has.
+            native = (path.name for path in directory.iterdir() if _ROCKSDB_NAME.fullmatch(path.name))
+            self._restored = {name: before.restored.get(name) or _tagged(name, before.tag) for name in native}
         self._manifests = 0
         parts: dict[str, list[Path]] = {}
         for path in list(directory.iterdir()):
@@ -135,8 +151,12 @@ class SstFiles:
         """Return the permanent name of a file, or None for a file that is neither SST nor blob."""
         if not _ROCKSDB_NAME.fullmatch(name):
             return None
-        number, suffix = name.split(".")
-        return self._restored.get(name, f"{number}-{self.tag}.{suffix}")
+        return self._restored.get(name) or _tagged(name, self.tag)
+
+    @property
+    def names(self) -> Names:
+        """The names that another opening needs of this one."""
+        return Names(self.tag, self._restored)
 
     def manifest_name(self, name: str) -> str:
         """Return a permanent name for the present content of a MANIFEST. A restore makes CURRENT from it."""
@@ -146,6 +166,11 @@ class SstFiles:
     def log_part_name(self, number: int, start: int, end: int) -> str:
         """Return the permanent name of the bytes of a log from `start` to before `end`."""
         return f"{number:06}-{self.tag}-{start:012}-{end:012}.log"
+
+
+def _tagged(name: str, tag: str) -> str:
+    number, suffix = name.split(".")
+    return f"{number}-{tag}.{suffix}"
 
 
 def _join(log: Path, parts: list[Path]) -> None:

@@ -22,7 +22,7 @@ from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.paths import drop_copies
 from strandline.keeper.restoring import PartitionRestore
-from strandline.keeper.snapshots import Snapshots
+from strandline.keeper.snapshots import Confirmed, Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
 from strandline.runtime.state.migration import move_states
@@ -49,14 +49,22 @@ class OpenPartition:
     restoring: PartitionRestore | None
 
 
-def open_partition(program: Program, partition: Partition, directory: Path) -> OpenPartition:
-    """Bring the partition's state to the version the run starts from, and bind the user's function to it."""
+def open_partition(
+    program: Program, partition: Partition, directory: Path, resumed: Epoch | None = None
+) -> OpenPartition:
+    """Bring the partition's state to the version the run starts from, and bind the user's function to it.
+
+    With `resumed`, go on with the state that a keeper of this run, which has died, had at this version. Raises
+    UnavailableError if it is not there.
+    """
     store = open_store(program.store_url, program.store_options, fsync=program.fsync)
     jobdir = JobDirectory(RetryingStore(store), program.job)
     restore = program.restore
     restoring = None
     if restore is not None and restore.stored is not None:
         restoring = PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
+    if resumed is not None:
+        return _resume(program, partition, directory, jobdir, restoring, resumed)
     try:
         return _open(program, partition, directory, jobdir, restoring)
     except BaseException:
@@ -103,14 +111,54 @@ def _open(
         with _damage_here_or_in(restoring, database, damage):
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
-    snapshots = Snapshots(
-        program, partition, task.store, backend, jobdir, directory, restoring.known_files if restoring else {},
-        int(program.partition_memory_bytes * _WRITE_BEHIND),
-    )  # fmt: skip
+    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, _restored_files(program, restoring))
     if restoring is not None:
         snapshots.verify(restoring.unverified)
     version = restore.epoch if restore else Epoch(0)
     return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
+
+
+def _resume(
+    program: Program,
+    partition: Partition,
+    directory: Path,
+    jobdir: JobDirectory,
+    restoring: PartitionRestore | None,
+    version: Epoch,
+) -> OpenPartition:
+    database = directory / f"db-{program.generation}"
+    if not database.exists():
+        raise UnavailableError(f"{database}: there is no state of a keeper that has died")
+    process = program.load()
+    backend = open_backend(program, process, database, resumed=version)
+    with _closing_on_error(backend):
+        task = _task(program, process, partition, backend, database)
+        assert backend.live is not None
+        try:
+            confirmed = Confirmed.recorded(backend.live)
+        except UnavailableError:
+            confirmed = _restored_files(program, restoring)
+    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, confirmed)
+    log.info("goes on at epoch %d, with the state of the keeper before", version)
+    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
+
+
+def _restored_files(program: Program, restoring: PartitionRestore | None) -> Confirmed:
+    checkpoint = program.restore.checkpoint if program.restore else None
+    return Confirmed(checkpoint, restoring.known_files if restoring else {})
+
+
+def _snapshots(
+    program: Program,
+    partition: Partition,
+    directory: Path,
+    jobdir: JobDirectory,
+    backend: Backend,
+    task: Task,
+    confirmed: Confirmed,
+) -> Snapshots:
+    behind_bytes = int(program.partition_memory_bytes * _WRITE_BEHIND)
+    return Snapshots(program, partition, task.store, backend, jobdir, directory, confirmed, behind_bytes)
 
 
 def _fetch(restoring: PartitionRestore, database: Path, *, copies: bool) -> None:
@@ -149,20 +197,33 @@ def open_task(
 ) -> tuple[Backend, Task]:
     """Bind a partition's function to a backend in a directory that is empty or holds restored files."""
     backend = open_backend(program, process, database)
-    try:
+    with _closing_on_error(backend):
         if restoring is not None:
             restoring.fill(backend, [info.name for info in state_infos(process)], database)
         move_states(backend, program, process)
-        cache_bytes = int(program.partition_memory_bytes * _OBJECTS)
-        return backend, Task(program, process, partition, backend, cache_bytes, database.parent)
+        return backend, _task(program, process, partition, backend, database)
+
+
+def _task(program: Program, process: Process, partition: Partition, backend: Backend, database: Path) -> Task:
+    cache_bytes = int(program.partition_memory_bytes * _OBJECTS)
+    return Task(program, process, partition, backend, cache_bytes, database.parent)
+
+
+@contextmanager
+def _closing_on_error(backend: Backend) -> Iterator[None]:
+    """Release the database on an error, so that a retry can open it and gets the same error."""
+    try:
+        yield
     except BaseException:
-        # Release the database, so that a retry can open it and gets the same error.
         backend.close()
         raise
 
 
-def open_backend(program: Program, process: Process, database: Path) -> Backend:
-    """Open the backend that a program names, in a directory that is empty or holds a snapshot's files."""
+def open_backend(program: Program, process: Process, database: Path, resumed: Epoch | None = None) -> Backend:
+    """Open the backend that a program names, in a directory that is empty or holds a snapshot's files.
+
+    With `resumed`, it has the state of this version that a process left which was killed.
+    """
     states = [info.name for info in state_infos(process)]
     if program.backend == "rocksdb":
         memory = program.partition_memory_bytes
@@ -171,7 +232,8 @@ def open_backend(program: Program, process: Process, database: Path) -> Backend:
         )
         changelog = program.changelog if program.mode == "changelog" else None
         return RocksDBBackend(
-            database, states, memory=budget, groupings=groupings(program, process), changelog=changelog
-        )
+            database, states, memory=budget, groupings=groupings(program, process), changelog=changelog,
+            is_live=program.local_log, resumed=resumed,
+        )  # fmt: skip
     in_memory = program.backend == "memory"
     return HeapBackend(database, states, inline=in_memory, limit_bytes=program.limit_bytes if in_memory else None)

@@ -65,6 +65,9 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """The watermark of the epoch before: timers up to it have fired."""
     now_us: int = 0
     """The clock when the epoch begins: processing-time timers up to it are due."""
+    resume: bool = False
+    """In a poll: a keeper that starts goes on with the state of one that has died on this machine at `epoch`; others
+    may have applied the next epoch, which will come again."""
     forget: bool = False
     """In a stop: remove the local copies too, because the job will not restart on this machine soon."""
 

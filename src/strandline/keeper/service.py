@@ -143,7 +143,7 @@ class PartitionService:
             _, payload = connection.expect(p.PROGRAM)
             program = msgspec.msgpack.decode(payload, type=Program)
             restored = program.restore.epoch if program.restore else Epoch(0)
-            if restored != expected:
+            if restored != expected and not instructions.resume:
                 raise VersionMismatchError(
                     f"operator '{program.uid}', partition {self._partition}: the keeper would start at epoch "
                     f"{restored}, expected {expected}: the keeper that was at that epoch has ended",
@@ -151,7 +151,8 @@ class PartitionService:
                 )
             started = time.perf_counter()
             try:
-                self._opened = open_partition(program, self._partition, self._directory)
+                resumed = expected if instructions.resume else None
+                self._opened = open_partition(program, self._partition, self._directory, resumed)
             except OSError as error:
                 # As an OSError, it would be taken for the connection's, and the driver would not hear of it.
                 raise UnavailableError(
@@ -198,7 +199,7 @@ class PartitionService:
                 self._kept_output.close()
             self._kept_output, self._ack = kept, None
         # 3. Freeze the state for a checkpoint, if one is due.
-        pause_ms = 0.0 if instructions.trigger is None else opened.snapshots.trigger(instructions.trigger)
+        pause_ms = 0.0 if instructions.trigger is None else opened.snapshots.trigger(instructions.trigger, epoch)
         failpoints.hit("keeper.applied")
         # 4. Acknowledge the epoch.
         task = partition.task
@@ -215,7 +216,7 @@ class PartitionService:
         self._count_failed(task)
         self._ack = self._make_ack(opened, **self._figures, pause_ms=round(pause_ms, 3))
         connection.send(p.ACK, self._ack)
-        opened.snapshots.write_behind()
+        opened.snapshots.write_behind(epoch)
 
     def _count_failed(self, task: Task) -> None:
         """Log the number of failed events and the last error, without events, at most once in _WARN_S."""
@@ -269,13 +270,14 @@ class PartitionService:
         opened = self._open(connection, instructions, instructions.epoch)
         opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
         opened.snapshots.raise_error()
-        if instructions.epoch != self.version:
+        newest = instructions.epoch + 1 if instructions.resume else instructions.epoch
+        if not instructions.epoch <= self.version <= newest:
             raise VersionMismatchError(
                 f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
                 f"{self.version}, and the job at epoch {instructions.epoch}: the keeper restarted, or missed an epoch"
             )
         if instructions.trigger is not None:
-            opened.snapshots.trigger(instructions.trigger)
+            opened.snapshots.trigger(instructions.trigger, self.version)
         # Include the epoch's figures: the driver may not have got its ack.
         connection.send(p.ACK, self._make_ack(opened, **self._figures))
 

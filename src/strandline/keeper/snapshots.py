@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec import UNSET
 
-from strandline.backends.base import Backend, LocalFile
+from strandline.backends.base import Backend, Live, LocalFile
 from strandline.checkpoint.catalog import find_problem
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
@@ -27,7 +29,7 @@ from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, StrandlineError, discreet, local_files_hint
 from strandline.core.failure import format_error
-from strandline.core.ids import CheckpointId, Partition
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
 from strandline.keeper.paths import drop_copies, local_copy, sweep_machine
@@ -37,6 +39,25 @@ from strandline.runtime.program import Program
 from strandline.runtime.state.store import Frozen, Store
 
 log = logging.getLogger(__name__)
+
+_CONFIRMED = "confirmed"
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """A partition's files in the newest published checkpoint, by name."""
+
+    checkpoint: CheckpointId | None
+    files: Mapping[str, FileRef]
+
+    @staticmethod
+    def recorded(live: Live) -> Confirmed:
+        """Return the one that a keeper that has died recorded; raise UnavailableError if there is none."""
+        return msgspec.msgpack.decode(live.read(_CONFIRMED), type=Confirmed)
+
+    def record(self, live: Live) -> None:
+        """Record it for a keeper that takes this one's place. An older one is as good: it is not the newest then."""
+        with suppress(OSError):
+            live.write(_CONFIRMED, msgspec.msgpack.encode(self))
 
 
 @dataclass
@@ -49,13 +70,15 @@ class Snapshots:
     _backend: Backend
     _jobdir: JobDirectory
     _directory: Path
-    _base: Mapping[str, FileRef]
-    """By name, this partition's files in the newest published checkpoint."""
+    _confirmed: Confirmed
     _write_behind_bytes: int
 
     def __post_init__(self) -> None:
         self._kind = kind_of(self._program.mode, inline=self._backend.inline)
-        self._base_of = self._program.restore.checkpoint if self._program.restore else None
+        self._live = self._backend.live
+        self._written: Epoch | None = None
+        """The version that was frozen last, for the writer."""
+        self._is_verified = True
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
         self._base_uploader = ThreadPoolExecutor(1, "strandline-base-uploader")
@@ -81,6 +104,7 @@ class Snapshots:
 
     def verify(self, unverified: Unverified) -> None:
         """Verify restored files in the background, before any upload."""
+        self._is_verified = False
         self._uploader.submit(self._verify, unverified)
 
     def apply_driver_state(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
@@ -89,7 +113,7 @@ class Snapshots:
             self._pending = pending
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
-                self._base, self._base_of = {ref.name: ref for ref in mine.info.files}, confirmed
+                self._confirm(confirmed, {ref.name: ref for ref in mine.info.files})
                 # The base has those that are still needed: no report on a checkpoint before their first use is left.
                 self._uploaded_beside, self._beside_of = {}, None
                 if self._next_base is not None and mine.info.planned:
@@ -98,16 +122,21 @@ class Snapshots:
                 if not self._has_swept:
                     self._has_swept = True
                     self._uploader.submit(sweep_machine, self._directory, self._program.generation)
-            elif confirmed not in (None, self._base_of):
+            elif confirmed not in (None, self._confirmed.checkpoint):
                 # An earlier process of this partition took part in it, and its files are unknown here.
-                self._base, self._base_of = {}, confirmed
+                self._confirm(confirmed, {})
                 self._uploaded_beside, self._beside_of = {}, None
             if self._beside_of not in (None, pending):
                 self._beside_of, self._may_lack_some = None, True
             self._reports = {c: report for c, report in self._reports.items() if c == pending}
 
-    def trigger(self, checkpoint: CheckpointId) -> float:
-        """Freeze the state for a checkpoint; return by how many milliseconds that delayed the epoch."""
+    def _confirm(self, checkpoint: CheckpointId | None, files: Mapping[str, FileRef]) -> None:
+        self._confirmed = Confirmed(checkpoint, files)
+        if self._live is not None:
+            self._writer.submit(self._confirmed.record, self._live)
+
+    def trigger(self, checkpoint: CheckpointId, version: Epoch) -> float:
+        """Freeze the state of a version for a checkpoint; return by how many milliseconds that delayed the epoch."""
         started = time.perf_counter()
         if checkpoint == self._triggered:
             # Spark repeated a poll: a second snapshot would delete files that are being uploaded.
@@ -115,20 +144,25 @@ class Snapshots:
         self._triggered = checkpoint
         with self._lock:
             self._pending = checkpoint
-        frozen = self._freeze()
+        frozen = self._freeze(version)
         pause_ms = (time.perf_counter() - started) * 1000
-        self._writer.submit(self._take, checkpoint, frozen, pause_ms)
+        self._writer.submit(self._take, checkpoint, frozen, version, pause_ms)
         return pause_ms
 
-    def write_behind(self) -> None:
-        """Write changes to the backend if they use much memory; wait if the writer lags far behind."""
-        if self._backend.keeps_all or self._store.dirty_bytes < self._write_behind_bytes:
+    def write_behind(self, version: Epoch) -> None:
+        """Write the changes up to a version to the backend, if it is live or they use much memory.
+
+        Wait if the writer lags far behind.
+        """
+        if self._backend.keeps_all or self._written == version:
+            return
+        if self._live is None and self._store.dirty_bytes < self._write_behind_bytes:
             return
         if self._writing is not None and not self._writing.done():
             if self._store.dirty_bytes < 2 * self._write_behind_bytes:
                 return
             self._writing.result()
-        self._writing = self._writer.submit(self._write, self._freeze())
+        self._writing = self._writer.submit(self._write, self._freeze(version), version)
 
     def raise_error(self) -> None:
         """Raise the error of a failed background write: the backend lacks changes since then."""
@@ -150,7 +184,8 @@ class Snapshots:
         self._uploader.shutdown(cancel_futures=True)
         self._base_uploader.shutdown(cancel_futures=True)
 
-    def _freeze(self) -> Frozen:
+    def _freeze(self, version: Epoch) -> Frozen:
+        self._written = version
         try:
             return self._store.freeze()
         except BaseException as error:
@@ -158,16 +193,25 @@ class Snapshots:
             self._fail(error)
             raise
 
-    def _write(self, frozen: Frozen) -> None:
+    def _write(self, frozen: Frozen, version: Epoch) -> None:
         try:
             self.raise_error()
+            failpoints.hit("keeper.log.before")
             self._backend.write(frozen.changes())
             frozen.release()
+            self._note(version)
         except BaseException as error:
             # BaseException: a Rust library's panic is no Exception, and the pool would swallow it.
             self._fail(error)
 
-    def _take(self, checkpoint: CheckpointId, frozen: Frozen, pause_ms: float) -> None:
+    def _note(self, version: Epoch) -> None:
+        """Note that the backend has all changes of a version, once it is known to be what was restored."""
+        if self._live is not None and self._is_verified:
+            failpoints.hit("keeper.log.written")
+            self._live.note(version)
+            failpoints.hit("keeper.log.noted")
+
+    def _take(self, checkpoint: CheckpointId, frozen: Frozen, version: Epoch, pause_ms: float) -> None:
         started = time.perf_counter()
         into = local_copy(self._directory, checkpoint)
         try:
@@ -177,6 +221,7 @@ class Snapshots:
             shutil.rmtree(into, ignore_errors=True)
             files = self._persist(checkpoint, frozen, into)
             frozen.release()
+            self._note(version)
         except BaseException as error:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._loggable(error)}"))
@@ -214,11 +259,12 @@ class Snapshots:
             self._fail(error)
             return
         with self._lock:
-            self._next_base = NextBase(base, {**self._base, **self._uploaded_beside}, self._kind)
+            self._next_base = NextBase(base, {**self._confirmed.files, **self._uploaded_beside}, self._kind)
 
     def _verify(self, unverified: Unverified) -> None:
         try:
             unverified.verify()
+            self._is_verified = True
         except CorruptionError as error:
             # The next request has it, and so the job is restored.
             self._error = error
@@ -232,7 +278,7 @@ class Snapshots:
             self.raise_error()
             self._check_beside()
             with self._lock:
-                base = {**self._base, **self._uploaded_beside}
+                base = {**self._confirmed.files, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
                 self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
             )

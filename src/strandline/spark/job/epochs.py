@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.coordinator import Coordinator
@@ -299,13 +300,15 @@ class EpochDriver:
         if (trigger := self._trigger(self.progress.epoch, has_ended=True)) is not None:
             self._poll(trigger)
 
-    def _poll(self, trigger: CheckpointId | None) -> None:
-        # A keeper that died before the first epoch is started again, as in the next epoch.
-        instructions = self._instructions(self.progress.epoch, trigger)
-        acks = self._fleet.poll(instructions, start=self._fleet.is_as_restored)
+    def _poll(self, trigger: CheckpointId | None, *, pending: CheckpointId | None = None) -> None:
+        """Poll all keepers, and replace dead ones if that can be done; `pending` is what the next epoch triggers."""
+        instructions = msgspec.structs.replace(
+            self._instructions(self.progress.epoch, trigger), resume=self._fleet.can_resume
+        )
+        acks = self._fleet.poll(instructions, start=instructions.resume or self._fleet.is_as_restored)
         if missing := self._fleet.slots - acks.keys():
             raise KeeperError(f"no answer from the keepers of {_names(missing)}: they died")
-        self._apply_acks(acks, trigger)
+        self._apply_acks(acks, trigger or pending)
 
     def collect_reports(self) -> None:
         """Ask keepers, busy or not, for their snapshots of an earlier epoch, which the next epoch's acks would bring.
@@ -333,12 +336,12 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
-        with self._record_failures(df, epoch):
-            frames = self._frames.build(df, self._work(instructions))
-            try:
-                acks = self._write(frames, epoch)
-            finally:
-                frames.close()
+        try:
+            acks = self._process(df, instructions)
+        except Exception as error:
+            if not self._replace_dead(error, trigger):
+                raise
+            acks = self._process(df, self._instructions(epoch, trigger), again=True)
         missing = self._fleet.slots - acks.keys()
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_names(missing)}")
@@ -359,12 +362,40 @@ class EpochDriver:
         self._apply_acks(acks, trigger)
         failpoints.hit("epoch.done")
 
+    def _process(self, df: DataFrame, instructions: Instructions, *, again: bool = False) -> dict[Slot, Ack]:
+        """Run an epoch's Spark jobs; return the acks of the keepers."""
+        with self._record_failures(df, f"{instructions.epoch}-again" if again else f"{instructions.epoch}"):
+            frames = self._frames.build(df, self._work(instructions))
+            try:
+                return self._write(frames, instructions.epoch)
+            finally:
+                frames.close()
+
+    def _replace_dead(self, error: Exception, trigger: CheckpointId | None) -> bool:
+        """Replace keepers whose death ended an epoch; return False if that was not the reason, or cannot be done.
+
+        All other keepers keep their state: those that have applied the epoch give its output again.
+        """
+        if not self._fleet.can_resume or self.sealed.is_set() or not isinstance(unwrap_error(error), KeeperError):
+            return False
+        if self._fleet.is_local and not self._fleet.may_have_lost_one():
+            return False
+        failpoints.hit("epoch.replace")
+        # Acks of the keepers that have died are void.
+        self._fleet.take_acks(Epoch(0))
+        try:
+            self._poll(None, pending=trigger)
+        except Exception as refused:
+            log.info("no keeper could go on in place of one that died: %s", discreet(unwrap_error(refused)))
+            return False
+        return True
+
     @contextmanager
-    def _record_failures(self, df: DataFrame, epoch: Epoch) -> Iterator[None]:
+    def _record_failures(self, df: DataFrame, name: str) -> Iterator[None]:
         """Let this thread's tasks record final failures meanwhile, so that Spark does not repeat them."""
         context: Any = df.sparkSession.sparkContext
         if self.failures is not None:
-            context.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{epoch}")
+            context.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{name}")
         try:
             yield
         finally:

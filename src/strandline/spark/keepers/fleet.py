@@ -78,6 +78,7 @@ class Fleet:
         self.slots: set[Slot] = {
             (program.uid, partition) for program in programs for partition in map(Partition, range(program.parallelism))
         }
+        self._have_local_logs = all(program.local_log for program in programs)
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
         self._watch = KeeperWatch()
@@ -130,7 +131,9 @@ class Fleet:
         """Poll every keeper, without an epoch; return the acks of those that run. With `start`, start the others."""
         acks = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL, start=start) if ack.uid}
         for slot, ack in acks.items():
-            self._check_same_keeper(ack, self.last.get(slot))
+            # One that resumes has the state of the keeper before, in the directory that only one keeper uses at a time.
+            if not instructions.resume:
+                self._check_same_keeper(ack, self.last.get(slot))
         self.last.update(acks)
         if acks.keys() >= self.slots:
             self._is_suspicious = False
@@ -145,6 +148,11 @@ class Fleet:
     def is_as_restored(self) -> bool:
         """Whether no epoch has been applied since the restore: a dead keeper can then restore the same state again."""
         return all(ack.epoch == self._restored for ack in self.last.values())
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether another keeper could go on with a dead one's state, which has changed: see `Instructions.resume`."""
+        return self._have_local_logs and not self.is_as_restored
 
     def may_have_lost_one(self) -> bool:
         """Whether a keeper may have died since all last answered.
