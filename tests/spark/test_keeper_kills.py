@@ -25,6 +25,8 @@ MOMENTS = [
     "keeper.restore.before",
     "keeper.restore.after",
 ]
+LOG_MOMENTS = ["keeper.log.written", "keeper.log.noted"]
+"""With local logs, after which a keeper is mostly replaced alone, and nothing is restored."""
 
 
 def at_rest(run: sl.Run, case: Case) -> sl.Status | None:
@@ -34,13 +36,16 @@ def at_rest(run: sl.Run, case: Case) -> sl.Status | None:
     return status if status.state == "running" and named and named == set(keepers(case.local_dir)) else None
 
 
-def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random.Random, latest: int = 4) -> None:
+def kill_at_every_moment(
+    spark: Any, case: Case, moments: list[str], rng: random.Random, latest: int = 4, *, local_log: bool = False
+) -> None:
     """Run a job whose keepers die once at each of these moments, and once between two epochs."""
     directory = case.root / "fired"
     # A process restores once, and does everything else often.
     armed = ";".join(f"{m}=kill@{1 if 'restore' in m else rng.randint(1, latest)}" for m in moments)
     case.add(1)
-    with keepers_armed(spark, directory, armed), Reader(case), case.job(spark).start(spark) as run:
+    job = case.job(spark, checkpoints=case.checkpoints(local_log=local_log))
+    with keepers_armed(spark, directory, armed), Reader(case), job.start(spark) as run:
         while fired(directory) != set(moments):
             case.add(1)
             settle(run)
@@ -59,19 +64,22 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
             status = eventually(lambda: at_rest(run, case), "all keepers are there")
         restarts = status.restarts
         # A few kills may all have come before the first epoch was applied: then keepers are started anew, not the job.
-        assert restarts >= 1 or len(moments) < len(MOMENTS)
+        assert restarts >= 1 or len(moments) < len(MOMENTS) or local_log
         victim = rng.choice(status.keepers)
         os.kill(victim.pid, signal.SIGKILL)
-        eventually(lambda: run.status().restarts > restarts, "seen though nobody asks it anything", 10)
+        if local_log:
+            eventually(lambda: victim.pid not in {one.pid for one in run.status().keepers}, "seen though …", 10)
+        else:
+            eventually(lambda: run.status().restarts > restarts, "seen though nobody asks it anything", 10)
         case.add(1)
         status = settle(run)
-        assert status.restarts > restarts
+        assert (status.restarts > restarts) != local_log
         assert victim.pid not in {keeper.pid for keeper in status.keepers}
-        assert status.restored_from is not None
+        assert (status.restored_from is not None) or local_log
         # However often epochs came again, each event counts once.
         assert status.rows_in == len(case.events)
-        assert status.last_failure
-        assert status.last_failure_ms is not None
+        assert status.last_failure or local_log
+        assert (status.last_failure_ms is not None) == bool(status.last_failure)
         assert status.last_checkpoint is not None
         work = {one.uid: 0 for one in status.keepers}
         for one in status.keepers:
@@ -89,6 +97,15 @@ def test_keepers_killed_at_every_moment(spark: Any, case: Case, seed: int) -> No
     # A chain is in the soak tests, and in test_event_time.py.
     case.seed, case.short = seed, seed == 1
     kill_at_every_moment(spark, case, MOMENTS, random.Random(seed), latest=2 if seed == 1 else 4)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, *soaking(range(200, 220))])
+@pytest.mark.long
+def test_keepers_with_local_logs_killed_at_every_moment(spark: Any, case: Case, seed: int) -> None:
+    case.seed = seed
+    moments = [moment for moment in MOMENTS if "restore" not in moment] + LOG_MOMENTS
+    kill_at_every_moment(spark, case, moments, random.Random(seed), local_log=True)
 
 
 @pytest.mark.soak

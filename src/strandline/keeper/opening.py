@@ -49,22 +49,9 @@ class OpenPartition:
     restoring: PartitionRestore | None
 
 
-def open_partition(
-    program: Program, partition: Partition, directory: Path, resumed: Epoch | None = None
-) -> OpenPartition:
-    """Bring the partition's state to the version the run starts from, and bind the user's function to it.
-
-    With `resumed`, go on with the state that a keeper of this run, which has died, had at this version. Raises
-    UnavailableError if it is not there.
-    """
-    store = open_store(program.store_url, program.store_options, fsync=program.fsync)
-    jobdir = JobDirectory(RetryingStore(store), program.job)
-    restore = program.restore
-    restoring = None
-    if restore is not None and restore.stored is not None:
-        restoring = PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
-    if resumed is not None:
-        return _resume(program, partition, directory, jobdir, restoring, resumed)
+def open_partition(program: Program, partition: Partition, directory: Path) -> OpenPartition:
+    """Bring the partition's state to the version the run starts from, and bind the user's function to it."""
+    jobdir, restoring = _sources(program, partition, directory)
     try:
         return _open(program, partition, directory, jobdir, restoring)
     except BaseException:
@@ -118,14 +105,12 @@ def _open(
     return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
 
 
-def _resume(
-    program: Program,
-    partition: Partition,
-    directory: Path,
-    jobdir: JobDirectory,
-    restoring: PartitionRestore | None,
-    version: Epoch,
-) -> OpenPartition:
+def resume_partition(program: Program, partition: Partition, directory: Path, version: Epoch) -> OpenPartition:
+    """Go on with the state that a keeper of this run, which has died, left at this version.
+
+    Raises UnavailableError or CorruptionError if it is not there.
+    """
+    jobdir, restoring = _sources(program, partition, directory)
     database = directory / f"db-{program.generation}"
     if not database.exists():
         raise UnavailableError(f"{database}: there is no state of a keeper that has died")
@@ -141,6 +126,16 @@ def _resume(
     snapshots = _snapshots(program, partition, directory, jobdir, backend, task, confirmed)
     log.info("goes on at epoch %d, with the state of the keeper before", version)
     return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
+
+
+def _sources(program: Program, partition: Partition, directory: Path) -> tuple[JobDirectory, PartitionRestore | None]:
+    """Return the job's folder in the storage, and the restore from what the run started with, if there is one."""
+    store = open_store(program.store_url, program.store_options, fsync=program.fsync)
+    jobdir = JobDirectory(RetryingStore(store), program.job)
+    restore = program.restore
+    if restore is None or restore.stored is None:
+        return jobdir, None
+    return jobdir, PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
 
 
 def _restored_files(program: Program, restoring: PartitionRestore | None) -> Confirmed:

@@ -26,7 +26,7 @@ from strandline.core.errors import (
 from strandline.core.failure import format_error
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
-from strandline.keeper.opening import OpenPartition, open_partition
+from strandline.keeper.opening import OpenPartition, open_partition, resume_partition
 from strandline.keeper.output import KeptOutput, in_pieces
 from strandline.keeper.paths import drop_copies
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, LookupAnswer
@@ -151,8 +151,10 @@ class PartitionService:
                 )
             started = time.perf_counter()
             try:
-                resumed = expected if instructions.resume else None
-                self._opened = open_partition(program, self._partition, self._directory, resumed)
+                if instructions.resume:
+                    self._opened = self._resume(program, expected)
+                else:
+                    self._opened = open_partition(program, self._partition, self._directory)
             except OSError as error:
                 # As an OSError, it would be taken for the connection's, and the driver would not hear of it.
                 raise UnavailableError(
@@ -168,6 +170,16 @@ class PartitionService:
                 f"{self._opened.program.generation} of the job, and the request to generation {instructions.generation}"
             )
         return self._opened
+
+    def _resume(self, program: Program, version: Epoch) -> OpenPartition:
+        try:
+            return resume_partition(program, self._partition, self._directory, version)
+        except (UnavailableError, CorruptionError) as error:
+            raise VersionMismatchError(
+                f"operator '{program.uid}', partition {self._partition}: the keeper that was at epoch {version} has "
+                f"ended, and none can go on in its place: {error.message}",
+                operator=program.uid,
+            ) from error
 
     def _process(self, connection: Connection, opened: OpenPartition, begin: Begin, epoch: Epoch) -> None:
         started = time.perf_counter()

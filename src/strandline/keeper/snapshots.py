@@ -196,7 +196,6 @@ class Snapshots:
     def _write(self, frozen: Frozen, version: Epoch) -> None:
         try:
             self.raise_error()
-            failpoints.hit("keeper.log.before")
             self._backend.write(frozen.changes())
             frozen.release()
             self._note(version)
