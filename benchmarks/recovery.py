@@ -2,7 +2,8 @@
 
 A real job on Spark, two partitions, RocksDB; 10,000,000 keys × 100 bytes, a checkpoint, and then, several times each:
 
-- a keeper is killed: from the kill to the end of the first new epoch;
+- a keeper is killed: from the kill to the end of the first new epoch; with a local log it is replaced alone, else the
+  job is restarted;
 - the driver is killed and started again: from `job.start()` in the new process to the end of the first new epoch,
   beside what a query without state needs for its first epoch in such a process: a cold JVM's own seconds;
 - the same, and the machine's local copies of the checkpoint are gone too: every file comes from the storage.
@@ -62,6 +63,7 @@ class Round:
     keeper_restore_ms: float
     process_s: float | None = None
     """From the start of the driver's process, its JVM included."""
+    restarts: int = 1
     plain_s: float = 0.0
     """What a query without state takes to its first epoch in a new process: what of the time is Spark's own."""
 
@@ -104,9 +106,9 @@ class Bench:
         os.kill(victim, signal.SIGKILL)
         self._feed.change(self._scale.epoch_rows)
         done_s, status = self._job.wait_epoch(self._feed.epochs)
-        if status["restarts"] != restarts + 1:
-            raise SystemExit(f"the job was restarted {status['restarts'] - restarts} times, expected once")
-        return Round(done_s - killed_s, cp_s, size_bytes, _restore_ms(status))
+        if victim in {keeper["pid"] for keeper in status["keepers"]}:
+            raise SystemExit(f"the keeper was not replaced, process {victim}")
+        return Round(done_s - killed_s, cp_s, size_bytes, _restore_ms(status), restarts=status["restarts"] - restarts)
 
     def kill_driver(self, *, lose_copies: bool) -> Round:
         """Kill the driver and start it again."""
@@ -151,8 +153,8 @@ def report(results: dict[str, list[Round]]) -> None:
             "state_bytes": rounds[-1].size_bytes,
             "rounds": [round(r.restore_s, 3) for r in rounds],
         }
-        if subject == KEEPER:
-            about["restart_delay"] = RESTART_DELAY
+        if subject.startswith(KEEPER):
+            about |= {"restart_delay": RESTART_DELAY, "restarts": [r.restarts for r in rounds]}
         say("restore_seconds", median(r.restore_s for r in rounds), **about)
         say("cp_seconds", median(r.cp_s for r in rounds), rounds=[round(r.cp_s, 3) for r in rounds])
         say("keeper_restore_seconds", median(r.keeper_restore_ms for r in rounds) / 1000)

@@ -31,7 +31,9 @@ def wait_for_the_log(keeper: Keeper) -> None:
 def replace(nursery: Nursery, dead: Keeper, **polled: Any) -> Keeper:
     """Kill a keeper, and start one that goes on in its place."""
     dead.kill()
-    other = nursery.start(**{name: getattr(dead.program, name) for name in ("mode", "local_log", "restore", "generation")})
+    other = nursery.start(
+        **{name: getattr(dead.program, name) for name in ("mode", "local_log", "restore", "generation")}
+    )
     other.epoch = dead.epoch
     try:
         other.poll(resume=True, **polled)

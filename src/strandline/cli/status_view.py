@@ -68,6 +68,7 @@ def _facts(driver: Driver, status: Status) -> list[tuple[str, object]]:
         ("restored from", "-" if status.restored_from is None else f"checkpoint {status.restored_from}"),
         *([("depends on", status.depends_on)] if status.depends_on else []),
         ("restarts", status.restarts),
+        *([("replaced keepers", status.replaced_keepers)] if status.replaced_keepers else []),
         ("last failure", failure_text(status.last_failure, status.last_failure_ms)),
         ("parallelism", parallelism_text(status) + (", follows the executors" if status.follows else "")),
         ("epoch", f"{status.epoch}: {status.last_epoch_rows:,} rows in {duration_text(status.last_epoch_ms)}"),

@@ -123,6 +123,8 @@ class Status:
     """The names of the sources; empty if a source has no name."""
     parallelism: int = 0
     """The largest number of partitions of the operators without a `parallelism`; or of all, if each has one."""
+    replaced_keepers: int = 0
+    """The keepers that have died since the last start or restart, and were replaced without a restart of the job."""
     follows: bool = False
     """Whether this number follows the cluster's executors."""
     operators: list[OperatorStatus] = field(default_factory=list)

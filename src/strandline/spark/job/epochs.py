@@ -470,7 +470,7 @@ class EpochDriver:
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
             if slot in before and ack.keeper != before[slot].keeper:
-                # A keeper that dies before the first epoch is replaced without a restart of the job.
+                self.progress.replaced += 1
                 if trigger is None:
                     self._coordinator.retake(*slot)
                 death = self._fleet.death_of(before[slot])

@@ -74,6 +74,12 @@ class Job:
         self.checkpoints = checkpoints
         self.restart = restart or Restart()
         self.settings = settings or Settings()
+        if checkpoints.local_log and self.settings.backend != "rocksdb":
+            raise ConfigurationError(
+                f"job '{name}': local_log=True is for the backend 'rocksdb', and the backend is "
+                f"'{self.settings.backend}'",
+                hint='leave it out of Checkpoints(…), or write settings=sl.Settings(backend="rocksdb")',
+            )
         self._trigger = _trigger(trigger)
         self._drain = drain
         if drain and trigger != "available-now":

@@ -73,6 +73,8 @@ class JobProgress:
     failed_events: int = 0
     epochs: int = 0
     """Of this attempt."""
+    replaced: int = 0
+    """The keepers that others have replaced in this attempt."""
     acks: dict[Slot, Ack] = field(default_factory=dict)
     work: dict[Slot, Work] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)

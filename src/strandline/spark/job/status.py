@@ -52,6 +52,7 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
         "operators": [OperatorStatus(o.uid, o.node.name, o.parallelism, o.max_parallelism) for o in driver.operators],
         "epoch": progress.epoch,
         "epochs": progress.epochs,
+        "replaced_keepers": progress.replaced,
         "rows_in": progress.rows_in,
         "rows_per_s": round(progress.rate.per_s(), 1),
         "last_epoch_ms": progress.last_epoch_ms,
