@@ -1,4 +1,4 @@
-"""What is known of an open database beside it, so that another process of this machine can go on after a kill.
+"""Records beside an open database, with which another process of this machine goes on after a kill.
 
 A killed process leaves the database with its log. Only the newest entry's number tells whether the log ends with an
 epoch, and with which; and RocksDB's own file names do not tell which files of a snapshot they are.
