@@ -56,13 +56,21 @@ def progress(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-MODES = ("incremental", "changelog", "full")
+MODES: dict[str, dict[str, Any]] = {
+    "incremental": {"mode": "incremental"},
+    "incremental-logged": {"mode": "incremental", "local_log": True},
+    "changelog": {"mode": "changelog"},
+    "changelog-unlogged": {"mode": "changelog", "local_log": False},
+    "full": {"mode": "full"},
+}
+"""By name, options of checkpoints: their mode, and whether keepers have a log, which "changelog" has by default."""
+_DEFAULT = "incremental"
 _MODE = "STRANDLINE_BENCHMARK_MODE"
 
 
 def add_mode(parser: argparse.ArgumentParser) -> None:
     """Let the user choose the mode of checkpoints; `checkpoint_mode` has it, also in processes that are started."""
-    parser.add_argument("--mode", choices=MODES, default=MODES[0], action=_SetMode, help="of the checkpoints")
+    parser.add_argument("--mode", choices=MODES, default=_DEFAULT, action=_SetMode, help="of the checkpoints")
 
 
 class _SetMode(argparse.Action):
@@ -71,9 +79,9 @@ class _SetMode(argparse.Action):
         setattr(given, self.dest, value)
 
 
-def checkpoint_mode() -> Any:
-    """Return the mode that the user chose."""
-    return os.environ.get(_MODE, MODES[0])
+def checkpoint_mode() -> str:
+    """Return the name of the mode that the user chose."""
+    return os.environ.get(_MODE, _DEFAULT)
 
 
 def durability() -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import strandline as sl
-from benchmarks._harness import checkpoint_mode, durability
+from benchmarks._harness import MODES, checkpoint_mode, durability
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST
@@ -192,7 +192,7 @@ def make_job(spark: SparkSession, directory: Path) -> sl.Job:
     return sl.Job(
         JOB,
         sinks=[values.to(sl.sinks.noop())],
-        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), mode=checkpoint_mode()),
+        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), **MODES[checkpoint_mode()]),
         restart=sl.Restart(delay=RESTART_DELAY),
         settings=sl.Settings(
             backend="rocksdb",

@@ -19,8 +19,11 @@ import pyarrow.compute as pc
 import strandline as sl
 from benchmarks._counting import KEYS, MASTER, SPARK_SETTINGS, Load, check_state, keyed_rows, state_digest
 from benchmarks._harness import (
+    MODES,
     Result,
+    add_mode,
     add_subject_options,
+    checkpoint_mode,
     durability,
     emit,
     measure_in_turn,
@@ -87,7 +90,7 @@ def run_strandline(name: str, process: sl.KeyedProcess | sl.KeyedBatchProcess, d
     def start(sink: Any) -> Any:
         counted = sl.stream(keyed_rows(spark, load)).key_by("key").process(process, output=OUTPUT, uid="counter")
         checkpoints = sl.Checkpoints(
-            (directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL, mode="incremental"
+            (directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL, **MODES[checkpoint_mode()]
         )
         settings = sl.Settings(backend="rocksdb", local_dir=directory / "local", **durability())
         return sl.Job(BENCHMARK, sinks=[counted.to(sink)], checkpoints=checkpoints, settings=settings).start(spark)
@@ -156,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.keyed_counter", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--subjects", nargs="+", choices=list(LOADS), default=list(LOADS), metavar="SUBJECT")
+    add_mode(parser)
     add_subject_options(parser, list(LOADS))
     given = parser.parse_args()
     if given.subject:

@@ -33,6 +33,7 @@ import strandline as sl
 from benchmarks._clients import Client, Feeder, Reader, client
 from benchmarks._ends import ENDS, End, PostgreSQLInAnyOrder, running_broker
 from benchmarks._harness import (
+    MODES,
     Result,
     add_subject_options,
     durability,
@@ -46,7 +47,6 @@ from benchmarks._harness import (
 )
 
 BENCHMARK = "latency"
-MODES = ("incremental", "changelog")
 PLACES: dict[str, type[End]] = {
     "kafka": ENDS["kafka"], "postgresql": PostgreSQLInAnyOrder, "delta": ENDS["delta"], "files": ENDS["files"],
 }  # fmt: skip
@@ -131,7 +131,7 @@ class Load:
         return sl.Job(
             BENCHMARK,
             sinks=[counted.to(sink)],
-            checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=every, mode=mode),
+            checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=every, **MODES[mode]),
             restart=sl.Restart.never(),
             settings=sl.Settings(
                 backend="rocksdb", parallelism=PARTITIONS, state_memory=STATE_MEMORY, local_dir=directory / "local",
@@ -170,7 +170,7 @@ class Load:
 
 def run_subject(subject: str, options: argparse.Namespace, directory: Path) -> Result:
     """Measure a subject in this process."""
-    mode, _, place = subject.partition("-")
+    mode, _, place = subject.rpartition("-")
     load = Load(options.state_gb, options.rate)
     spark = sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
     every = f"{round(options.interval * 1000)}ms"

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks._driver import Answer, driver
-from benchmarks._harness import MODES, add_mode, checkpoint_mode, emit, end_on_sigterm, progress, scratch
+from benchmarks._harness import add_mode, checkpoint_mode, emit, end_on_sigterm, progress, scratch
 from benchmarks._large_state import RESTART_DELAY, Feed, copy_newest
 
 BENCHMARK = "recovery"
@@ -143,7 +143,7 @@ def _restore_ms(status: Answer) -> float:
 def report(results: dict[str, list[Round]]) -> None:
     """Print each kind of kill beside `cp`."""
     for subject, rounds in results.items():
-        if checkpoint_mode() != MODES[0]:
+        if checkpoint_mode() != "incremental":
             subject = f"{subject}-{checkpoint_mode()}"
 
         def say(metric: str, value: float, subject: str = subject, **extra: Any) -> None:
