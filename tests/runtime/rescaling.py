@@ -82,7 +82,7 @@ class Job:
         self.parallelism = parallelism
         for index in range(parallelism):
             directory = self.root / "local" / f"op-{index}"
-            self.opened.append(opening.open_partition(wanted, Partition(index), directory))
+            self.opened.append(opening.open_partition(wanted, Partition(index), directory, ""))
 
     def run(self, events: Sequence[Event]) -> list[tuple[Any, ...]]:
         """Process an epoch; return the answers."""

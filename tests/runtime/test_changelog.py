@@ -49,7 +49,7 @@ class Keeping:
             mode="changelog", changelog=self.limits,
         )  # fmt: skip
         self.epoch = self.restored.epoch if self.restored else 0
-        self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0")
+        self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0", "")
 
     @property
     def partition(self) -> opening.OpenPartition:

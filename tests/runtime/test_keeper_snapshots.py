@@ -26,7 +26,7 @@ from strandline.format.manifest import FileRef
 from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.service import PartitionService
-from strandline.keeper.snapshots import Confirmed, Snapshots
+from strandline.keeper.snapshots import Known, Snapshots
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.task.task import EpochTimes
 from strandline.storage.remote import open_store
@@ -285,7 +285,7 @@ def test_what_breaks_on_this_machine_alone_is_fetched_and_opened_again(
     wanted = program(
         Counter(), store_url=f"file://{nursery.storage}", backend="rocksdb", generation=2, restore=restore_of(report, 1)
     )
-    found = opening.open_partition(wanted, Partition(0), keeper.directory)
+    found = opening.open_partition(wanted, Partition(0), keeper.directory, "")
     assert len(opened) == 2
     assert found.partition.version == 1
     found.partition.task.close()
@@ -316,9 +316,9 @@ def test_a_copy_that_cannot_be_read_is_not_used_by_the_next_restore(
     with monkeypatch.context() as patched:
         patched.setattr(opening, "open_backend", open_backend)
         with pytest.raises(UnavailableError, match="Is a directory"):
-            opening.open_partition(wanted(2), Partition(0), keeper.directory)
+            opening.open_partition(wanted(2), Partition(0), keeper.directory, "")
     assert not list(local_copies(keeper.directory))
-    found = opening.open_partition(wanted(3), Partition(0), keeper.directory)
+    found = opening.open_partition(wanted(3), Partition(0), keeper.directory, "")
     assert found.partition.version == 1
     found.partition.task.close()
 
@@ -376,7 +376,7 @@ def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
         return backends[-1]
 
     monkeypatch.setattr(opening, "open_backend", open_backend)
-    first = opening.open_partition(program(Ringing(), **given), Partition(0), tmp_path / "op-0")
+    first = opening.open_partition(program(Ringing(), **given), Partition(0), tmp_path / "op-0", "")
     events = batch_of([(f"k{n}", "", n, n) for n in range(2000)])
     assert not list(first.partition.run(Epoch(1), EpochTimes(now_us=1_700_000_000_000_000), [events]))
     first.partition.commit()
@@ -386,12 +386,12 @@ def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
     shutil.rmtree(tmp_path / "op-0")
     wanted = program(Ringing(), generation=2, restore=restore_of(report, 1), **given)
     if len(places) == 1:
-        found = opening.open_partition(wanted, Partition(0), tmp_path / "op-0")
+        found = opening.open_partition(wanted, Partition(0), tmp_path / "op-0", "")
         assert found.partition.task.next_timers_us[1] is not None
         found.snapshots.close()
     else:
         with pytest.raises(CorruptionError) as caught:
-            opening.open_partition(wanted, Partition(0), tmp_path / "op-0")
+            opening.open_partition(wanted, Partition(0), tmp_path / "op-0", "")
         if places == [200, 200]:
             assert caught.value.fields["checkpoint"] == 1
         else:
@@ -455,9 +455,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapping[str, FileRef] = {}) -> Snapshots:
     jobdir = JobDirectory(open_store(f"file://{bench.root}/storage"), "job")
-    confirmed = Confirmed(bench.program.restore.checkpoint if bench.program.restore else None, base)
+    known = Known("", bench.program.restore.checkpoint if bench.program.restore else None, base)
     return Snapshots(
-        bench.program, Partition(0), bench.task.store, backend, jobdir, bench.root, confirmed, write_behind_bytes
+        bench.program, Partition(0), bench.task.store, backend, jobdir, bench.root, known, write_behind_bytes
     )  # fmt: skip
 
 
@@ -624,7 +624,7 @@ def test_a_confirmed_checkpoint_that_this_keeper_took_no_part_in_has_none_of_its
     bench.program = msgspec.structs.replace(bench.program, restore=Restore(checkpoint=5, epoch=9))
     snapshots = snapshots_of(bench, bench.backend, MIB, base)
     snapshots.apply_driver_state(CheckpointId(5), None)
-    assert snapshots._confirmed.files == base
+    assert snapshots._known.files == base
     snapshots.apply_driver_state(CheckpointId(6), None)
-    assert snapshots._confirmed.files == {}
+    assert snapshots._known.files == {}
     snapshots.close()

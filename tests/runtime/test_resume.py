@@ -150,4 +150,5 @@ def test_lives_with_kills(nursery: Nursery, tmp_path: Path, seed: int) -> None:
             restore = None if saved is None else restore_of(saved[0], saved[1])
             keeper = nursery.start(mode=mode, local_log=True, generation=generation, restore=restore)
             expected = dict.fromkeys(KEYS, 0) if saved is None else dict(saved[2])
+            keeper.poll()
         assert keeper.seen(*KEYS)[1] == [expected[key] or None for key in KEYS]

@@ -112,15 +112,17 @@ class RocksDBBackend:
         self.unread: dict[int, BaseException] = {}
         self._reading = ErrorTranslation(directory, self.unread)
         directory.mkdir(parents=True, exist_ok=True)
-        live = self.live = LiveRecords(directory, self._newest_entry) if is_live else None
-        self._files = SstFiles(directory, live.names() if live is not None and resumed is not None else None)
+        live = self.live = LiveRecords(directory, self._newest_entry, self._oldest_log) if is_live else None
+        before = None
+        if live is not None and resumed is not None:
+            before = live.names()
+            live.check_logs()
+        self._files = SstFiles(directory, before)
         with self._translating:
             self._open(states, memory, tuning, keeps_logs=changelog is not None)
             self._fit_cache()
         if live is not None:
-            if resumed is not None:
-                self._check_version(live, resumed)
-            live.keep_names(self._files.names)
+            self._begin_live(live, resumed)
         self.changelog = (
             None
             if changelog is None
@@ -146,9 +148,14 @@ class RocksDBBackend:
     def _newest_entry(self) -> int:
         return self._db.latest_sequence_number()
 
-    def _check_version(self, live: LiveRecords, version: int) -> None:
+    def _oldest_log(self) -> int:
+        return self._db.property_int_value("rocksdb.min-log-number-to-keep") or 0
+
+    def _begin_live(self, live: LiveRecords, resumed: int | None) -> None:
         try:
-            live.check(version)
+            if resumed is not None:
+                live.check(resumed)
+            live.keep_names(self._files.names)
         except BaseException:
             # Another opening of the directory would find it locked.
             self.close()
@@ -356,7 +363,7 @@ class RocksDBBackend:
             return figures | _statistics(self._options.get_statistics() or "")
 
     def close(self) -> None:
-        """Free all memory; files stay. Changes since the last `persist` are lost."""
+        """Free all memory; files stay. Changes since the last `persist` are lost, unless it is live."""
         if self._families:
             # Without this, `close` would first flush memtables, which are not needed, and wait for merges.
             self._db.cancel_all_background(True)

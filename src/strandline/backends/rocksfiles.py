@@ -22,7 +22,7 @@ It reads an older blob file as the right one, and a MANIFEST without records tha
 _HINT = "the job restores from its last complete checkpoint"
 _TAG_DIGITS = 16
 _OTHER_NAME = re.compile(
-    r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+|\d+\.(sst|blob|log)|.*\.json|archive"
+    r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|(MANIFEST|OPTIONS)-\d+|\d+\.(sst|blob|log|dbtmp)|.*\.json|archive"
 )
 _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
@@ -32,10 +32,17 @@ _LOG_BLOCK_BYTES = 32 << 10
 _LOG_RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
 _DAMAGED, _WHOLE, _FIRST, _MIDDLE, _LAST = range(5)
+LOG_NAME = re.compile(r"(\d+)\.log")
 _BATCH_HEADER = struct.Struct("<QI")
 """The first sequence number of a batch's entries, and their count."""
 _COPY_BYTES = 1 << 20
 _LOG_KINDS = (_WHOLE, _FIRST, _MIDDLE, _LAST)
+
+
+def logs_in(directory: Path) -> dict[int, Path]:
+    """Return RocksDB's logs in a directory, by number; none if it does not exist."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return {int(match[1]): path for path in paths if (match := LOG_NAME.fullmatch(path.name))}
 
 
 def check_manifest(directory: Path) -> None:

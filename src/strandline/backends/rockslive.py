@@ -14,10 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.backends.rocksfiles import Names
+from strandline.backends.rocksfiles import BatchReader, Names, logs_in
 from strandline.core.errors import UnavailableError
 
-_MARK = struct.Struct("<QQ")
+_MARK = struct.Struct("<QQQ")
+"""A version, the number of its newest entry, and that of the oldest log that has entries which are in no other file."""
+_PIECE_BYTES = 1 << 20
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -28,8 +30,10 @@ class LiveRecords:
     entry is not the recorded one.
     """
 
-    def __init__(self, database: Path, sequence: Callable[[], int]) -> None:
-        """`sequence` returns the number of the database's newest entry."""
+    def __init__(self, database: Path, sequence: Callable[[], int], oldest_log: Callable[[], int]) -> None:
+        """`sequence` returns the number of the newest entry, `oldest_log` that of the oldest log that counts, or 0."""
+        self._database = database
+        self._oldest_log = oldest_log
         self._directory = database.with_name(f"{database.name}-live")
         self._sequence = sequence
         self._mark = -1
@@ -47,11 +51,23 @@ class LiveRecords:
         """Record that the database has all entries of a version, and no others, with one write that is not synced."""
         if self._mark < 0:
             self._mark = os.open(self._directory / "mark", os.O_WRONLY | os.O_CREAT, 0o600)
-        os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._sequence())), 0)
+        oldest_log = self._oldest_log() or min(logs_in(self._database))
+        os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._sequence(), oldest_log)), 0)
+
+    def check_logs(self) -> None:
+        """Raise UnavailableError if a log is missing since the last note, which RocksDB would not notice."""
+        *_, oldest = _MARK.unpack(self.read("mark"))
+        logs = {**logs_in(self._database), **logs_in(self._database / "archive")}
+        newest = 0
+        for number in sorted(log for log in {*logs, oldest} if log >= oldest):
+            first, last = _entries_of(logs[number]) if number in logs else (0, 0)
+            if number not in logs or (newest and first and first != newest + 1):
+                raise UnavailableError(f"{self._database}: {number:06}.log, or one before it, is gone")
+            newest = last or newest
 
     def check(self, version: int) -> None:
-        """Raise UnavailableError unless the database has exactly the entries up to this version."""
-        noted, sequence = _MARK.unpack(self.read("mark"))
+        """Raise UnavailableError unless the open database has exactly the entries up to this version."""
+        noted, sequence, _ = _MARK.unpack(self.read("mark"))
         if (noted, sequence) != (version, self._sequence()):
             raise UnavailableError(
                 f"{self._directory}: version {noted} ends with entry {sequence}; the database ends with entry "
@@ -81,6 +97,16 @@ class LiveRecords:
         if self._mark >= 0:
             os.close(self._mark)
             self._mark = -1
+
+
+def _entries_of(log: Path) -> tuple[int, int]:
+    """Return the numbers of the first and the last entry of a log; zeros if it is empty."""
+    batches, first, last = BatchReader(0), 0, 0
+    with log.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            for number, count in batches.read(data):
+                first, last = first or number, number + count - 1
+    return first, last
 
 
 def _with_checksum(data: bytes) -> bytes:

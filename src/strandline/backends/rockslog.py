@@ -8,7 +8,6 @@ many.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 from strandline.api.config import Changelog
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
-from strandline.backends.rocksfiles import BatchReader, ErrorTranslation, SstFiles
+from strandline.backends.rocksfiles import LOG_NAME, BatchReader, ErrorTranslation, SstFiles, logs_in
 from strandline.core.errors import CorruptionError, UnavailableError
 
 _LEAST_BYTES = 16 * MIB
@@ -31,7 +30,6 @@ _GONE = (
     "the job restores from its last complete checkpoint; if another program deletes files in local_dir, set another "
     "one in Settings"
 )
-_LOG_NAME = re.compile(r"(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +130,8 @@ class RocksDBLog:
         self._bases += 1
         into = self._directory / f"base-{self._bases}"
         sequence = self._sequence()
-        files = [file for file in self._link(into) if not _LOG_NAME.fullmatch(file.name)]
-        logs = _logs_in(into)
+        files = [file for file in self._link(into) if not LOG_NAME.fullmatch(file.name)]
+        logs = logs_in(into)
         if not logs:
             raise UnavailableError(f"{into}: RocksDB has linked no log")
         for path in logs.values():
@@ -161,7 +159,7 @@ class RocksDBLog:
 
         The bound is what that base would upload at most, beside what a log may have.
         """
-        live, archived = _logs_in(self._database), _logs_in(self._archive)
+        live, archived = logs_in(self._database), logs_in(self._archive)
         base = self._usable_base
         if base is not None:
             sizes = {number: log.size_bytes for number, log in self._logs.items()}
@@ -179,7 +177,7 @@ class RocksDBLog:
     def _cut(self, first_log: int) -> None:
         """Copy what was appended to the logs; delete the archived ones that are copied or not needed."""
         # In this order: RocksDB moves logs from the first directory to the second one.
-        live, archived = _logs_in(self._database), _logs_in(self._archive)
+        live, archived = logs_in(self._database), logs_in(self._archive)
         for number in sorted({*live, *archived}):
             if number >= first_log:
                 self._copy(self._logs.setdefault(number, _Log(number, [])))
@@ -236,9 +234,3 @@ class RocksDBLog:
         with path.open("wb") as target:
             target.writelines(pieces)
         log.parts.append(_Part(LocalFile(name, path, size_bytes, shared=True), merges))
-
-
-def _logs_in(directory: Path) -> dict[int, Path]:
-    """Return the logs in a directory, by number; none if it does not exist."""
-    paths = directory.iterdir() if directory.is_dir() else ()
-    return {int(match[1]): path for path in paths if (match := _LOG_NAME.fullmatch(path.name))}

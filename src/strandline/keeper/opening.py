@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from strandline.backends.base import Backend
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MemoryBudget
@@ -22,7 +24,7 @@ from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.paths import drop_copies
 from strandline.keeper.restoring import PartitionRestore
-from strandline.keeper.snapshots import Confirmed, Snapshots
+from strandline.keeper.snapshots import Known, Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
 from strandline.runtime.state.migration import move_states
@@ -47,13 +49,18 @@ class OpenPartition:
     partition: OperatorPartition
     snapshots: Snapshots
     restoring: PartitionRestore | None
+    follows: str = ""
+    """The keeper that died, with whose state this one went on."""
 
 
-def open_partition(program: Program, partition: Partition, directory: Path) -> OpenPartition:
-    """Bring the partition's state to the version the run starts from, and bind the user's function to it."""
+def open_partition(program: Program, partition: Partition, directory: Path, keeper: str) -> OpenPartition:
+    """Bring the partition's state to the version the run starts from, and bind the user's function to it.
+
+    `keeper` is the unique name of this process.
+    """
     jobdir, restoring = _sources(program, partition, directory)
     try:
-        return _open(program, partition, directory, jobdir, restoring)
+        return _open(program, partition, directory, keeper, jobdir, restoring)
     except BaseException:
         if restoring is not None:
             restoring.unverified.clear()
@@ -61,11 +68,16 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
 
 
 def _open(
-    program: Program, partition: Partition, directory: Path, jobdir: JobDirectory, restoring: PartitionRestore | None
+    program: Program,
+    partition: Partition,
+    directory: Path,
+    keeper: str,
+    jobdir: JobDirectory,
+    restoring: PartitionRestore | None,
 ) -> OpenPartition:
     restore = program.restore
-    # RocksDB links a checkpoint's files under a name with `.tmp` first, which a killed keeper leaves.
-    for path in [*directory.glob("db-*"), *directory.glob("chk-*.tmp")]:
+    _drop_unfinished(directory)
+    for path in directory.glob("db-*"):
         shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])
     database = directory / f"db-{program.generation}"
@@ -98,34 +110,41 @@ def _open(
         with _damage_here_or_in(restoring, database, damage):
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
-    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, _restored_files(program, restoring))
+    known = Known(keeper, restore.checkpoint if restore else None, restoring.known_files if restoring else {})
+    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, known)
     if restoring is not None:
         snapshots.verify(restoring.unverified)
     version = restore.epoch if restore else Epoch(0)
     return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
 
 
-def resume_partition(program: Program, partition: Partition, directory: Path, version: Epoch) -> OpenPartition:
+def _drop_unfinished(directory: Path) -> None:
+    """Remove what a killed keeper leaves: RocksDB links a snapshot's files under a name with `.tmp` first."""
+    for path in directory.glob("chk-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def resume_partition(
+    program: Program, partition: Partition, directory: Path, keeper: str, version: Epoch
+) -> OpenPartition:
     """Go on with the state that a keeper of this run, which has died, left at this version.
 
     Raises UnavailableError or CorruptionError if it is not there.
     """
     jobdir, restoring = _sources(program, partition, directory)
-    database = directory / f"db-{program.generation}"
-    if not database.exists():
+    _drop_unfinished(directory)
+    database = directory / f"db-{program.generation}-again"
+    if not database.exists() and not (database := directory / f"db-{program.generation}").exists():
         raise UnavailableError(f"{database}: there is no state of a keeper that has died")
     process = program.load()
     backend = open_backend(program, process, database, resumed=version)
     with _closing_on_error(backend):
         task = _task(program, process, partition, backend, database)
         assert backend.live is not None
-        try:
-            confirmed = Confirmed.recorded(backend.live)
-        except UnavailableError:
-            confirmed = _restored_files(program, restoring)
-    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, confirmed)
+        known = Known.of(backend.live)
+    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, replace(known, keeper=keeper))
     log.info("goes on at epoch %d, with the state of the keeper before", version)
-    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
+    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring, known.keeper)
 
 
 def _sources(program: Program, partition: Partition, directory: Path) -> tuple[JobDirectory, PartitionRestore | None]:
@@ -138,11 +157,6 @@ def _sources(program: Program, partition: Partition, directory: Path) -> tuple[J
     return jobdir, PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
 
 
-def _restored_files(program: Program, restoring: PartitionRestore | None) -> Confirmed:
-    checkpoint = program.restore.checkpoint if program.restore else None
-    return Confirmed(checkpoint, restoring.known_files if restoring else {})
-
-
 def _snapshots(
     program: Program,
     partition: Partition,
@@ -150,10 +164,10 @@ def _snapshots(
     jobdir: JobDirectory,
     backend: Backend,
     task: Task,
-    confirmed: Confirmed,
+    known: Known,
 ) -> Snapshots:
     behind_bytes = int(program.partition_memory_bytes * _WRITE_BEHIND)
-    return Snapshots(program, partition, task.store, backend, jobdir, directory, confirmed, behind_bytes)
+    return Snapshots(program, partition, task.store, backend, jobdir, directory, known, behind_bytes)
 
 
 def _fetch(restoring: PartitionRestore, database: Path, *, copies: bool) -> None:

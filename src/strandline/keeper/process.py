@@ -50,6 +50,7 @@ _COLLECTION_S = 60.0
 _CLOSE_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
 _REQUEST_WAIT_S = 0.02
+_REST_S = 0.05
 
 
 class Keeper:
@@ -68,7 +69,8 @@ class Keeper:
         self._switch_interval = SwitchInterval()
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
         self._collected_at = time.monotonic()
-        self._collection_due = False
+        self._is_restless = False
+        """Whether something is to be done before a wait for the next request that may be long."""
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -88,9 +90,9 @@ class Keeper:
         gc.disable()
         while True:
             try:
-                connection, kind, payload = self._work.get(timeout=0.05 if self._collection_due else None)
+                connection, kind, payload = self._work.get(timeout=_REST_S if self._is_restless else None)
             except queue.Empty:
-                self._collect_garbage()
+                self._rest()
                 continue
             self._answer(connection, kind, payload)
 
@@ -184,7 +186,7 @@ class Keeper:
         try:
             if kind == p.BEGIN:
                 self._service.begin(connection, msgspec.msgpack.decode(payload, type=Begin))
-                self._collection_due = True
+                self._is_restless = True
             elif kind == p.STOP:
                 self._service.close_function()
                 self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
@@ -255,9 +257,15 @@ class Keeper:
         logging.shutdown()
         os._exit(0)
 
-    def _collect_garbage(self) -> None:
-        """Collect garbage between epochs, and seldom: it walks the whole cache, and reference counts free most."""
-        self._collection_due = False
+    def _rest(self) -> None:
+        """Between epochs: write what the local log lacks, and collect garbage.
+
+        That is seldom: it walks the whole cache, and reference counts free most.
+        """
+        self._is_restless = False
+        # The next request gets its error.
+        with suppress(Exception):
+            self._is_restless = not self._service.write_behind()
         if time.monotonic() - self._collected_at > _COLLECTION_S:
             gc.collect()
             self._collected_at = time.monotonic()

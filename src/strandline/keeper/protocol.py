@@ -116,6 +116,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     keeper: str
     """The unique name of the process."""
+    follows: str = ""
+    """The name of the keeper that died, with whose state this one went on."""
     rows_in: int = 0
     source_rows: int = 0
     """Rows of the stream that Spark aggregated into `rows_in`; 0 if it did not."""

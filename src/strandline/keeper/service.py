@@ -92,6 +92,7 @@ class PartitionService:
         return Ack(
             uid=self._uid, partition=self._partition, epoch=self.version,
             pid=os.getpid(), host=socket.gethostname(), keeper=self._name,
+            follows=self._opened.follows if self._opened else "",
             reports=self._opened.snapshots.reports() if self._opened else [],
         )  # fmt: skip
 
@@ -154,7 +155,7 @@ class PartitionService:
                 if instructions.resume:
                     self._opened = self._resume(program, expected)
                 else:
-                    self._opened = open_partition(program, self._partition, self._directory)
+                    self._opened = open_partition(program, self._partition, self._directory, self._name)
             except OSError as error:
                 # As an OSError, it would be taken for the connection's, and the driver would not hear of it.
                 raise UnavailableError(
@@ -173,7 +174,7 @@ class PartitionService:
 
     def _resume(self, program: Program, version: Epoch) -> OpenPartition:
         try:
-            return resume_partition(program, self._partition, self._directory, version)
+            return resume_partition(program, self._partition, self._directory, self._name, version)
         except (UnavailableError, CorruptionError) as error:
             raise VersionMismatchError(
                 f"operator '{program.uid}', partition {self._partition}: the keeper that was at epoch {version} has "
@@ -230,6 +231,10 @@ class PartitionService:
         connection.send(p.ACK, self._ack)
         opened.snapshots.write_behind(epoch)
 
+    def write_behind(self) -> bool:
+        """Write changes that the backend lacks, as after an epoch; return whether it has all that it is to have."""
+        return self._opened is None or self._opened.snapshots.write_behind(self.version)
+
     def _count_failed(self, task: Task) -> None:
         """Log the number of failed events and the last error, without events, at most once in _WARN_S."""
         self._failed_events += task.failed_events
@@ -282,7 +287,8 @@ class PartitionService:
         opened = self._open(connection, instructions, instructions.epoch)
         opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
         opened.snapshots.raise_error()
-        newest = instructions.epoch + 1 if instructions.resume else instructions.epoch
+        is_between = instructions.resume and instructions.trigger is None
+        newest = instructions.epoch + 1 if is_between else instructions.epoch
         if not instructions.epoch <= self.version <= newest:
             raise VersionMismatchError(
                 f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
@@ -328,7 +334,7 @@ class PartitionService:
         try:
             yield
         except BaseException as error:
-            summary = "the epoch is half applied: this process ends, and the job restores from its last checkpoint"
+            summary = "the epoch is half applied: this process ends, and the job goes on without it"
             # Without memory, the log may fail, too.
             try:
                 log.error("%s", format_error(summary, error, with_values=self.log_values))

@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET
 
-from strandline.backends.base import Backend, Live, LocalFile
+from strandline.backends.base import Backend, Changes, Live, LocalFile
 from strandline.checkpoint.catalog import find_problem
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
@@ -40,24 +40,24 @@ from strandline.runtime.state.store import Frozen, Store
 
 log = logging.getLogger(__name__)
 
-_CONFIRMED = "confirmed"
+_KNOWN = "known"
 
 
-class Confirmed(msgspec.Struct, frozen=True):
-    """A partition's files in the newest published checkpoint, by name."""
+class Known(msgspec.Struct, frozen=True):
+    """What a keeper knows of its partition's files in storage, and records for one that takes its place."""
 
+    keeper: str
     checkpoint: CheckpointId | None
+    """The newest published checkpoint."""
     files: Mapping[str, FileRef]
+    """By name, its files."""
+    reports: Sequence[Report] = ()
+    """On snapshots that may be published."""
 
     @staticmethod
-    def recorded(live: Live) -> Confirmed:
-        """Return the one that a keeper that has died recorded; raise UnavailableError if there is none."""
-        return msgspec.msgpack.decode(live.read(_CONFIRMED), type=Confirmed)
-
-    def record(self, live: Live) -> None:
-        """Record it for a keeper that takes this one's place. An older one is as good: it is not the newest then."""
-        with suppress(OSError):
-            live.write(_CONFIRMED, msgspec.msgpack.encode(self))
+    def of(live: Live) -> Known:
+        """Return the record of a keeper that has died; raise UnavailableError if there is none."""
+        return msgspec.msgpack.decode(live.read(_KNOWN), type=Known)
 
 
 @dataclass
@@ -70,7 +70,8 @@ class Snapshots:
     _backend: Backend
     _jobdir: JobDirectory
     _directory: Path
-    _confirmed: Confirmed
+    _known: Known
+    """Without the reports."""
     _write_behind_bytes: int
 
     def __post_init__(self) -> None:
@@ -99,7 +100,10 @@ class Snapshots:
         self._has_swept = False
         self._pending: CheckpointId | None = None
         self._triggered: CheckpointId | None = None
-        self._reports: dict[CheckpointId, Report] = {}
+        self._reports: dict[CheckpointId, Report] = {report.checkpoint: report for report in self._known.reports}
+        self._recording = threading.Lock()
+        if self._live is not None:
+            self._writer.submit(self._record, self._live)
         self._error: StrandlineError | None = None
 
     def verify(self, unverified: Unverified) -> None:
@@ -122,7 +126,7 @@ class Snapshots:
                 if not self._has_swept:
                     self._has_swept = True
                     self._uploader.submit(sweep_machine, self._directory, self._program.generation)
-            elif confirmed not in (None, self._confirmed.checkpoint):
+            elif confirmed is not None and confirmed > (self._known.checkpoint or 0):
                 # An earlier process of this partition took part in it, and its files are unknown here.
                 self._confirm(confirmed, {})
                 self._uploaded_beside, self._beside_of = {}, None
@@ -130,10 +134,17 @@ class Snapshots:
                 self._beside_of, self._may_lack_some = None, True
             self._reports = {c: report for c, report in self._reports.items() if c == pending}
 
-    def _confirm(self, checkpoint: CheckpointId | None, files: Mapping[str, FileRef]) -> None:
-        self._confirmed = Confirmed(checkpoint, files)
+    def _confirm(self, checkpoint: CheckpointId, files: Mapping[str, FileRef]) -> None:
+        self._known = Known(self._known.keeper, checkpoint, files)
         if self._live is not None:
-            self._writer.submit(self._confirmed.record, self._live)
+            self._writer.submit(self._record, self._live)
+
+    def _record(self, live: Live) -> None:
+        """Record what is known. An older record is as good: the driver says which checkpoint is the newest."""
+        with self._recording, suppress(OSError):
+            with self._lock:
+                known = msgspec.structs.replace(self._known, reports=list(self._reports.values()))
+            live.write(_KNOWN, msgspec.msgpack.encode(known))
 
     def trigger(self, checkpoint: CheckpointId, version: Epoch) -> float:
         """Freeze the state of a version for a checkpoint; return by how many milliseconds that delayed the epoch."""
@@ -149,20 +160,21 @@ class Snapshots:
         self._writer.submit(self._take, checkpoint, frozen, version, pause_ms)
         return pause_ms
 
-    def write_behind(self, version: Epoch) -> None:
+    def write_behind(self, version: Epoch) -> bool:
         """Write the changes up to a version to the backend, if it is live or they use much memory.
 
-        Wait if the writer lags far behind.
+        Wait if the writer lags far behind. Return False if it lags, so that a later call writes them.
         """
         if self._backend.keeps_all or self._written == version:
-            return
+            return True
         if self._live is None and self._store.dirty_bytes < self._write_behind_bytes:
-            return
+            return True
         if self._writing is not None and not self._writing.done():
             if self._store.dirty_bytes < 2 * self._write_behind_bytes:
-                return
+                return False
             self._writing.result()
         self._writing = self._writer.submit(self._write, self._freeze(version), version)
+        return True
 
     def raise_error(self) -> None:
         """Raise the error of a failed background write: the backend lacks changes since then."""
@@ -218,9 +230,15 @@ class Snapshots:
             self.raise_error()
             failpoints.hit("keeper.persist.before")
             shutil.rmtree(into, ignore_errors=True)
-            files = self._persist(checkpoint, frozen, into)
-            frozen.release()
+            changes = frozen.changes()
+            if self._live is not None:
+                self._backend.write(changes)
+                self._note(version)
+                changes = {}
+            files = self._persist(checkpoint, changes, into)
+            # Again: logs that are flushed may be gone.
             self._note(version)
+            frozen.release()
         except BaseException as error:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._loggable(error)}"))
@@ -228,10 +246,10 @@ class Snapshots:
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
         self._rebase()
 
-    def _persist(self, checkpoint: CheckpointId, frozen: Frozen, into: Path) -> list[LocalFile]:
+    def _persist(self, checkpoint: CheckpointId, changes: Changes, into: Path) -> list[LocalFile]:
         changelog, next_base = self._changelog, self._next_base
         if changelog is None:
-            return self._backend.persist(frozen.changes(), into)
+            return self._backend.persist(changes, into)
         if next_base is not None and next_base.is_uploaded:
             changelog.begin_at(next_base.base)
             with self._lock:
@@ -239,7 +257,7 @@ class Snapshots:
                 self._beside_bytes += next_base.uploaded_bytes
                 self._may_lack_some = False
         before = changelog.base
-        files = changelog.append(frozen.changes(), into)
+        files = changelog.append(changes, into)
         if changelog.base is not before and self._next_base is not None:
             # The log was so long that this snapshot has a newer base.
             self._next_base.cancel()
@@ -258,7 +276,7 @@ class Snapshots:
             self._fail(error)
             return
         with self._lock:
-            self._next_base = NextBase(base, {**self._confirmed.files, **self._uploaded_beside}, self._kind)
+            self._next_base = NextBase(base, {**self._known.files, **self._uploaded_beside}, self._kind)
 
     def _verify(self, unverified: Unverified) -> None:
         try:
@@ -277,7 +295,7 @@ class Snapshots:
             self.raise_error()
             self._check_beside()
             with self._lock:
-                base = {**self._confirmed.files, **self._uploaded_beside}
+                base = {**self._known.files, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
                 self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
             )
@@ -318,6 +336,8 @@ class Snapshots:
     def _report(self, report: Report) -> None:
         with self._lock:
             self._reports[report.checkpoint] = report
+        if self._live is not None:
+            self._record(self._live)
 
     def _fail(self, error: BaseException) -> None:
         if error is self._error:

@@ -22,7 +22,7 @@ from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.times import END_US
 from strandline.keeper.protocol import Ack, Instructions, Report
-from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode
+from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, with_ancestors
 from strandline.plan.pipeline import Operator
 from strandline.runtime.reached import WatermarkStatus
 from strandline.runtime.state.timers import is_due
@@ -300,15 +300,16 @@ class EpochDriver:
         if (trigger := self._trigger(self.progress.epoch, has_ended=True)) is not None:
             self._poll(trigger)
 
-    def _poll(self, trigger: CheckpointId | None, *, pending: CheckpointId | None = None) -> None:
-        """Poll all keepers, and replace dead ones if that can be done; `pending` is what the next epoch triggers."""
+    def _poll(self, trigger: CheckpointId | None, *, resume: bool = False) -> None:
+        """Poll all keepers, and replace dead ones if that can be done; with `resume`, one has died."""
         instructions = msgspec.structs.replace(
-            self._instructions(self.progress.epoch, trigger), resume=self._fleet.can_resume
+            self._instructions(self.progress.epoch, trigger),
+            resume=self._fleet.can_resume and (resume or self._fleet.may_have_lost_one()),
         )
         acks = self._fleet.poll(instructions, start=instructions.resume or self._fleet.is_as_restored)
         if missing := self._fleet.slots - acks.keys():
             raise KeeperError(f"no answer from the keepers of {_names(missing)}: they died")
-        self._apply_acks(acks, trigger or pending)
+        self._apply_acks(acks, trigger)
 
     def collect_reports(self) -> None:
         """Ask keepers, busy or not, for their snapshots of an earlier epoch, which the next epoch's acks would bring.
@@ -336,12 +337,7 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
-        try:
-            acks = self._process(df, instructions)
-        except Exception as error:
-            if not self._replace_dead(error, trigger):
-                raise
-            acks = self._process(df, self._instructions(epoch, trigger), again=True)
+        acks = self._process(df, instructions)
         missing = self._fleet.slots - acks.keys()
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_names(missing)}")
@@ -362,33 +358,57 @@ class EpochDriver:
         self._apply_acks(acks, trigger)
         failpoints.hit("epoch.done")
 
-    def _process(self, df: DataFrame, instructions: Instructions, *, again: bool = False) -> dict[Slot, Ack]:
-        """Run an epoch's Spark jobs; return the acks of the keepers."""
-        with self._record_failures(df, f"{instructions.epoch}-again" if again else f"{instructions.epoch}"):
+    def _process(self, df: DataFrame, instructions: Instructions) -> dict[Slot, Ack]:
+        """Run an epoch's Spark jobs, a second time if a keeper dies that can be replaced; return the keepers' acks."""
+        epoch = instructions.epoch
+        with self._record_failures(df, f"{epoch}"):
             frames = self._frames.build(df, self._work(instructions))
-            try:
-                return self._write(frames, instructions.epoch)
-            finally:
-                frames.close()
-
-    def _replace_dead(self, error: Exception, trigger: CheckpointId | None) -> bool:
-        """Replace keepers whose death ended an epoch; return False if that was not the reason, or cannot be done.
-
-        All other keepers keep their state: those that have applied the epoch give its output again.
-        """
-        if not self._fleet.can_resume or self.sealed.is_set() or not isinstance(unwrap_error(error), KeeperError):
-            return False
-        if self._fleet.is_local and not self._fleet.may_have_lost_one():
-            return False
-        failpoints.hit("epoch.replace")
-        # Acks of the keepers that have died are void.
-        self._fleet.take_acks(Epoch(0))
         try:
-            self._poll(None, pending=trigger)
+            try:
+                with self._record_failures(df, f"{epoch}"):
+                    return self._write(frames, epoch, {})
+            except Exception as error:
+                if (applied := self._replace_dead(error, epoch)) is None:
+                    raise
+            # Of the same pinned rows: keepers may have applied what functions gave for them.
+            with self._record_failures(df, f"{epoch}-again"):
+                return self._write(frames, epoch, applied)
+        finally:
+            frames.close()
+
+    def _replace_dead(self, error: Exception, epoch: Epoch) -> dict[Slot, Ack] | None:
+        """Replace keepers whose death ended an epoch; return the acks of those that have applied it.
+
+        All others keep their state: those that have applied the epoch give its output again. Returns None if no keeper
+        has died, or if the epoch cannot be repeated with the new ones.
+        """
+        fleet, before = self._fleet, dict(self._fleet.last)
+        if not fleet.can_resume or self.sealed.is_set() or not isinstance(unwrap_error(error), KeeperError):
+            return None
+        if fleet.is_local and not fleet.may_have_lost_one():
+            return None
+        failpoints.hit("epoch.replace")
+        applied = fleet.take_acks(epoch)
+        try:
+            self._poll(None, resume=True)
         except Exception as refused:
-            log.info("no keeper could go on in place of one that died: %s", discreet(unwrap_error(refused)))
-            return False
-        return True
+            log.info("no keeper could take the place of one that died: %s", discreet(unwrap_error(refused)))
+            return None
+        replaced = {slot for slot, ack in fleet.last.items() if slot in before and ack.keeper != before[slot].keeper}
+        if not replaced or self._have_output_used(replaced, applied):
+            return None
+        return applied
+
+    def _have_output_used(self, replaced: set[Slot], applied: Collection[Slot]) -> bool:
+        """Whether output of an epoch may have been used that replaced keepers will compute again, perhaps otherwise."""
+        uids = {uid for uid, _ in replaced}
+        ahead = {uid for (uid, _), ack in self._fleet.last.items() if ack.epoch > self.progress.epoch}
+        behind = {
+            node.uid
+            for node in self._operators
+            if any(isinstance(each, OperatorNode) and each.uid in uids for each in with_ancestors(*node.parents))
+        }
+        return bool(replaced.intersection(applied) or ahead & behind)
 
     @contextmanager
     def _record_failures(self, df: DataFrame, name: str) -> Iterator[None]:
@@ -402,10 +422,13 @@ class EpochDriver:
             with suppress(Exception):
                 context.setLocalProperty(FIRST_FAILURE, None)
 
-    def _write(self, frames: EpochFrames, epoch: Epoch) -> dict[Slot, Ack]:
-        """Write an epoch's rows to the sinks; return the acks of the keepers, all of which have applied it."""
+    def _write(self, frames: EpochFrames, epoch: Epoch, applied: dict[Slot, Ack]) -> dict[Slot, Ack]:
+        """Write an epoch's rows to the sinks; return the acks of the keepers, all of which have applied it.
+
+        `applied` are acks of an earlier try.
+        """
         staged = self._staging.write(frames, epoch, self.sealed.is_set)
-        acks = self._fleet.take_acks(epoch)
+        acks = {**applied, **self._fleet.take_acks(epoch)}
         unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
         if unread:
             # The epoch must reach every keeper, also if no sink reads its output.
@@ -471,7 +494,8 @@ class EpochDriver:
         for slot, ack in acks.items():
             if slot in before and ack.keeper != before[slot].keeper:
                 self.progress.replaced += 1
-                if trigger is None:
+                self._report(slot, ack.reports)
+                if trigger is None and not self.epoch_carries_trigger:
                     self._coordinator.retake(*slot)
                 death = self._fleet.death_of(before[slot])
                 log.warning(

@@ -131,9 +131,7 @@ class Fleet:
         """Poll every keeper, without an epoch; return the acks of those that run. With `start`, start the others."""
         acks = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL, start=start) if ack.uid}
         for slot, ack in acks.items():
-            # One that resumes has the state of the keeper before, in the directory that only one keeper uses at a time.
-            if not instructions.resume:
-                self._check_same_keeper(ack, self.last.get(slot))
+            self._check_same_keeper(ack, self.last.get(slot))
         self.last.update(acks)
         if acks.keys() >= self.slots:
             self._is_suspicious = False
@@ -373,9 +371,10 @@ class Fleet:
 
         A keeper that dies before the first epoch is replaced by one that restores the checkpoint, perhaps on another
         machine. The old keeper may still run, in the state after an epoch that it applied for a failed task. The job
-        must not continue with its state if it has used the other keeper's output.
+        must not continue with its state if it has used the other keeper's output. A keeper that `follows` the one
+        before has that one's state.
         """
-        if before is None or before.epoch == self._restored or ack.keeper == before.keeper:
+        if before is None or before.epoch == self._restored or before.keeper in (ack.keeper, ack.follows):
             return
         raise KeeperError(
             f"operator '{ack.uid}', partition {ack.partition}: epoch {before.epoch} was applied by process "
