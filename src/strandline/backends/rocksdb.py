@@ -155,7 +155,7 @@ class RocksDBBackend:
         try:
             if resumed is not None:
                 live.check(resumed)
-            live.keep_names(self._files.names)
+            live.begin(self._files.names)
         except BaseException:
             # Another opening of the directory would find it locked.
             self.close()

@@ -36,10 +36,12 @@ class LiveRecords:
         self._oldest_log = oldest_log
         self._directory = database.with_name(f"{database.name}-live")
         self._sequence = sequence
+        self._first_log = 0
         self._mark = -1
 
-    def keep_names(self, names: Names) -> None:
-        """Record the names of the files of a database that was opened."""
+    def begin(self, names: Names) -> None:
+        """Record the names of the files of a database that was just opened: all entries of older logs are in files."""
+        self._first_log = max(logs_in(self._database))
         self._directory.mkdir(exist_ok=True)
         self.write("names", msgspec.json.encode(names))
 
@@ -51,7 +53,7 @@ class LiveRecords:
         """Record that the database has all entries of a version, and no others, with one write that is not synced."""
         if self._mark < 0:
             self._mark = os.open(self._directory / "mark", os.O_WRONLY | os.O_CREAT, 0o600)
-        oldest_log = self._oldest_log() or min(logs_in(self._database))
+        oldest_log = max(self._first_log, self._oldest_log())
         os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._sequence(), oldest_log)), 0)
 
     def check_logs(self) -> None:
