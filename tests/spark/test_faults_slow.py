@@ -94,7 +94,7 @@ def test_a_supervisor_that_stalls_until_spark_has_forgotten(spark: Any, case: Ca
         coordinator = run._supervisor.attempt.coordinator  # type: ignore[union-attr]
 
         def is_forgotten() -> bool:
-            pending = coordinator._pending
+            pending = coordinator._in_flight.newest
             return pending is not None and run.status().epoch > pending.epoch + retained + 2
 
         eventually(is_forgotten, f"seed {seed}: a checkpoint waits for what Spark has deleted")

@@ -72,7 +72,7 @@ class Sources:
         self.added: list[CheckpointId] = []
         self.failed: list[CheckpointId] = []
         coordinator: Any = SimpleNamespace(
-            pending=CheckpointId(4),
+            in_flight=(CheckpointId(4),),
             confirmed=None,
             add_source=lambda checkpoint, info: self.added.append(checkpoint),
             fail=lambda checkpoint, message: self.failed.append(checkpoint),

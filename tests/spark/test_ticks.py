@@ -380,7 +380,7 @@ def test_busy_keepers_are_asked_for_snapshots_of_output_that_was_used() -> None:
 
     driver.progress.acks = {("op", at): ack(at, f"k{at}") for at in range(3)} | {("op", 3): ack(3, "k3", epoch=2)}
     driver._coordinator = SimpleNamespace(
-        unreported=(3, [("op", at) for at in range(4)]), report_failure=lambda *each: reported.append(each)
+        unreported=[(3, [("op", at) for at in range(4)])], report_failure=lambda *each: reported.append(each)
     )
     asked: list[Any] = []
     answers = [ack(0, "new", uid="", epoch=0), ack(1, "new"), ack(2, "k2", epoch=4)]

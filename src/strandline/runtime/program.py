@@ -121,6 +121,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     changelog: Changelog = Changelog()
     """The limits of the log, in the mode `changelog`."""
+    max_concurrent: int = 1
+    """How many checkpoints may be in flight."""
     store_url: str
     store_options: dict[str, str] = {}
     fsync: bool = True

@@ -312,8 +312,8 @@ class EpochDriver:
 
         The output of the earlier epoch must have been used, and be of the same keeper.
         """
-        epoch, slots = self._coordinator.unreported
-        acks = {slot: ack for slot in slots if (ack := self.progress.acks.get(slot)) and ack.epoch >= epoch}
+        unreported = [(epoch, slot) for epoch, slots in self._coordinator.unreported for slot in slots]
+        acks = {slot: ack for epoch, slot in unreported if (ack := self.progress.acks.get(slot)) and ack.epoch >= epoch}
         for answer in self._fleet.look(acks):
             slot = (answer.uid, answer.partition)
             # A keeper that was started in its place and is not open has no operator.
@@ -420,14 +420,14 @@ class EpochDriver:
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is sent as both, and keepers use it as their base.
-        pending = self._coordinator.pending
+        in_flight = list(self._coordinator.in_flight)
         confirmed = self._coordinator.confirmed
         return Instructions(
             generation=self._generation,
             epoch=epoch,
             trigger=trigger,
             confirmed=None if confirmed is None else confirmed.checkpoint,
-            pending=pending,
+            in_flight=in_flight,
             watermark_us=self.watermarks.advance(self._looked_us),
             fired_us=self.watermarks.fired_us,
             now_us=self.now_us,
@@ -440,8 +440,7 @@ class EpochDriver:
         for slot, ack in acks.items():
             if slot in before and ack.keeper != before[slot].keeper:
                 # A keeper that dies before the first epoch is replaced without a restart of the job.
-                if trigger is None:
-                    self._coordinator.retake(*slot)
+                self._coordinator.retake(*slot, known=trigger)
                 death = self._fleet.death_of(before[slot])
                 log.warning(
                     "%s; process %d took its place, and the job goes on",

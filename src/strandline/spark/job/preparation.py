@@ -270,6 +270,7 @@ class Preparation:
             backend=b.settings.backend,
             mode=b.checkpoints.mode,
             changelog=b.checkpoints.changelog,
+            max_concurrent=b.checkpoints.max_concurrent,
             store_url=b.jobdir.store.url,
             store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,
