@@ -21,7 +21,7 @@ from strandline.checkpoint.history import (
     SinkStats,
 )
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.pending import InFlight, Pending, listed, resolve
+from strandline.checkpoint.pending import InFlight, Pending, name_parts, resolve
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
 from strandline.checkpoint.retention import Holds, Retention
 from strandline.checkpoint.schedule import Schedule
@@ -337,7 +337,7 @@ class Coordinator:
         with self._lock:
             pending = self._in_flight.begin_end(self._clock.monotonic_ms())
             if pending is not None and (missing := pending.waits_for()):
-                pending.fail(f"timed out after {self._config.timeout_ms} ms: still waiting for {listed(missing)}")
+                pending.fail(f"timed out after {self._config.timeout_ms} ms: still waiting for {name_parts(missing)}")
             return pending
 
     def _clean(self) -> None:

@@ -163,7 +163,7 @@ class InFlight:
         return later is not None
 
 
-def listed(parts: Sequence[str]) -> str:
+def name_parts(parts: Sequence[str]) -> str:
     """Return the first of the missing parts as a text."""
     return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
 
