@@ -266,6 +266,97 @@ def test_uploads_that_were_given_up_do_not_hold_back_later_ones(begin: Callable[
     assert set(life.gates.waiting) >= {checkpoint for checkpoint in held if checkpoint}
 
 
+def test_a_finished_upload_of_a_subsumed_checkpoint_is_reported_and_deleted(begin: Callable[..., Life]) -> None:
+    life = begin("incremental", 2)
+    life.run("a")
+    life.take()
+    life.run("b")
+    slow = life.trigger()
+    assert slow is not None
+    snapshots = life.opened.snapshots
+    eventually(lambda: slow in snapshots._reports, "the second one is uploaded, and the driver has not asked yet")
+    life.run("c")
+    fast = life.trigger()
+    assert fast is not None
+    report = eventually(lambda: snapshots._reports.get(fast), "the third one is uploaded")
+    life.coordinator.report("op", Partition(0), fast, report.info)
+    assert life.coordinator.advance() == fast
+    life.tell()
+    assert slow in life.reported()
+    life.coordinator.advance()
+    confirmed = life.coordinator.confirmed
+    assert confirmed is not None
+    assert stored(life.jobdir) == confirmed.paths() | {f"chk-{fast}/_metadata"}
+    life.tell()
+    assert life.reported() == []
+
+
+def test_a_base_waits_for_checkpoints_in_flight_that_have_not_planned_it(begin: Callable[..., Life]) -> None:
+    """3 plans the files of a base, and 4, which was uploaded before the base was made, does not: it is published later."""
+    life = begin("changelog", 2)
+    snapshots = life.opened.snapshots
+    for _ in range(2):
+        life.run("a")
+        life.take()
+    is_made, may_go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        is_made.set()
+        may_go_on.wait(WAIT_S)
+
+    failpoints.arm("keeper.rebase.before", pause)
+    life.run("b")
+    older = life.trigger(held=True)
+    life.run("c")
+    newer = life.trigger()
+    assert older is not None
+    assert newer is not None
+    assert is_made.wait(WAIT_S)
+    of_newer = eventually(lambda: snapshots._reports.get(newer), "4 is uploaded")
+    may_go_on.set()
+    following = eventually(lambda: snapshots._next_base, "the next base")
+    life.gates.open(older)
+    of_older = eventually(lambda: snapshots._reports.get(older), "3 is uploaded")
+    assert of_older.info.planned == following.planned
+    assert not of_newer.info.planned
+    for checkpoint, report in ((older, of_older), (newer, of_newer)):
+        life.coordinator.report("op", Partition(0), checkpoint, report.info)
+        assert life.coordinator.advance() == checkpoint
+        life.tell()
+        snapshots._base_uploader.submit(int).result()
+        assert not following.is_uploaded
+    used = None
+    while used is None or following.planned[0] not in used.paths():
+        life.run("d")
+        life.take()
+        snapshots._base_uploader.submit(int).result()
+        used = life.coordinator.confirmed
+    assert following.is_uploaded
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_base_is_uploaded_when_no_older_checkpoint_can_let_go_of_it(begin: Callable[..., Life], seed: int) -> None:
+    """Whatever is published first, each published checkpoint has all files of a base that is there and not used yet."""
+    rng = random.Random(seed)
+    life = begin("changelog", 3)
+    beside: set[str] = set()
+    for _ in range(25):
+        life.run(*rng.sample("abcdef", 3))
+        life.trigger(held=rng.random() < 0.7)
+        while life.coordinator.in_flight and rng.random() < 0.5:
+            life.deliver(rng.choice(life.coordinator.in_flight))
+            life.gates.open_all(but=life.coordinator.in_flight)
+        life.tell()
+        life.opened.snapshots._base_uploader.submit(int).result()
+        confirmed = life.coordinator.confirmed
+        following = life.opened.snapshots._next_base
+        if following is not None and following.is_uploaded:
+            beside.update(ref.path for ref in following.files.values())
+            assert confirmed is not None
+            assert {ref.path for ref in following.files.values()} <= confirmed.paths() & stored(life.jobdir)
+    assert beside
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", seeds([0, 1], range(2, 30)))
 def test_any_order_of_uploads_failures_and_restores(begin: Callable[..., Life], mode: str, seed: int) -> None:
