@@ -67,6 +67,11 @@ class _Paths:
     stored: frozenset[str]
     planned: frozenset[str]
 
+    @property
+    def all(self) -> frozenset[str]:
+        """Those that must stay as long as the checkpoint."""
+        return self.stored | self.planned
+
 
 @dataclass
 class Retention:
@@ -123,7 +128,7 @@ class Retention:
         self._live[manifest.checkpoint] = _Paths(stored, frozenset(manifest.planned()))
 
     def _live_files(self) -> set[str]:
-        return {path for paths in self._live.values() for each in (paths.stored, paths.planned) for path in each}
+        return set().union(*(paths.all for paths in self._live.values()))
 
     def _stored_paths(self, base: CheckpointId) -> set[str]:
         return set().union(*(paths.stored for i, paths in self._live.items() if i >= base))
@@ -220,8 +225,7 @@ class Retention:
             for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
-                paths = self._live.pop(checkpoint)
-                self._garbage |= paths.stored | paths.planned
+                self._garbage |= self._live.pop(checkpoint).all
             self._garbage -= self._live_files()
             self._garbage |= self._pinned
             if self._garbage:
@@ -244,13 +248,11 @@ class Retention:
 
     def _verify_deletion(self) -> None:
         overdue, settled = self._overdue(), self._settled()
-        ending = [self._live[i] for i in overdue]
-        staying = [paths for i, paths in self._live.items() if i not in overdue]
-        files = self._garbage.union(*(each for paths in ending for each in (paths.stored, paths.planned)))
+        staying = [paths.all for i, paths in self._live.items() if i not in overdue]
+        files = self._garbage.union(*(self._live[i].all for i in overdue))
         files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
-        files.difference_update(*(each for paths in staying for each in (paths.stored, paths.planned)))
         try:
-            invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files)
+            invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files.difference(*staying))
         except CorruptionError:
             self._claim.check()  # A newer driver may have deleted files during the verification.
             raise
