@@ -65,7 +65,8 @@ def test_storage_that_is_slow_in_any_phase(spark: Any, case: Case, seed: int) ->
         at = 1 if name.startswith("start") else rng.randint(1, 3)
         failpoints.arm(name, lambda name=name: slow(name), at=at)  # type: ignore[misc]
     armed = ";".join(f"{name}=sleep:{SLOW_S}@{rng.randint(1, 3)}" for name in keeper)
-    job = case.job(spark, checkpoints=case.checkpoints("200ms", retain=rng.randint(1, 2), **limits))
+    checkpoints = case.checkpoints("200ms", retain=rng.randint(1, 2), max_concurrent=rng.randint(1, 3), **limits)
+    job = case.job(spark, checkpoints=checkpoints)
     directory = case.root / "fired"
     case.add(2)
     with Reader(case), keepers_armed(spark, directory, armed), job.start(spark) as run:
