@@ -178,6 +178,7 @@ def measure(name: str, work: Workload) -> list[float]:
                     "predicted": round(predicted, 2), "measured": round(seconds, 2), "restore": round(restore_s, 2),
                     "kept_out": round(seconds - restore_s - own, 2),
                     "parts": {part: round(value, 2) for part, value in parts.items()},
+                    "slowness": round(plan["workload"]["slowness"], 2),
                     "known": {n: round(v) for n, v in plan["workload"].items() if n.endswith(("_bytes", "per_s"))},
                 }  # fmt: skip
                 emit(BENCHMARK, f"{name}-{failure}", "predicted_by_measured", round(ratios[-1], 2), **about)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from strandline.api.config import Changelog
 from strandline.format.manifest import Mode
 
 Failure = Literal["keeper", "program"]
@@ -38,16 +39,16 @@ EPOCH_S, DURABLE_S, PUBLISHED_S, SHOWN_S = 0.11, 0.05, 0.018, 0.07
 """Of the phases of a checkpoint (`latency`); `DURABLE_S` is without its upload."""
 AMPLIFICATION = 2.9
 """Uploads of incremental checkpoints for each byte changed (`latency` 2.9 to 3.6, `checkpoint_cost` 2.1)."""
+RARE_S = 0.17
+"""By how much the slowest in a hundred is durable later, with equal uploads (`latency`, changelog)."""
 MERGED_SHARE = 0.2
 """The part of the state that one incremental checkpoint in a hundred uploads after merges (`checkpoint_cost`)."""
 LEAST_LOG_BYTES = 16 << 20
 """The log that a partition may always have; as backends/rockslog.py."""
 
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-LIMITS = {"64MB": 64 << 20, "256MB": 256 << 20, "512MB": 512 << 20, "2GB": 2 << 30}
-"""Of a partition's log, as `Changelog(limit=…)` takes it."""
-DEFAULT_LIMIT = "512MB"
-_LOG_SHARE = 0.5
+DEFAULT_LOG = Changelog()
+LOGS = (DEFAULT_LOG, Changelog(limit="64MB"), Changelog(share=2.0), Changelog(share=2.0, limit="2GB"))
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Workload:
     published_s: float = PUBLISHED_S
     shown_s: float = SHOWN_S
     restart_delay_s: float = 1.0
+    slowness: float = 1.0
+    """How much longer the job's machine takes for the same work than the one of the constants."""
 
     @property
     def largest(self) -> float:
@@ -92,17 +95,23 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """A mode with its interval, and with a changelog the limit of a partition's log."""
+    """A mode with its interval, and the limits of a changelog."""
 
     mode: Mode
     every_s: float
-    limit: str = ""
+    log: Changelog = DEFAULT_LOG
 
     def code(self, directory: str) -> str:
         """Return the line of Python."""
         every = f"{self.every_s * 1000:.0f}ms" if self.every_s < 1 else f"{self.every_s:g}s"
-        log = f', changelog=sl.Changelog(limit="{self.limit}")' if self.limit not in ("", DEFAULT_LIMIT) else ""
+        log = f", changelog=sl.Changelog({self.log_text})" if self.log_text else ""
         return f'sl.Checkpoints("{directory}", mode="{self.mode}", every="{every}"{log})'
+
+    @property
+    def log_text(self) -> str:
+        """The limits of the log that are not the defaults, as Python's arguments."""
+        share = [f"share={self.log.share}"] if self.log.share != DEFAULT_LOG.share else []
+        return ", ".join(share + ([f'limit="{self.log.limit}"'] if self.log.limit != DEFAULT_LOG.limit else []))
 
 
 @dataclass(frozen=True)
@@ -165,15 +174,16 @@ def estimate(work: Workload, setting: Setting, log_bytes: float | None = None) -
         usual, rare = changed, changed + MERGED_SHARE * work.state_bytes
     else:
         usual = rare = work.changed_per_s * setting.every_s
-    durable, rarely_durable = (work.durable_s + each / work.write_per_s for each in (usual, rare))
+    durable = work.durable_s + usual / work.write_per_s
+    rarely = max(durable + RARE_S, work.durable_s + rare / work.write_per_s)
     # An epoch may begin a checkpoint a tenth early, and begins it half its duration late; one is in progress at a time.
     taking = work.epoch_s + durable + work.published_s
     interval = max(0.9 * setting.every_s + work.epoch_s / 2, taking)
     parts = {
         "the interval of checkpoints": 0.99 * interval, "waiting for an epoch": work.epoch_s, "the epoch": work.epoch_s,
-        "the upload": rarely_durable, "the manifest": work.published_s, "the sink": work.shown_s,
+        "the upload": rarely, "the manifest": work.published_s, "the sink": work.shown_s,
     }  # fmt: skip
-    p50 = sum(parts.values()) - 0.49 * interval - rarely_durable + durable
+    p50 = sum(parts.values()) - 0.49 * interval - rarely + durable
     longest = _longest_log(work, setting) if mode == "changelog" else 0.0
     log = longest if log_bytes is None else log_bytes
     if mode == "full":
@@ -195,7 +205,7 @@ def _distinct(changed: float, state: float) -> float:
 def _longest_log(work: Workload, setting: Setting) -> float:
     """Return the size at which all logs are replaced, and what is added until the new base is there."""
     base = work.state_bytes * work.largest
-    limit = min(max(_LOG_SHARE * base, LEAST_LOG_BYTES), LIMITS[setting.limit or DEFAULT_LIMIT])
+    limit = min(max(setting.log.share * base, LEAST_LOG_BYTES), setting.log.limit_bytes)
     return limit / work.largest + work.changed_per_s * (work.state_bytes / work.write_per_s + 2 * setting.every_s)
 
 
@@ -204,13 +214,14 @@ def _recovery(work: Workload, failure: Failure, log: float, since_s: float) -> d
     entry = max(work.changed_per_s / work.rows_per_s, 1.0) if work.rows_per_s and work.changed_per_s else ROW_BYTES
     stored = work.state_bytes + log
     local = failure == "keeper"
+    slow = work.slowness
+    files_s = stored * work.largest * LINK_S_PER_BYTE * slow if local else stored / work.hosts / work.read_per_s
     parts = {
         "the restart's delay": work.restart_delay_s if local else 0.0,
-        "noticing and restarting": RESTART_S if local else 0.0,
-        "starting Spark and the program": 0.0 if local else START_S,
-        "restoring files": OPEN_S
-        + (stored * work.largest * LINK_S_PER_BYTE if local else stored / work.hosts / work.read_per_s),
-        "repeating the log": log * work.largest * (REPLAY_ENTRY_S / entry + REPLAY_BYTE_S),
+        "noticing and restarting": RESTART_S * slow if local else 0.0,
+        "starting Spark and the program": 0.0 if local else START_S * slow,
+        "restoring files": OPEN_S * slow + files_s,
+        "repeating the log": log * work.largest * (REPLAY_ENTRY_S / entry + REPLAY_BYTE_S) * slow,
     }
     rows = work.rows_per_s * (since_s + sum(parts.values()))
     parts["processing rows again"] = work.epoch_s + rows / work.rows_capacity
@@ -223,7 +234,7 @@ def settings(work: Workload) -> Iterator[Setting]:
         yield Setting("full", every_s)
         if not work.is_written_whole:
             yield Setting("incremental", every_s)
-            yield from (Setting("changelog", every_s, limit) for limit in LIMITS)
+            yield from (Setting("changelog", every_s, log) for log in LOGS)
 
 
 def advise(estimates: Iterable[Estimate], goals: Goals) -> Advice:

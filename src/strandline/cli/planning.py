@@ -15,10 +15,10 @@ from strandline.cli.jobs import OfDirectory
 from strandline.cli.output import Table, duration_text, print_json, rate_text, say, size_text
 from strandline.cli.progress import progress_bar
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, parse_options, root_of, snapshot_url
-from strandline.control.client import find_driver
+from strandline.control.client import Driver, find_driver
 from strandline.control.wire import ProgressMessage
 from strandline.control.workload import Observation, observe_job, observe_snapshot
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.settings import parse_duration_ms, parse_size_bytes
 
 
@@ -66,7 +66,7 @@ def plan(
     if "/" in target or Path(target).exists():
         seen = observe_snapshot(snapshot_url(target, options), options, changed_per_s, delay_s)
     else:
-        driver = find_driver(root_of(local_dir), target, directory)
+        driver = _find(root_of(local_dir), target, directory)
         with progress_bar() as report:
             seen = observe_job(
                 driver, f"{driver.directory}/{quote(target)}", options, changed_per_s, delay_s,
@@ -82,6 +82,13 @@ def plan(
         _print(seen, now, every, advice, goals)
     if not advice.is_met:
         raise typer.Exit(1)
+
+
+def _find(root: Path, job: str, directory: str | None) -> Driver:
+    try:
+        return find_driver(root, job, directory)
+    except NotFoundError as error:
+        raise NotFoundError(error.message, hint=f"{error.hint}; name a snapshot with a /, as ./{job}") from error
 
 
 def _seconds(text: str | None, what: str) -> float | None:
@@ -112,7 +119,7 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
         f"{size_text(int(work.changed_per_s))} a second change; {rate_text(work.rows_per_s)} rows"
     )
     numbers = ("every", "keeper dies", "program starts", "age p50", "age p99", "uploads", "stored")
-    output = Table("", "mode", *numbers, "log", right=numbers)
+    output = Table("", "mode", *numbers, "changelog", right=numbers)
     chosen = [("now", now)] if now is not None else []
     chosen.append(("best" if advice.is_met else "nearest", advice.best))
     for mode in ("full", "incremental", "changelog"):
@@ -121,12 +128,11 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
             chosen.append(("", costs.advise(of_mode, goals).best))
     for what, each in chosen:
         setting = each.setting
-        limit = setting.limit and f"up to {setting.limit} a partition"
         output.add(
             what, setting.mode, duration_text(setting.every_s * 1000),
             *(duration_text(each.recovery_s(failure) * 1000) for failure in each.recovery),
             *(duration_text(age_s * 1000) for age_s in (each.age_p50_s, each.age_p99_s)),
-            f"{size_text(int(each.uploaded_per_s))}/s", size_text(int(each.stored_bytes)), limit,
+            f"{size_text(int(each.uploaded_per_s))}/s", size_text(int(each.stored_bytes)), setting.log_text,
         )  # fmt: skip
     output.print()
     for miss in advice.misses:
@@ -134,7 +140,7 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
     print(f"{'' if advice.is_met else 'nearest: '}{advice.best.setting.code(seen.directory)}")
     parts = advice.best.recovery[goals.failure]
     print("its recovery: " + ", ".join(f"{name} {duration_text(s * 1000)}" for name, s in parts.items() if s))
-    known = "within 30 % on a machine like that of docs/benchmarks.md" if not seen.assumed else "within a factor of two"
-    say(f"how sure: {known}; restarts are as measured there, not here")
+    sure = "within a factor of two, since some of it is assumed" if seen.assumed else "within 30 %"
+    say(f"how sure: {sure}; restarts are as in docs/benchmarks.md, for the speed of this machine")
     for name, origin in seen.origins.items():
         say(f"  {name.removesuffix('_s').removesuffix('_per')}: {origin}")

@@ -35,6 +35,8 @@ _LEAST_DURABLE_S = 0.02
 _KEEPERS_SHARE = 0.5
 """Of the processing of a row, what happens in keepers (docs/where-the-time-goes.svg)."""
 _LOG = ".log"
+_ROUNDS, _ROUND_S, _ROUNDS_MEASURED_S = 400_000, 0.0185, 0.3
+"""Of a loop in Python, and how long it takes on the machine of the model's constants."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def _observe(
     parts = [part for operator in manifest.operators for part in operator.partitions]
     files = [file for part in parts for file in part.files]
     log_bytes = size_of(file for file in files if file.name.endswith(_LOG))
-    state_bytes = size_of(files) - log_bytes or _tables_bytes(manifest)
+    in_keepers = sum(keeper.state_bytes or 0 for keeper in watch.statuses[-1][1].keepers) if watch else 0
+    # A base may be from a time when the state was small.
+    state_bytes = max(size_of(files) - log_bytes, _tables_bytes(manifest), in_keepers or log_bytes)
     partitions = max((operator.parallelism for operator in manifest.operators), default=0)
     if not partitions:
         raise ConfigurationError(
@@ -125,8 +129,9 @@ def _observe(
         if read_per_s
         else "assumed: the snapshot has too little to read, or too large files; a local disk of docs/benchmarks.md",
     }
-    if read_per_s:
-        work = replace(work, read_per_s=read_per_s)
+    slowness = _slowness()
+    origins["slowness"] = f"measured: a loop takes {slowness:.1f} times as long here as where the model is from"
+    work = replace(work, slowness=slowness, read_per_s=read_per_s or work.read_per_s)
     points = _points(snapshot, watch)
     work = _with_uploads(_with_rows(work, points, watch, origins), points, origins)
     work = _with_phases(work, watch, origins)
@@ -167,6 +172,17 @@ def _read_per_s(folder: Folder, manifest: Manifest) -> float | None:
         began = time.perf_counter()
         fetch(folder, list(sample.values()), scratch / "files")
         return size_bytes / (time.perf_counter() - began)
+
+
+def _slowness() -> float:
+    """Return how much longer this machine takes now for the same work than the one of the model's constants."""
+    began, loops = time.perf_counter(), 0
+    while not loops or time.perf_counter() - began < _ROUNDS_MEASURED_S:
+        value = 0
+        for number in range(_ROUNDS):
+            value = (value * 31 + number) & 0xFFFFFF
+        loops += 1
+    return (time.perf_counter() - began) / loops / _ROUND_S
 
 
 def _points(snapshot: Snapshot, watch: _Watch | None) -> list[_Point]:
