@@ -224,7 +224,9 @@ def _recovery(work: Workload, failure: Failure, log: float, since_s: float) -> d
         "repeating the log": log * work.largest * (REPLAY_ENTRY_S / entry + REPLAY_BYTE_S) * slow,
     }
     rows = work.rows_per_s * (since_s + sum(parts.values()))
-    parts["processing rows again"] = work.epoch_s + rows / work.rows_capacity
+    # An epoch without its rows takes what the job's load leaves of one.
+    idle_s = work.epoch_s * max(0.0, 1 - work.rows_per_s / work.rows_capacity)
+    parts["processing rows again"] = idle_s + rows / work.rows_capacity
     return parts
 
 

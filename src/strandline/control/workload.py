@@ -29,7 +29,7 @@ _PROBED_FILES = 16
 _TRIES = 3
 _LOOK_S = 0.2
 _STATUS_TIMEOUT_S = 10.0
-_LEAST_UPLOAD_BYTES = 1 * MB
+_LEAST_UPLOAD_BYTES = 16 * MB
 """A smaller upload takes as long as its requests."""
 _LEAST_DURABLE_S = 0.02
 _KEEPERS_SHARE = 0.5
@@ -249,16 +249,16 @@ def _with_rows(work: Workload, points: list[_Point], watch: _Watch | None, origi
 
 
 def _with_uploads(work: Workload, points: list[_Point], origins: dict[str, str]) -> Workload:
-    """Take the speed of uploads from the largest one."""
+    """Take the speed of uploads from the largest one; a changelog's are small, and its bases are uploaded beside."""
     uploads = [
         (sum(part.uploaded_bytes for part in point.parts), max(part.async_ms for part in point.parts) / 1000)
         for point in points
-        if point.parts
+        if point.parts and not work.log_bytes
     ]
     size_bytes, took_s = max(uploads, default=(0, 0.0))
     if size_bytes < _LEAST_UPLOAD_BYTES or not took_s:
         origins["write_per_s"] = "assumed: no checkpoint has uploaded enough; a local disk of docs/benchmarks.md"
-        return work
+        return replace(work, write_per_s=min(work.write_per_s, work.read_per_s))
     origins["write_per_s"] = "measured: the largest upload of the checkpoints"
     return replace(work, write_per_s=size_bytes / took_s)
 
