@@ -104,7 +104,7 @@ def test_advice_is_the_cheapest_that_meets_the_goals(work: Workload, recover_s: 
         assert advice.best in met
         assert advice.best.uploaded_per_s <= 1.2 * min(each.uploaded_per_s for each in met) + 1
     else:
-        assert goals.excess(advice.best) == min(map(goals.excess, every)) > 1
+        assert goals.excess(advice.best) == min(map(goals.excess, every)) > (0, 1)
 
 
 def test_what_cannot_be_met_is_named_with_what_takes_longest() -> None:
@@ -120,6 +120,13 @@ def test_what_cannot_be_met_is_named_with_what_takes_longest() -> None:
     assert miss.endswith("of which starting Spark and the program takes 11.3 s")
     _, (miss,) = advice(age_s=0.1)
     assert miss.startswith("latency within 0.1 s cannot be met: at best 0.")
+
+
+def test_what_can_be_met_is_met_where_another_goal_cannot_be() -> None:
+    every = [estimate(WORK, setting) for setting in settings(WORK)]
+    advice = advise(every, Goals(0.1, 1.2))
+    assert (advice.is_met, len(advice.misses)) == (False, 1)
+    assert advice.best.age_p99_s <= 1.2
 
 
 def test_state_in_memory_has_full_checkpoints_only() -> None:

@@ -82,7 +82,7 @@ def test_people_read_the_advice_and_how_sure_it_is(job: FabricatedJob, strandlin
     assert any(row[:1] == ["best"] for row in rows)
     assert f'sl.Checkpoints("{job.directory.as_uri()}", mode=' in outcome.stdout
     assert outcome.stderr.startswith("how sure: within a factor of two")
-    assert "  changed: measured: the uploads of 2 checkpoints" in outcome.stderr
+    assert "  changes: measured: the uploads of 2 checkpoints" in outcome.stderr
 
 
 def test_a_goal_that_cannot_be_met_is_exit_code_1(

@@ -144,9 +144,10 @@ class Goals:
     """Of 99 rows in 100."""
     failure: Failure = "keeper"
 
-    def excess(self, estimate: Estimate) -> float:
-        """Return by which factor an estimate misses the goals; 1 or less if it meets them."""
-        return max((value / wanted for value, wanted, _, _ in self._of(estimate)), default=0.0)
+    def excess(self, estimate: Estimate) -> tuple[int, float]:
+        """Return how many goals an estimate misses, and the product of the factors by which it does."""
+        factors = [value / wanted for value, wanted, _, _ in self._of(estimate) if value > wanted]
+        return len(factors), math.prod(factors)
 
     def _of(self, estimate: Estimate) -> Iterator[tuple[float, float, str, dict[str, float]]]:
         if self.recover_s is not None:
@@ -192,9 +193,8 @@ def estimate(work: Workload, setting: Setting, log_bytes: float | None = None) -
         uploaded = AMPLIFICATION * _distinct(work.changed_per_s * interval, work.state_bytes) / interval
     else:
         uploaded = work.changed_per_s * (1 + work.state_bytes / longest)
-    stored = work.state_bytes + (longest if mode == "changelog" else 0.0)
     recovery = {failure: _recovery(work, failure, log, interval + taking) for failure in ("keeper", "program")}
-    return Estimate(setting, recovery, p50, sum(parts.values()), parts, uploaded, stored)  # type: ignore[arg-type]
+    return Estimate(setting, recovery, p50, sum(parts.values()), parts, uploaded, work.state_bytes + log)  # type: ignore[arg-type]
 
 
 def _distinct(changed: float, state: float) -> float:
@@ -242,7 +242,7 @@ def settings(work: Workload) -> Iterator[Setting]:
 def advise(estimates: Iterable[Estimate], goals: Goals) -> Advice:
     """Return the setting that meets the goals with the least upload, then storage, then the fewest checkpoints."""
     every = list(estimates)
-    met = [each for each in every if goals.excess(each) <= 1]
+    met = [each for each in every if not goals.excess(each)[0]]
     if met:
         return Advice(min(met, key=_cost), True, [])
     misses = []
@@ -256,7 +256,7 @@ def advise(estimates: Iterable[Estimate], goals: Goals) -> Advice:
                 f"{setting.every_s:g} s, of which {part} takes {parts[part]:.1f} s"
             )
     misses = misses or ["each goal can be met, but no setting meets both"]
-    return Advice(min(every, key=lambda each: (goals.excess(each), *_cost(each))), False, misses)
+    return Advice(min(every, key=lambda each: (*goals.excess(each), *_cost(each))), False, misses)
 
 
 def _cost(estimate: Estimate) -> tuple[float, ...]:

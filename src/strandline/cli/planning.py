@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 from urllib.parse import quote
@@ -12,7 +12,7 @@ import typer
 from strandline.checkpoint import costs
 from strandline.checkpoint.costs import Advice, Estimate, Failure, Goals, estimate
 from strandline.cli.jobs import OfDirectory
-from strandline.cli.output import Table, duration_text, print_json, rate_text, say, size_text
+from strandline.cli.output import Table, duration_text, print_json, say, size_text
 from strandline.cli.progress import progress_bar
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, parse_options, root_of, snapshot_url
 from strandline.control.client import Driver, find_driver
@@ -20,6 +20,12 @@ from strandline.control.wire import ProgressMessage
 from strandline.control.workload import Observation, observe_job, observe_snapshot
 from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.settings import parse_duration_ms, parse_size_bytes
+
+_INPUTS = {
+    "state_bytes": "size of state", "changed_per_s": "changes", "rows_per_s": "rows a second",
+    "capacity_per_s": "the most rows a second", "epoch_s": "an epoch", "durable_s": "phases of checkpoints",
+    "read_per_s": "reading storage", "write_per_s": "uploads", "hosts": "machines", "slowness": "speed of this machine",
+}  # fmt: skip
 
 
 def plan(
@@ -76,6 +82,8 @@ def plan(
     every = [estimate(seen.work, setting) for setting in costs.settings(seen.work)]
     advice = costs.advise(every, goals)
     now = None if seen.now is None else estimate(seen.work, seen.now, seen.work.log_bytes)
+    if now is not None and seen.uploaded_per_s is not None:
+        now = replace(now, uploaded_per_s=seen.uploaded_per_s)
     if json:
         print_json(_as_data(seen, now, every, advice))
     else:
@@ -116,7 +124,7 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
     work = seen.work
     print(
         f"job '{seen.job}': {size_text(int(work.state_bytes))} of state in {work.partitions} partitions, of which "
-        f"{size_text(int(work.changed_per_s))} a second change; {rate_text(work.rows_per_s)} rows"
+        f"{size_text(int(work.changed_per_s))} a second change; {work.rows_per_s:,.0f} rows a second"
     )
     numbers = ("every", "keeper dies", "program starts", "age p50", "age p99", "uploads", "stored")
     output = Table("", "mode", *numbers, "changelog", right=numbers)
@@ -143,4 +151,4 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
     sure = "within a factor of two, since some of it is assumed" if seen.assumed else "within 30 %"
     say(f"how sure: {sure}; restarts are as in docs/benchmarks.md, for the speed of this machine")
     for name, origin in seen.origins.items():
-        say(f"  {name.removesuffix('_s').removesuffix('_per')}: {origin}")
+        say(f"  {_INPUTS[name]}: {origin}")

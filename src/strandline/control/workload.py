@@ -35,8 +35,8 @@ _LEAST_DURABLE_S = 0.02
 _KEEPERS_SHARE = 0.5
 """Of the processing of a row, what happens in keepers (docs/where-the-time-goes.svg)."""
 _LOG = ".log"
-_ROUNDS, _ROUND_S, _ROUNDS_MEASURED_S = 400_000, 0.0185, 0.3
-"""Of a loop in Python, and how long it takes on the machine of the model's constants."""
+_LOOPS, _ROUNDS, _LOOP_S = 15, 400_000, 0.0185
+"""Loops of Python, their rounds, and how long one takes on the machine of the model's constants."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _observe(
         else "assumed: the snapshot has too little to read, or too large files; a local disk of docs/benchmarks.md",
     }
     slowness = _slowness()
-    origins["slowness"] = f"measured: a loop takes {slowness:.1f} times as long here as where the model is from"
+    origins["slowness"] = f"measured: it takes {slowness:.1f} times as long as the one of the model's constants"
     work = replace(work, slowness=slowness, read_per_s=read_per_s or work.read_per_s)
     points = _points(snapshot, watch)
     work = _with_uploads(_with_rows(work, points, watch, origins), points, origins)
@@ -176,13 +176,13 @@ def _read_per_s(folder: Folder, manifest: Manifest) -> float | None:
 
 def _slowness() -> float:
     """Return how much longer this machine takes now for the same work than the one of the model's constants."""
-    began, loops = time.perf_counter(), 0
-    while not loops or time.perf_counter() - began < _ROUNDS_MEASURED_S:
-        value = 0
+    loops_s = []
+    for _ in range(_LOOPS):
+        began, value = time.perf_counter(), 0
         for number in range(_ROUNDS):
             value = (value * 31 + number) & 0xFFFFFF
-        loops += 1
-    return (time.perf_counter() - began) / loops / _ROUND_S
+        loops_s.append(time.perf_counter() - began)
+    return median(loops_s) / _LOOP_S
 
 
 def _points(snapshot: Snapshot, watch: _Watch | None) -> list[_Point]:
