@@ -58,7 +58,7 @@ class Workload:
 FULL = {
     "20mb-incremental": Workload(200_000, 100, "incremental", 1.0, 2_000),
     "20mb-changelog": Workload(200_000, 100, "changelog", 0.5, 4_000),
-    "20mb-many-rows": Workload(200_000, 100, "incremental", 10.0, 20_000, 12.0),
+    "20mb-many-rows": Workload(200_000, 100, "incremental", 5.0, 20_000),
     "250mb-incremental": Workload(125_000, 2_000, "incremental", 2.0, 2_500),
     "250mb-changelog": Workload(125_000, 2_000, "changelog", 1.0, 5_000),
     "430mb-changelog-small-values": Workload(4_000_000, 100, "changelog", 1.0, 25_000),
@@ -183,7 +183,8 @@ def measure(name: str, work: Workload) -> list[float]:
                 }  # fmt: skip
                 emit(BENCHMARK, f"{name}-{failure}", "predicted_by_measured", round(ratios[-1], 2), **about)
                 progress(f"{name}: {failure}: predicted {predicted:.1f} s, measured {seconds:.1f} s")
-                job.settle()
+                if failure == "keeper":
+                    job.settle()
     return ratios
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import strandline as sl
 from strandline.checkpoint.costs import AMPLIFICATION
@@ -15,6 +16,7 @@ from strandline.checkpoint.history import Phases, SinkStats
 from strandline.control import workload
 from strandline.control.status import Status
 from strandline.core.ids import CheckpointId
+from strandline.format.manifest import MANIFEST
 from tests.cli.conftest import Command
 from tests.cli.fabricate import FabricatedJob
 from tests.cli.snapshots import make
@@ -127,6 +129,17 @@ def test_a_running_job_is_watched(
     assert data["known"]["rows_per_s"].startswith("measured: the running job")
 
 
+def test_a_name_is_a_running_job_before_it_is_a_folder(
+    serve: Serve, job: FabricatedJob, local_dir: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job.directory)
+    asked: tuple[Any, ...] = ("plan", "alerts", "--local-dir", local_dir, "--watch", "10ms", "--json")
+    of_folder = strandline(*asked).json[0]["known"]
+    serve(Busy(job.directory), job.directory.as_uri())
+    of_job = strandline(*asked).json[0]["known"]
+    assert (of_folder["durable_s"].partition(":")[0], of_job["durable_s"].partition(":")[0]) == ("assumed", "measured")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -144,6 +157,17 @@ def test_wrong_input_is_named(args: list[str], message: str, local_dir: Path, st
     assert (outcome.code, outcome.stdout) == (1, "")
     assert message in outcome.stderr
     assert "next step" in outcome.stderr or "expected" in outcome.stderr
+
+
+def test_a_job_without_state_has_nothing_to_plan(job: FabricatedJob, tmp_path: Path, strandline: Command) -> None:
+    path = job.directory / "alerts/chk-3/_metadata"
+    manifest = MANIFEST.decode(path.read_bytes(), str(path))
+    copy = tmp_path / "copy/chk-3/_metadata"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(MANIFEST.encode(structs.replace(manifest, operators=[])))
+    outcome = strandline("plan", copy.parent)
+    assert (outcome.code, outcome.stdout) == (1, "")
+    assert "it has no keyed operator, so no state" in outcome.stderr
 
 
 def test_a_job_without_a_checkpoint_is_named(tmp_path: Path, strandline: Command) -> None:

@@ -34,7 +34,7 @@ def plan(
         typer.Argument(
             metavar="TARGET",
             show_default=False,
-            help="A running job's name; or a snapshot, or a folder with a job's checkpoints: a path or a URL with a /.",
+            help="A running job's name; or a snapshot, or a folder with a job's checkpoints: a path or a URL.",
         ),
     ],
     recover_within: Annotated[
@@ -69,10 +69,10 @@ def plan(
     goals = Goals(_seconds(recover_within, "--recover-within"), _seconds(latency, "--latency"), failure)
     changed_per_s = None if changes is None else float(parse_size_bytes(changes, "--changes"))
     delay_s, options = parse_duration_ms(restart_delay, "--restart-delay") / 1000, parse_options(option)
-    if "/" in target or Path(target).exists():
+    driver = None if "/" in target else _find(root_of(local_dir), target, directory)
+    if driver is None:
         seen = observe_snapshot(snapshot_url(target, options), options, changed_per_s, delay_s)
     else:
-        driver = _find(root_of(local_dir), target, directory)
         with progress_bar() as report:
             seen = observe_job(
                 driver, f"{driver.directory}/{quote(target)}", options, changed_per_s, delay_s,
@@ -92,11 +92,14 @@ def plan(
         raise typer.Exit(1)
 
 
-def _find(root: Path, job: str, directory: str | None) -> Driver:
+def _find(root: Path, name: str, directory: str | None) -> Driver | None:
+    """Return the driver of a job; None if there is none, but a folder of this name."""
     try:
-        return find_driver(root, job, directory)
+        return find_driver(root, name, directory)
     except NotFoundError as error:
-        raise NotFoundError(error.message, hint=f"{error.hint}; name a snapshot with a /, as ./{job}") from error
+        if Path(name).exists():
+            return None
+        raise NotFoundError(error.message, hint=f"{error.hint}; name a snapshot with a /, as ./{name}") from error
 
 
 def _seconds(text: str | None, what: str) -> float | None:
