@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,10 +118,11 @@ class Feed:
         """How many were fed: the job is through when its epoch is this."""
         self.rows_set = 0
 
-    def load(self, rows: int) -> None:
-        """Set every key once, `rows` keys an epoch."""
+    def load(self, rows: int, after_each: Callable[[], object] = lambda: None) -> None:
+        """Set every key once, `rows` keys a file."""
         for first in range(0, self.keys, rows):
             self._show(self._set(np.arange(first, min(first + rows, self.keys))))
+            after_each()
 
     def change(self, rows: int, epochs: int = 1) -> None:
         """Set so many keys, chosen at random, in each of some epochs, which become visible at the same time."""

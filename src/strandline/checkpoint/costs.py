@@ -240,7 +240,7 @@ def settings(work: Workload) -> Iterator[Setting]:
 
 
 def advise(estimates: Iterable[Estimate], goals: Goals) -> Advice:
-    """Return the setting that meets the goals with the least upload, then storage, then the fewest checkpoints."""
+    """Return the setting that meets the goals with the least upload, then the fewest checkpoints."""
     every = list(estimates)
     met = [each for each in every if not goals.excess(each)[0]]
     if met:

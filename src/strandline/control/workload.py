@@ -118,10 +118,10 @@ def _observe(
             f"{snapshot.url}: it has no keyed operator, so no state: no mode is cheaper or faster than another",
             hint="use the default mode, and an interval that is as long as a sink's rows may be invisible",
         )
+    share = max((size_of(part.files) for part in parts), default=0) / max(size_of(files), 1)
     work = Workload(
-        state_bytes, partitions, 0.0, 0.0, log_bytes=log_bytes, restart_delay_s=delay_s,
-        largest_bytes=max((size_of(f for f in part.files if not f.name.endswith(_LOG)) for part in parts), default=0),
-        is_written_whole=any(operator.backend != "rocksdb" for operator in manifest.operators),
+        state_bytes, partitions, 0.0, 0.0, largest_bytes=share * state_bytes, log_bytes=log_bytes,
+        restart_delay_s=delay_s, is_written_whole=any(operator.backend != "rocksdb" for operator in manifest.operators),
     )  # fmt: skip
     origins = {
         "state_bytes": f"measured: {snapshot.url}",
