@@ -7,11 +7,13 @@ end, or after a recovery, that the state is right: a wrong value ends the job wi
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +54,33 @@ SPARK_SETTINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The job's values and checkpoints; a driver finds it in its directory."""
+
+    value_bytes: int = VALUE_BYTES
+    every: str | None = None
+    mode: str = ""
+    """Empty: the one of `add_mode`."""
+    files: int = 1
+    """The most that an epoch reads."""
+
+    def write(self, directory: Path) -> None:
+        (directory / "shape.json").write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(directory: Path) -> Shape:
+        path = directory / "shape.json"
+        return Shape(**json.loads(path.read_text())) if path.exists() else Shape()
+
+
 class Stamped(sl.KeyedBatchProcess):
     """Sets each key's value, or checks whose stamp it bears."""
 
     value = sl.Value("binary")
+
+    def __init__(self, value_bytes: int = VALUE_BYTES) -> None:
+        self.value_bytes = value_bytes
 
     def on_batch(self, batch: pa.RecordBatch, ctx: sl.BatchContext) -> None:
         states: Any = self.value
@@ -66,9 +91,10 @@ class Stamped(sl.KeyedBatchProcess):
             return
         # From the rows, not from chance: a replayed epoch gives the same values.
         noise = np.random.default_rng([ctx.epoch, batch.column("key")[0].as_py()])
-        values = np.frombuffer(noise.bytes(len(stamps) * VALUE_BYTES), np.uint8).reshape(-1, VALUE_BYTES).copy()
+        width = self.value_bytes
+        values = np.frombuffer(noise.bytes(len(stamps) * width), np.uint8).reshape(-1, width).copy()
         values[:, :_STAMP_BYTES] = stamps.view(np.uint8).reshape(-1, _STAMP_BYTES)
-        fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(VALUE_BYTES), len(stamps), [None, pa.py_buffer(values)])
+        fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(stamps), [None, pa.py_buffer(values)])
         states.put_many(ctx.keys, fixed.cast(pa.binary()), last=True)
 
     def _check(self, keys: Any, stamps: Any, values: pa.Array) -> None:
@@ -92,10 +118,11 @@ class Feed:
         """How many were fed: the job is through when its epoch is this."""
         self.rows_set = 0
 
-    def load(self, rows: int) -> None:
-        """Set every key once, `rows` keys an epoch."""
+    def load(self, rows: int, after_each: Callable[[], object] = lambda: None) -> None:
+        """Set every key once, `rows` keys a file."""
         for first in range(0, self.keys, rows):
             self._show(self._set(np.arange(first, min(first + rows, self.keys))))
+            after_each()
 
     def change(self, rows: int, epochs: int = 1) -> None:
         """Set so many keys, chosen at random, in each of some epochs, which become visible at the same time."""
@@ -155,7 +182,7 @@ def make_session() -> SparkSession:
 def _read(spark: SparkSession, directory: Path) -> DataFrame:
     return (
         spark.readStream.schema("key bigint, stamp bigint, check boolean")
-        .option("maxFilesPerTrigger", 1)
+        .option("maxFilesPerTrigger", Shape.read(directory).files)
         .parquet(str(directory / "in"))
     )
 
@@ -187,12 +214,15 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def make_job(spark: SparkSession, directory: Path) -> sl.Job:
-    """Return the job that reads what a Feed of this directory writes; checkpoints are taken on demand."""
-    values = sl.stream(_read(spark, directory)).key_by("key").process(Stamped(), output="key bigint", uid=UID)
+    """Return the job that reads what a Feed of this directory writes; by default checkpoints are taken on demand."""
+    shape = Shape.read(directory)
+    mode: Any = shape.mode or checkpoint_mode()
+    function = Stamped(shape.value_bytes)
+    values = sl.stream(_read(spark, directory)).key_by("key").process(function, output="key bigint", uid=UID)
     return sl.Job(
         JOB,
         sinks=[values.to(sl.sinks.noop())],
-        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), **MODES[checkpoint_mode()]),
+        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=shape.every, **MODES[mode]),
         restart=sl.Restart(delay=RESTART_DELAY),
         settings=sl.Settings(
             backend="rocksdb",

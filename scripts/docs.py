@@ -40,7 +40,7 @@ def site(target: Path) -> None:
 
 def stage(staged: Path) -> list[Any]:
     """Write all pages below a directory, where they stand in the repository; return the navigation."""
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.svg")):
         _write(staged / path.relative_to(ROOT), path.read_text("utf-8"))
     for name, text in reference.pages().items():
         _write(staged / "reference" / name, text)
@@ -64,7 +64,7 @@ def stage(staged: Path) -> list[Any]:
         {"Running": pages("operations", "clusters")}, {"Examples": all_of("examples", examples)},
         {"Reference": [f"reference/{name}" for name in reference.pages()]},
         {"Inside": [
-            "ARCHITECTURE.md", *pages("format", "benchmarks"), {"Design": all_of("docs/design", designs)},
+            "ARCHITECTURE.md", *pages("format", "benchmarks", "papers"), {"Design": all_of("docs/design", designs)},
             "CONTRIBUTING.md",
         ]},
         "CHANGELOG.md",
@@ -92,7 +92,7 @@ def _relinked(page: Path, staged: Path) -> str:
     def relinked(link: re.Match[str]) -> str:
         label, target, anchor = link[1], link[2], link[3] or ""
         path = Path(os.path.normpath(page.parent / target))
-        for candidate in (path,) if path.suffix == ".md" else (path.with_suffix(".md"), path / "README.md"):
+        for candidate in (path,) if path.suffix in (".md", ".svg") else (path.with_suffix(".md"), path / "README.md"):
             if candidate.is_file():
                 return f"[{label}]({os.path.relpath(candidate, page.parent)}{anchor})"
         return label if (ROOT / path.relative_to(staged)).exists() else link[0]

@@ -145,6 +145,9 @@ def test_checkpoints() -> None:
         ({"timeout": "x"}, "checkpoints: timeout is 'x'"),
         ({"every": -1}, "checkpoints: every is -1"),
         ({"min_pause": -1}, "checkpoints: min_pause is -1"),
+        ({"max_concurrent": 0}, "max_concurrent is 0, expected 1 to 8"),
+        ({"max_concurrent": "2"}, "max_concurrent is '2'"),
+        ({"max_concurrent": 2, "min_pause": "1s"}, "with a pause after each checkpoint, no two are in flight"),
     ],
 )
 def test_checkpoints_that_cannot_work(wrong: dict[str, Any], said: str) -> None:

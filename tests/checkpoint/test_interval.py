@@ -140,7 +140,7 @@ def test_an_epoch_ends_with_a_checkpoint_that_could_not_begin_with_it(
     assert run.coordinator.advance() == 2
     clock.advance(370)
     assert end_epoch() == 3
-    assert run.coordinator.unreported[0] == run.epoch
+    assert run.coordinator.unreported[0][0] == run.epoch
     run.deliver(CheckpointId(3))
     assert run.trigger() is None, "it covers an epoch that began 370 ms ago, and is in progress"
     assert run.coordinator.advance() == 3

@@ -38,7 +38,7 @@ from tests.storage.forgetful import ForgetfulDisk, Killed
 
 TIMEOUT_MS = 10_000
 STEPS = (
-    "checkpoint.publish.before", "checkpoint.publish.after", "checkpoint.commit_sinks.before",
+    "checkpoint.publish.before", "checkpoint.publish.after", "checkpoint.subsume.in_flight", "checkpoint.commit_sinks.before",
     "checkpoint.commit_sinks.after", "checkpoint.subsume.before", "checkpoint.subsume.manifest_deleted",
     "checkpoint.subsume.after",
 )  # fmt: skip
@@ -48,8 +48,13 @@ Report = tuple[Run, str, int, CheckpointId, PartitionInfo]
 class Checkpoints(RuleBasedStateMachine):
     """`zombie` is a driver that was replaced and does not know it."""
 
-    @initialize(seed=st.integers(0, 2**32), rate=st.sampled_from([0.0, 0.1, 0.3]), retain=st.integers(1, 3))
-    def start(self, seed: int, rate: float, retain: int) -> None:
+    @initialize(
+        seed=st.integers(0, 2**32),
+        rate=st.sampled_from([0.0, 0.1, 0.3]),
+        retain=st.integers(1, 3),
+        max_concurrent=st.integers(1, 3),
+    )
+    def start(self, seed: int, rate: float, retain: int, max_concurrent: int) -> None:
         # One thread and seeded names: the same steps must always do the same.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(parallel, "_THREADS", 1)
@@ -60,7 +65,9 @@ class Checkpoints(RuleBasedStateMachine):
         self.faulty = FaultyStore(self._open(), seed=seed, rate=rate, clock=self.clock)
         self.store = RetryingStore(self.faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
         self.truth = JobDirectory(self._look(), "job")
-        self.config = every_epoch(timeout=f"{TIMEOUT_MS}ms", retain=retain, tolerable_failures=None)
+        self.config = every_epoch(
+            timeout=f"{TIMEOUT_MS}ms", retain=retain, tolerable_failures=None, max_concurrent=max_concurrent
+        )
         self.seed = seed
         self.runs = 0
         self.everyone: list[Run] = []
@@ -101,12 +108,17 @@ class Checkpoints(RuleBasedStateMachine):
     def trigger(self, zombie: bool) -> None:
         self._driver(zombie).trigger()
 
-    @rule(zombie=st.booleans(), partition=st.integers(0, 1), deliver=st.sampled_from(["now", "late", "twice", "fail"]))
-    def snapshot(self, zombie: bool, partition: int, deliver: str) -> None:
+    @rule(
+        zombie=st.booleans(),
+        which=st.integers(0, 2),
+        partition=st.integers(0, 1),
+        deliver=st.sampled_from(["now", "late", "twice", "fail"]),
+    )
+    def snapshot(self, zombie: bool, which: int, partition: int, deliver: str) -> None:
         run = self._driver(zombie)
-        checkpoint = run.coordinator.pending
-        if checkpoint is None:
+        if not run.coordinator.in_flight:
             return
+        checkpoint = run.coordinator.in_flight[which % len(run.coordinator.in_flight)]
         run.change("detect", partition)
         try:
             info = run.snapshot("detect", partition, checkpoint)
@@ -129,12 +141,12 @@ class Checkpoints(RuleBasedStateMachine):
         run, uid, partition, checkpoint, info = report
         run.coordinator.report(uid, partition, checkpoint, info)
 
-    @rule(zombie=st.booleans())
-    def rest(self, zombie: bool) -> None:
+    @rule(zombie=st.booleans(), which=st.integers(0, 2))
+    def rest(self, zombie: bool, which: int) -> None:
         run = self._driver(zombie)
-        if run.coordinator.pending is not None:
+        if run.coordinator.in_flight:
             try:
-                run.deliver_rest(run.coordinator.pending)
+                run.deliver_rest(run.coordinator.in_flight[which % len(run.coordinator.in_flight)])
             except StrandlineError:
                 pass
 
@@ -152,7 +164,7 @@ class Checkpoints(RuleBasedStateMachine):
         """The usual course of things, so that histories get long."""
         run = self.run
         self._advance(run)
-        checkpoint = run.coordinator.pending or run.trigger()
+        checkpoint = run.trigger() or run.coordinator.pending
         if checkpoint is None:
             return
         try:

@@ -38,7 +38,7 @@ def delivered(run: Run) -> CheckpointId:
 
 def new_file(run: Run) -> FileRef:
     """Return a stored file that the pending checkpoint has and the confirmed one has not."""
-    pending = run.coordinator._pending
+    pending = run.coordinator._in_flight.newest
     assert pending is not None
     assert run.coordinator.confirmed is not None
     known = {f.path for f in run.coordinator.confirmed.files()}
@@ -103,7 +103,7 @@ def test_nothing_is_deleted_when_the_first_look_finds_the_newest_incomplete(
         after.files["detect", partition] = {f.name: run.jobdir.get(f.path) for f in part.files if f.shared}
     after.numbers = 1000
     delivered(after)
-    pending = after.coordinator._pending
+    pending = after.coordinator._in_flight.newest
     assert pending is not None
     taken_over = {f.path for f in after.choice.manifest.files() if f.shared}
     shared = next(f for f in pending.files() if f.path in taken_over)
@@ -135,7 +135,7 @@ def test_a_manifest_in_doubt_stays_while_it_may_be_the_newest(
     run: Run, store: FaultyStore, tmp_path: Path, clock: ManualClock, there: bool
 ) -> None:
     second = delivered(run)
-    pending = run.coordinator._pending
+    pending = run.coordinator._in_flight.newest
     assert pending is not None
     files = {f.path for f in pending.files() if f.path}
     store.script = [("create", "_metadata", AFTER if there else BEFORE)]

@@ -80,7 +80,7 @@ def test_only_run_imports_spark(alerts: FabricatedJob, tmp_path: Path) -> None:
     stored = str(alerts.directory)
     commands = [
         ["snapshots", "list", stored], ["snapshots", "verify", stored], ["logs"], ["jobs"], ["version"], ["doctor"],
-        ["run", "--help"],
+        ["run", "--help"], ["plan", stored, "--changes", "1MB"],
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True,

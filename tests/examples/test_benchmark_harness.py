@@ -1,14 +1,18 @@
 """The benchmarks' own arithmetic: a wrong digest or throughput would make every figure worthless."""
 
 import json
+import re
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import latency
+from benchmarks import _papers, latency
 from benchmarks._clients import Reader, client
 from benchmarks._counting import KEYS, MULTIPLIER, check_state, expected_digest, state_digest
 from benchmarks._ends import Files
@@ -164,3 +168,54 @@ def test_a_row_waits_in_the_source_until_the_batch_that_reads_it():
     seen = {"ids": np.array([1, 0, 2, 3, 4]), "at": np.array([1.6, 1.6, 2.7, 2.7, 9.0])}
     figures = latency.source_figures(seen, {"began": 1.0}, 5.0, batches)
     assert figures == {"source_p50_ms": pytest.approx(1500), "source_p99_ms": pytest.approx(2000)}
+
+
+def case(**more):
+    cut = {"p50": 10.0, "p90": 20.0, "p99": 30.0, "max": 40.0}
+    return {
+        "rows_per_s": 5_000.0, "epoch_ms": cut, "checkpoints": 4, "duration_ms": cut, "uploaded_each": cut,
+        "total_bytes": {name: value * 1e6 for name, value in cut.items()}, "uploaded_per_row": 216.0,
+        "uploaded_per_changed": 2.0, "largest_log_bytes": 5e6, "recovery_s": 1.25, "cpu_s_per_million_rows": 30.0,
+        "sizes": [(0.2, 1_000_000, 12_000_000), (0.4, 2_000_000, 13_000_000)], "epochs": [(0.1, 90.0), (0.2, 180.0)],
+        **more,
+    }  # fmt: skip
+
+
+def test_tables_and_charts_of_the_papers_are_what_was_measured(tmp_path):
+    page = tmp_path / "papers.md"
+    places = {name: f"<!-- {name} -->old<!-- end of {name} -->" for name in ("figures", "values", "all")}
+    page.write_text("before\n" + "\nbetween\n".join(places.values()) + "\nafter\n")
+    sized = {f"{mode} 1s 1000 bytes": case(recovery_s=2.5) for mode in ("full", "incremental", "changelog loose")}
+    plain = {f"{mode} 1s": case() for mode in _papers.MODES}
+    data = {"values": plain | sized, "all": {"changelog loose 1s": case(uploaded_per_changed=None)}}
+    for _ in range(2):
+        _papers.write(data, tmp_path)
+        text = page.read_text()
+        assert (text.startswith("before\n"), text.count("between"), text.endswith("after\n")) == (True, 2, True)
+        assert "old" not in text
+        row = "| values | full 1s | 5,000 | 10 / 30 / 40 | 10 / 20 / 30 | 216 (2.0) | 5.0 MB | 10.0 MB / 40.0 MB | 1.2 s | 30 |"
+        assert row in text
+        assert "| all | changelog loose 1s | 5,000 | 10 / 30 / 40 | 10 / 20 / 30 | 216 | 5.0 MB |" in text
+        assert "| Flink 1.15, changelog | 311 ms | 664 ms | 1 s | 14.8 MB | 24.2 GB | 35-65 s |" in text
+        assert text.count("| repeated here, full 1s | 10 ms | 20 ms | 30 ms |") == 1
+        data = json.loads((tmp_path / "papers.json").read_text())
+    charts = {path.name: ElementTree.parse(path).getroot() for path in tmp_path.glob("*.svg")}
+    assert {"papers-size-values.svg", "papers-log-all.svg", "papers-sizes-recovery.svg"} <= charts.keys()
+    lines = charts["papers-sizes-recovery.svg"].findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 3
+    # From 10.8 MB to 100.8, the recovery doubles: half the height above the axis, then all of it but a margin.
+    (_, low), (_, high) = (map(float, point.split(",")) for point in lines[0].get("points", "").split())
+    assert 300 - high == pytest.approx(2 * (300 - low), abs=0.2)
+    page.write_text("no marks")
+    with pytest.raises(SystemExit, match="is there 0 times, expected once"):
+        _papers.write(data, tmp_path)
+
+
+def test_the_page_of_the_papers_has_its_datas_tables(tmp_path):
+    docs = Path(__file__).parent.parent.parent / "docs"
+    shutil.copy(docs / "papers.md", tmp_path)
+    _papers.write(json.loads((docs / "papers.json").read_text()), tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (docs / path.name).read_text(), path.name
+    named = set(re.findall(r"\((papers-[\w-]+\.svg)\)", (docs / "papers.md").read_text()))
+    assert named == {path.name for path in docs.glob("papers-*.svg")}

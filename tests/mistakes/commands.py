@@ -112,6 +112,8 @@ MISTAKES = [
     command("a checkpoint of what does not run", f"checkpoint visits {LOCAL}", "no driver of job 'visits'"),
     command("a savepoint of what does not run", f"savepoint visits {{}}/sp {LOCAL}", "no driver of job 'visits'"),
     command("a look-up in what does not run", f"lookup visits count.n ann {LOCAL}", "no driver of job 'visits'"),
+    command("a plan for what does not run", f"plan visits {LOCAL}", "no driver of job 'visits'", "as ./visits"),
+    command("a plan of one checkpoint", "plan {}/ck", "how much of its state changes", "--changes 5MB", job=True),
     command("a program that is not there", "run {}/app.py", "app.py"),
     asked(
         "tables of nowhere in Python", lambda at: sl.state.tables(at / "nowhere"), "expected a directory", "next step:"

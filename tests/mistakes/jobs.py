@@ -148,6 +148,11 @@ MISTAKES = [
         "a mode of another system", lambda: sl.Checkpoints("/x", mode="aligned"), "'full', 'incremental' or 'changelog'"
     ),  # type: ignore[arg-type]
     made("no checkpoint kept", lambda: sl.Checkpoints("/x", retain=0), "retain is 0, expected 1 or more"),
+    made(
+        "checkpoints in flight without a bound",
+        lambda: sl.Checkpoints("/x", max_concurrent=100),
+        "max_concurrent is 100, expected 1 to 8",
+    ),
     made("no directory", lambda: sl.Checkpoints(" "), "the directory is empty", "give a path or URL"),
     made(
         "an interval without unit", lambda: sl.Checkpoints("/x", every="soon"), "checkpoints: every is 'soon'", "'10s'"

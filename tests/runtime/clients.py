@@ -241,8 +241,9 @@ class Keeper:
 
         return Talk(Connection(eventually(connected, "the keeper listens")), self.program)
 
-    def instructions(self, epoch: int, **given: Any) -> Instructions:
-        return Instructions(generation=self.generation, epoch=epoch, **given)
+    def instructions(self, epoch: int, pending: int | Sequence[int] | None = None, **given: Any) -> Instructions:
+        in_flight = [pending] if isinstance(pending, int) else list(pending or ())
+        return Instructions(generation=self.generation, epoch=epoch, in_flight=in_flight, **given)
 
     def run(self, *batches: Sequence[Event], epoch: int = 0, **given: Any) -> tuple[list[bytes], Ack]:
         """Have an epoch processed, the next one if none is given, or replayed."""

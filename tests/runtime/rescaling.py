@@ -105,7 +105,7 @@ class Job:
             (report,) = eventually(opened.snapshots.reports, "a report")
             assert report.info is not None, report.failure
             parts.append(report.info)
-            opened.snapshots.apply_driver_state(CheckpointId(self.number), None)
+            opened.snapshots.apply_driver_state(CheckpointId(self.number), [])
         stored = replace(self.info(), partitions=parts)
         self.restore = Restore(checkpoint=CheckpointId(self.number), epoch=Epoch(self.epoch), stored=stored)
 

@@ -72,11 +72,11 @@ class Keeping:
         """Take a checkpoint; without `published`, another partition fails it. Return None if this one failed."""
         self.checkpoint += 1
         number, snapshots = CheckpointId(self.checkpoint), self.partition.snapshots
-        snapshots.apply_driver_state(self.confirmed, number)
+        snapshots.apply_driver_state(self.confirmed, [number])
         snapshots.trigger(number, Epoch(self.epoch))
         (report,) = eventually(snapshots.reports, "a report")
         if report.info is None:
-            snapshots.apply_driver_state(self.confirmed, None)
+            snapshots.apply_driver_state(self.confirmed, [])
             return None
         info: PartitionInfo = report.info
         if published:
@@ -84,7 +84,7 @@ class Keeping:
             stored = restore_of(report, self.epoch).stored
             self.restored = Restore(checkpoint=number, epoch=Epoch(self.epoch), stored=stored)
             self.at_checkpoint = dict(self.expected)
-        snapshots.apply_driver_state(self.confirmed, None)
+        snapshots.apply_driver_state(self.confirmed, [])
         return info
 
     def go_back(self) -> None:

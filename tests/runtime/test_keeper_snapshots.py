@@ -623,8 +623,8 @@ def test_a_confirmed_checkpoint_that_this_keeper_took_no_part_in_has_none_of_its
     base = {"7.sst": FileRef(name="7.sst", size=1, sha256="0" * 64, path="shared/ab/cd", shared=True)}
     bench.program = msgspec.structs.replace(bench.program, restore=Restore(checkpoint=5, epoch=9))
     snapshots = snapshots_of(bench, bench.backend, MIB, base)
-    snapshots.apply_driver_state(CheckpointId(5), None)
+    snapshots.apply_driver_state(CheckpointId(5), [])
     assert snapshots._known.files == base
-    snapshots.apply_driver_state(CheckpointId(6), None)
+    snapshots.apply_driver_state(CheckpointId(6), [])
     assert snapshots._known.files == {}
     snapshots.close()

@@ -84,8 +84,8 @@ def main() -> None:
             print("fewer faults that break it:", shrink(seed, given.partitions, given.hours, faults))
             sys.exit(1)
         print(
-            f"seed {seed}: {job.completed} checkpoints of {given.partitions} partitions, {job.started} starts, "
-            f"{job.rolled_back} rollbacks, {job.store.requests} requests; {time.monotonic() - begun:.1f} s", flush=True,
+            f"seed {seed}: {job.completed} checkpoints of {given.partitions} partitions, at most {job.max_concurrent} in "
+            f"flight, {job.subsumed} subsumed there, {job.started} starts, {job.rolled_back} rollbacks, {job.store.requests} requests; {time.monotonic() - begun:.1f} s", flush=True,
         )  # fmt: skip
 
 

@@ -122,6 +122,8 @@ class Job:
         self.store = SimulatedStore(world, faults.requests, faults.slow)
         self.truth = JobDirectory(SimulatedTruth(self.store), "job")
         self.retain = world.rng.randint(1, 3)
+        self.max_concurrent = world.rng.randint(1, 3)
+        self.subsumed = 0
         self.sink = Sink(world)
         self.drivers: list[Driver] = []
         self.completed = self.started = self.rolled_back = 0
@@ -314,7 +316,10 @@ class Driver:
             owned.check()
             job.sink.commit(owned.generation, restored)
         operator = helpers.plan("count", job.partitions)
-        config = Checkpoints("unused", every="1s", timeout="1 min", retain=job.retain, tolerable_failures=5)
+        config = Checkpoints(
+            "unused", every="1s", timeout="1 min", retain=job.retain, tolerable_failures=5,
+            max_concurrent=job.max_concurrent,
+        )  # fmt: skip
         coordinator = Coordinator(
             jobdir, owned, config, self.world, CheckpointId(max(origin.choice.next_id, self.next_id)), origin.confirmed,
             [operator], lambda manifest: job.sink.commit(owned.generation, manifest),
@@ -324,6 +329,9 @@ class Driver:
             self._work(coordinator, owned, operator, restored)
         finally:
             self.next_id = coordinator.next_id
+            job.subsumed += coordinator.counts.subsumed
+            unsafe = [stats.failure for stats in coordinator.history if "would be unsafe" in stats.failure]
+            assert not unsafe, unsafe[0]
             coordinator.close("the attempt has ended")
             if not self.actor.killed:
                 # Its keepers are gone.
@@ -378,7 +386,9 @@ class Driver:
             if index in self.next_bases or (index in changed and rng.random() < REBASES):
                 part = self._rebase(part, before[index] if before else None)
             if index in changed:
-                world.at(rng.uniform(1, 300), self._uploading(coordinator, checkpoint, part))
+                # Where several are in flight, later ones are often complete first.
+                longest_ms = 300 if job.max_concurrent == 1 else 3000
+                world.at(rng.uniform(1, longest_ms), self._uploading(coordinator, checkpoint, part))
             else:
                 coordinator.report("count", index, checkpoint, part)
 

@@ -32,6 +32,7 @@ RUNNING = [
     "upload.source",
     "checkpoint.publish.before",
     "checkpoint.publish.after",
+    "checkpoint.subsume.in_flight",
     "checkpoint.commit_sinks.before",
     "sink.intent_written",
     "sink.file_shown",

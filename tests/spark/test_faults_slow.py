@@ -65,7 +65,8 @@ def test_storage_that_is_slow_in_any_phase(spark: Any, case: Case, seed: int) ->
         at = 1 if name.startswith("start") else rng.randint(1, 3)
         failpoints.arm(name, lambda name=name: slow(name), at=at)  # type: ignore[misc]
     armed = ";".join(f"{name}=sleep:{SLOW_S}@{rng.randint(1, 3)}" for name in keeper)
-    job = case.job(spark, checkpoints=case.checkpoints("200ms", retain=rng.randint(1, 2), **limits))
+    checkpoints = case.checkpoints("200ms", retain=rng.randint(1, 2), max_concurrent=rng.randint(1, 3), **limits)
+    job = case.job(spark, checkpoints=checkpoints)
     directory = case.root / "fired"
     case.add(2)
     with Reader(case), keepers_armed(spark, directory, armed), job.start(spark) as run:
@@ -94,7 +95,7 @@ def test_a_supervisor_that_stalls_until_spark_has_forgotten(spark: Any, case: Ca
         coordinator = run._supervisor.attempt.coordinator  # type: ignore[union-attr]
 
         def is_forgotten() -> bool:
-            pending = coordinator._pending
+            pending = coordinator._in_flight.newest
             return pending is not None and run.status().epoch > pending.epoch + retained + 2
 
         eventually(is_forgotten, f"seed {seed}: a checkpoint waits for what Spark has deleted")

@@ -37,14 +37,16 @@ def at_rest(run: sl.Run, case: Case) -> sl.Status | None:
 
 
 def kill_at_every_moment(
-    spark: Any, case: Case, moments: list[str], rng: random.Random, latest: int = 4, *, local_log: bool = False
+    spark: Any, case: Case, moments: list[str], rng: random.Random, latest: int = 4, **checkpoints: Any
 ) -> None:
     """Run a job whose keepers die once at each of these moments, and once between two epochs."""
     directory = case.root / "fired"
     # A process restores once, and does everything else often.
     armed = ";".join(f"{m}=kill@{1 if 'restore' in m else rng.randint(1, latest)}" for m in moments)
     case.add(1)
-    job = case.job(spark, checkpoints=case.checkpoints(local_log=local_log))
+    # With it, keepers are replaced alone, and nothing is restored.
+    local_log = checkpoints.setdefault("local_log", False)
+    job = case.job(spark, checkpoints=case.checkpoints(**checkpoints))
     with keepers_armed(spark, directory, armed), Reader(case), job.start(spark) as run:
         while fired(directory) != set(moments):
             case.add(1)
@@ -115,3 +117,36 @@ def test_keepers_killed_at_some_moments(spark: Any, case: Case, seed: int) -> No
     case.seed = seed
     rng = random.Random(seed)
     kill_at_every_moment(spark, case, rng.sample(MOMENTS, 3), rng)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long
+def test_keepers_killed_while_several_checkpoints_are_in_flight(spark: Any, case: Case) -> None:
+    case.short = True
+    kill_at_every_moment(spark, case, MOMENTS, random.Random(7), latest=3, every="100ms", max_concurrent=2)
+
+
+@pytest.mark.long
+def test_a_slow_upload_delays_no_later_rows(spark: Any, case: Case) -> None:
+    """A later checkpoint subsumes the one whose upload waits, and shows the rows of both."""
+    case.short = True
+    directory = case.root / "fired"
+    checkpoints = case.checkpoints("100ms", max_concurrent=2)
+    case.add(1)
+    with (
+        keepers_armed(spark, directory, "keeper.upload.before=sleep:10@3"),
+        Reader(case),
+        case.job(spark, checkpoints=checkpoints).start(spark) as run,
+    ):
+
+        def has_subsumed() -> bool:
+            case.add(1)
+            run.process_all_available()
+            return run.status().checkpoints["subsumed"] > 0
+
+        eventually(has_subsumed, "a later checkpoint is complete before the slow one")
+        assert fired(directory) == {"keeper.upload.before"}
+        settle(run)
+        case.check()
+        assert run.status().restarts == 0
+        assert "subsumed" in {stats.status for stats in run.checkpoints()}

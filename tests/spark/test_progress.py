@@ -71,8 +71,8 @@ class Sources:
             (self.directory / name).write_bytes(data)
         self.added: list[CheckpointId] = []
         self.failed: list[CheckpointId] = []
-        coordinator: Any = SimpleNamespace(
-            pending=CheckpointId(4),
+        self.coordinator: Any = SimpleNamespace(
+            in_flight=(CheckpointId(4),),
             confirmed=None,
             add_source=lambda checkpoint, info: self.added.append(checkpoint),
             fail=lambda checkpoint, message: self.failed.append(checkpoint),
@@ -80,7 +80,7 @@ class Sources:
         jobdir = JobDirectory(LocalStore(root / "ck"), "job")
         claim: Any = None
         self.progress = SourceProgress(
-            self.directory, [], jobdir, claim, ManualClock(), coordinator,
+            self.directory, [], jobdir, claim, ManualClock(), self.coordinator,
             True, 100, (), [], [], IdentityChecks([]),
         )  # fmt: skip
 
@@ -110,6 +110,19 @@ def test_what_is_whole_is_given_to_the_checkpoint(sources: Sources) -> None:
     sources.progress.want(CheckpointId(4), BATCH)
     sources.deliver()
     assert (sources.added, sources.failed) == ([CheckpointId(4)], [])
+
+
+def test_each_checkpoint_in_flight_gets_the_progress_of_its_batch(sources: Sources) -> None:
+    """Also when Spark deletes the files of the first before they are uploaded; one that was given up gets none."""
+    sources.coordinator.in_flight = tuple(map(CheckpointId, (4, 6)))
+    for checkpoint in (4, 5, 6):
+        sources.progress.want(CheckpointId(checkpoint), BATCH)
+    (sources.directory / f"offsets/{BATCH + 8}").write_bytes(b"v1")
+    sources.progress.begin(BATCH + 8, lambda: False)
+    (sources.directory / f"commits/{BATCH}").unlink()
+    sources.deliver()
+    sources.deliver()
+    assert (sources.added, sources.failed) == ([CheckpointId(4), CheckpointId(6)], [])
 
 
 def test_spark_may_still_be_writing_its_logs_when_a_batch_begins(sources: Sources) -> None:

@@ -353,7 +353,7 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     retaken: list[Any] = []
     driver: Any = object.__new__(EpochDriver)
     driver.progress = JobProgress(Epoch(0))
-    driver._coordinator = SimpleNamespace(retake=lambda uid, partition: retaken.append((uid, partition)))
+    driver._coordinator = SimpleNamespace(retake=lambda *slot, known: retaken.append((*slot, known)))
     driver._fleet = SimpleNamespace(death_of=lambda ack: None)
 
     def heard(keepers: str, trigger: Any = None) -> list[Any]:
@@ -364,9 +364,9 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
 
     assert heard("ab") == []
     assert heard("ab") == []
-    assert heard("cb", 1) == [], "the new one has been told"
-    assert heard("cd") == [("op", 1)]
-    assert heard("cd") == [("op", 1)]
+    assert heard("cb", 1) == [("op", 0, 1)], "the new one knows of the checkpoint that begins with it"
+    assert heard("cd")[1:] == [("op", 1, None)]
+    assert heard("cd")[2:] == []
 
 
 def test_busy_keepers_are_asked_for_snapshots_of_output_that_was_used() -> None:
@@ -380,7 +380,7 @@ def test_busy_keepers_are_asked_for_snapshots_of_output_that_was_used() -> None:
 
     driver.progress.acks = {("op", at): ack(at, f"k{at}") for at in range(3)} | {("op", 3): ack(3, "k3", epoch=2)}
     driver._coordinator = SimpleNamespace(
-        unreported=(3, [("op", at) for at in range(4)]), report_failure=lambda *each: reported.append(each)
+        unreported=[(3, [("op", at) for at in range(4)])], report_failure=lambda *each: reported.append(each)
     )
     asked: list[Any] = []
     answers = [ack(0, "new", uid="", epoch=0), ack(1, "new"), ack(2, "k2", epoch=4)]

@@ -11,6 +11,8 @@ from strandline.core.failure import without_credentials
 from strandline.core.settings import Duration, parse_duration_ms, parse_size_bytes
 from strandline.core.urls import check_url
 
+_MOST_CONCURRENT = 8
+
 
 @dataclass(frozen=True)
 class Changelog:
@@ -52,6 +54,8 @@ class Checkpoints:
     is restarted; None means any number. With `local_log`, a keeper whose process dies is replaced alone, and the job
     goes on without a restart: each epoch's changes are written to a log on the keeper's machine. By default, that is so
     in the mode "changelog"; only the backend "rocksdb" has it.
+    `max_concurrent` is how many may be in flight: with more than one, a slow upload does not delay the next checkpoint,
+    which subsumes the slow one if it is complete first.
     `storage_options` go to the storage client; they are never logged or written to files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
@@ -67,6 +71,7 @@ class Checkpoints:
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     changelog: Changelog = Changelog()
     local_log: bool | None = None
+    max_concurrent: int = 1
 
     def __repr__(self) -> str:
         texts = [f"directory={without_credentials(str(self.directory))!r}"]
@@ -87,6 +92,16 @@ class Checkpoints:
             raise ConfigurationError(f"checkpoints: local_log is {self.local_log!r}, expected True, False or None")
         if not isinstance(self.retain, int) or self.retain < 1:
             raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")
+        if not isinstance(self.max_concurrent, int) or not 1 <= self.max_concurrent <= _MOST_CONCURRENT:
+            raise ConfigurationError(
+                f"checkpoints: max_concurrent is {self.max_concurrent!r}, expected 1 to {_MOST_CONCURRENT}"
+            )
+        if self.max_concurrent > 1 and self.min_pause_ms:
+            raise ConfigurationError(
+                f"checkpoints: min_pause is {self.min_pause!r} and max_concurrent is {self.max_concurrent}: with a "
+                "pause after each checkpoint, no two are in flight",
+                hint="leave min_pause or max_concurrent out",
+            )
         tolerable = self.tolerable_failures
         if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
             raise ConfigurationError(f"checkpoints: tolerable_failures is {tolerable!r}, expected 0 or more")

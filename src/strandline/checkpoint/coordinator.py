@@ -21,9 +21,10 @@ from strandline.checkpoint.history import (
     SinkStats,
 )
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.pending import Pending, resolve
+from strandline.checkpoint.pending import InFlight, Pending, name_parts, resolve
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
 from strandline.checkpoint.retention import Holds, Retention
+from strandline.checkpoint.schedule import Schedule
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
@@ -32,8 +33,6 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, size_of
 
-_EARLY = 0.1
-"""The part of the interval by which an epoch may take a checkpoint early."""
 _CLEAN_AGAIN_MS = 5_000
 _SHOW_AGAIN_MS = 5_000
 
@@ -43,8 +42,8 @@ class Coordinator:
     """A state machine of a job's checkpoints, without a thread: `advance` does the work in its caller's thread.
 
     Thread-safe; the lock is never held during I/O, and all I/O happens in `advance`. The restored manifest must be the
-    base of the claim. A checkpoint completes when every partition of every operator has reported and both `add_source`
-    and `add_sinks` were called for it.
+    base of the claim. A checkpoint is complete when every partition of every operator has reported and `add_source` and
+    `add_sinks` were called for it. It is published then, and subsumes older ones that are in flight.
     """
 
     _jobdir: JobDirectory
@@ -64,25 +63,17 @@ class Coordinator:
     """The newest checkpoint, while not all of its rows are visible; at first the restored one."""
 
     def __post_init__(self) -> None:
-        self._retention = Retention(
-            self._jobdir, self._claim, self._config.retain, self._restored, self._holds, self._clock
-        )
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
-        self._pending: Pending | None = None
-        self._completing: CheckpointId | None = None
-        """The checkpoint that `advance` is ending; reports no longer change it."""
+        self._in_flight = InFlight()
+        self._retention = Retention(
+            self._jobdir, self._claim, self._config.retain, self._restored, self._holds, self._clock, self._oldest_base
+        )
         self._closed = ""
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
-        self._changed = self._restored is None
-        self._changed_ms: float | None = None
-        """The time of the first change for which no checkpoint was triggered."""
+        self._schedule = Schedule(self._config, self._clock, self._restored is None)
         self._failures_in_row = 0
-        self._last_trigger_ms = self._last_epoch_ms = self._covered_ms = self._clock.monotonic_ms()
-        self._ended_ms = self._covered_ms
-        """The end of the newest epoch that a checkpoint covers."""
-        self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
         self._show_from_ms = -float("inf")
         self._published: tuple[CheckpointId, float] | None = None
@@ -109,15 +100,20 @@ class Coordinator:
 
     @property
     def pending(self) -> CheckpointId | None:
-        """The checkpoint that was triggered and has not ended."""
-        with self._lock:
-            return self._pending.checkpoint if self._pending else None
+        """The newest checkpoint that was triggered and has not ended."""
+        return next(reversed(self.in_flight), None)
 
     @property
-    def unreported(self) -> tuple[Epoch, list[tuple[str, Partition]]]:
-        """The epoch of the pending checkpoint, and the partitions that have not reported on it."""
+    def in_flight(self) -> tuple[CheckpointId, ...]:
+        """All of these, oldest first."""
         with self._lock:
-            return (self._pending.epoch, self._pending.unreported) if self._pending else (Epoch(0), [])
+            return self._in_flight.numbers
+
+    @property
+    def unreported(self) -> list[tuple[Epoch, list[tuple[str, Partition]]]]:
+        """For each checkpoint in flight, its epoch and the partitions that have not reported on it."""
+        with self._lock:
+            return [(pending.epoch, pending.unreported) for pending in self._in_flight]
 
     @property
     def shows_all(self) -> bool:
@@ -161,21 +157,23 @@ class Coordinator:
         return future
 
     def close(self, reason: str) -> None:
-        """Abort the pending checkpoint and all requests, and accept no more requests.
+        """Abort the checkpoints in flight and all requests, and accept no more requests.
 
         That is not a failure in a row, and the errors have `attempt_ended`: callers may ask the next attempt.
         """
+        aborted: list[tuple[list[Future[CheckpointId]], CheckpointError]] = []
         with self._lock:
             self._closed = reason
             requests, self._requests = self._requests, []
-            if (pending := self._undecided) is not None:
+            for pending in self._in_flight.undecided:
                 message = f"checkpoint {pending.checkpoint} was aborted: {reason}"
                 pending.failure = CheckpointError(message, attempt_ended=True)
                 pending.tolerated = True
-        if pending is not None and pending.failure is not None:
-            # Not in the next `advance`, which may fail before it resolves the requests.
-            waiting, pending.waiting = pending.waiting, []
-            resolve(waiting, pending.failure)
+                # Not in the next `advance`, which may fail before it resolves the requests.
+                aborted.append((pending.waiting, pending.failure))
+                pending.waiting = []
+        for waiting, failure in aborted:
+            resolve(waiting, failure)
         resolve(requests, _not_taken(reason))
 
     def delete_planned(self) -> None:
@@ -183,10 +181,11 @@ class Coordinator:
         self._retention.delete_planned()
 
     def postpone(self) -> None:
-        """Restart the timeout of the pending checkpoint, because its epoch still runs."""
+        """Restart the timeout of checkpoints whose epoch still runs, or that wait for the sources to begin."""
         with self._lock:
-            if self._pending is not None:
-                self._pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
+            for pending in self._in_flight:
+                if pending is self._in_flight.newest or not pending.source_added:
+                    pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
 
     def trigger(self, epoch: Epoch, changed: bool = True, has_ended: bool = False) -> CheckpointId | None:
         """Return the checkpoint that the epoch that begins now ends with, or None.
@@ -195,24 +194,21 @@ class Coordinator:
         triggers one. With `has_ended`, the epoch has just ended, and was counted before.
         """
         with self._lock:
-            self._changed |= changed
             if changed:
-                self._last_epoch_ms = self._clock.monotonic_ms()
-                self._changed_ms = self._last_epoch_ms if self._changed_ms is None else self._changed_ms
-            if self._pending is not None or not self._is_due(with_epoch=changed, has_ended=has_ended):
+                self._schedule.change()
+            if not self._may_trigger(with_epoch=changed, has_ended=has_ended):
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
-            self._last_trigger_ms, self._covered_ms = self._clock.monotonic_ms(), self._last_epoch_ms
-            deadline_ms = self._last_trigger_ms + self._config.timeout_ms
-            self._pending = Pending(
-                checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests,
-                changed_ms=self._changed_ms, began_ms=self._last_trigger_ms,
+            began_ms, base = self._clock.monotonic_ms(), self.confirmed
+            pending = Pending(
+                checkpoint, base.checkpoint if base else CheckpointId(0), epoch, self._clock.now_ms(),
+                began_ms + self._config.timeout_ms, self._operators, self._requests, self._schedule.trigger(), began_ms,
             )  # fmt: skip
+            self._in_flight.add(pending)
             self._requests = []
-            self._changed, self._changed_ms = False, None
             self._history.start(
                 CheckpointStats(
-                    checkpoint, self._config.mode, epoch, "triggered", self._pending.triggered_ms,
+                    checkpoint, self._config.mode, epoch, "triggered", pending.triggered_ms,
                     sum(plan.parallelism for plan in self._operators),
                 )
             )  # fmt: skip
@@ -222,7 +218,7 @@ class Coordinator:
     def uncovered_ms(self) -> int:
         """The age of the oldest change that no complete checkpoint covers; 0 if the newest covers all."""
         with self._lock:
-            waiting = [self._changed_ms, self._pending.changed_ms if self._pending else None]
+            waiting = [self._schedule.changed_ms, *(pending.changed_ms for pending in self._in_flight)]
             now_ms = self._clock.monotonic_ms()
             return max((round(now_ms - since_ms) for since_ms in waiting if since_ms is not None), default=0)
 
@@ -230,35 +226,24 @@ class Coordinator:
     def is_due(self) -> bool:
         """Whether `trigger` would return a checkpoint now, without further changes."""
         with self._lock:
-            return self._pending is None and self._is_due()
+            return self._may_trigger()
 
-    def _is_due(self, *, with_epoch: bool = False, has_ended: bool = False) -> bool:
-        """Whether a checkpoint is due now, or with the epoch that begins now or has just ended.
+    def _may_trigger(self, *, with_epoch: bool = False, has_ended: bool = False) -> bool:
+        is_due = bool(self._requests) or self._schedule.is_due(with_epoch=with_epoch, has_ended=has_ended)
+        return is_due and len(self._in_flight) < self._config.max_concurrent
 
-        With an epoch, the interval counts from the newest epoch that the last one covers: after a checkpoint between
-        epochs, which are as far apart as the interval, the next one would come between epochs, too. And it may be
-        shorter, since epochs that begin once in an interval would miss each second checkpoint.
-        """
-        if self._requests:
-            return True
-        interval_ms, now_ms = self._config.interval_ms, self._clock.monotonic_ms()
-        if interval_ms is None or not self._changed:
-            return False
-        since_ms, least_ms = self._last_trigger_ms, float(interval_ms)
-        if with_epoch or has_ended:
-            since_ms = self._ended_ms if has_ended else self._covered_ms
-            least_ms = interval_ms * (1 - _EARLY)
-        return now_ms - since_ms >= least_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
+    def _oldest_base(self) -> CheckpointId | None:
+        with self._lock:
+            return self._in_flight.oldest_base
 
     def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
-        """Add a partition's snapshot. Without a pending checkpoint it is ignored, and its uploads are deleted later."""
+        """Add a partition's snapshot. If none waits for it, it is ignored, and its uploads are deleted later."""
         with self._lock:
-            pending = self._waiting_for(checkpoint)
+            pending = self._in_flight.waiting_for(checkpoint)
             if pending is not None and pending.add(uid, partition, info):
                 pending.last_part_ms = self._clock.monotonic_ms()
-                self._history.acknowledge(
-                    PartitionStats(uid, partition, info.sync_ms, info.async_ms, info.uploaded_bytes)
-                )
+                stats = PartitionStats(uid, partition, info.sync_ms, info.async_ms, info.uploaded_bytes)
+                self._history.acknowledge(checkpoint, stats)
             else:
                 self._discard(info.files)
 
@@ -269,26 +254,27 @@ class Coordinator:
     def fail(self, checkpoint: CheckpointId, message: str, where: str = "") -> None:
         """Record a failure: the checkpoint fails with the next `advance`."""
         with self._lock:
-            pending = self._waiting_for(checkpoint)
+            pending = self._in_flight.waiting_for(checkpoint)
             if pending is not None:
                 pending.fail(f"failed{where}: {message}")
 
-    def retake(self, uid: str, partition: Partition) -> None:
-        """Handle a new keeper, which replaced one after the trigger and does not know of the pending checkpoint.
+    def retake(self, uid: str, partition: Partition, known: CheckpointId | None = None) -> None:
+        """Handle a new keeper, which replaced one and does not know of the checkpoints in flight, except `known`.
 
-        Unless the partition has reported, the checkpoint fails with the next `advance`, and the next one serves its
+        Those on which the partition has not reported fail with the next `advance`, and the next one serves their
         requests.
         """
         with self._lock:
-            pending = self._undecided
-            if pending is not None and not pending.failure and (uid, partition) not in pending.partitions:
-                pending.fail(f"was given up: operator '{uid}', partition {partition} has a new keeper")
-                self._request_again(pending)
+            for pending in reversed(self._in_flight.undecided):
+                is_affected = pending.checkpoint != known and (uid, partition) not in pending.partitions
+                if is_affected and not pending.failure:
+                    pending.fail(f"was given up: operator '{uid}', partition {partition} has a new keeper")
+                    self._request_again(pending)
 
     def add_source(self, checkpoint: CheckpointId, source: SourceInfo | None) -> None:
         """Add the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
         with self._lock:
-            pending = self._waiting_for(checkpoint)
+            pending = self._in_flight.waiting_for(checkpoint)
             if pending is not None and not pending.source_added:
                 pending.source, pending.source_added = source, True
                 pending.last_part_ms = self._clock.monotonic_ms()
@@ -304,11 +290,12 @@ class Coordinator:
     ) -> None:
         """Add the staged rows of sinks, the watermarks and the counters after the checkpoint's epoch."""
         with self._lock:
-            pending = self._waiting_for(checkpoint)
+            pending = self._in_flight.waiting_for(checkpoint)
             if pending is not None and pending.sinks is None:
                 pending.sinks, pending.watermarks = list(sinks), dict(watermarks or {})
                 pending.totals = dict(totals or {})
-                self._ended_ms = pending.epoch_end_ms = pending.last_part_ms = self._clock.monotonic_ms()
+                pending.epoch_end_ms = pending.last_part_ms = self._clock.monotonic_ms()
+                self._schedule.end_epoch()
 
     def note_visible(self, sink: str) -> None:
         """Note that a sink has shown all rows that the newest checkpoint lists for it."""
@@ -320,22 +307,12 @@ class Coordinator:
                 self._history.show(checkpoint, stats)
 
     def _discard(self, files: Iterable[FileRef]) -> None:
-        """Mark files for deletion, except those of the pending checkpoint: a report may come twice."""
-        held = {f.path for f in self._pending.files()} if self._pending else set()
+        """Mark files for deletion, except those of checkpoints in flight: a report may come twice."""
+        held = self._in_flight.paths()
         self._garbage += [f for f in files if f.path and f.path not in held]
 
-    @property
-    def _undecided(self) -> Pending | None:
-        """The pending checkpoint, unless `advance` is ending it."""
-        pending = self._pending
-        return None if pending is None or pending.checkpoint == self._completing else pending
-
-    def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
-        pending = self._undecided
-        return None if pending is None or pending.checkpoint != checkpoint else pending
-
     def advance(self) -> CheckpointId | None:
-        """End a checkpoint that timed out, failed or is ready; delete files that are not needed.
+        """End checkpoints that timed out or failed, and the newest that is complete; delete files that are not needed.
 
         Returns the completed checkpoint. Raises FencedError when a newer driver owns the job, the error of the sinks'
         commit (the checkpoint is published and stays), CheckpointError when more than `tolerable_failures` failed in a
@@ -344,26 +321,24 @@ class Coordinator:
         with self._advancing:
             self._clean()
             self._show_rest()
-            with self._lock:
-                pending = self._pending
-                if pending is None:
-                    return None
-                missing = [] if pending.failure else pending.waits_for()
-                if missing:
-                    if self._clock.monotonic_ms() < pending.deadline_ms:
-                        return None
-                    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-                    waits_for = f"still waiting for {', '.join(missing[:3])}{more}"
-                    pending.fail(f"timed out after {self._config.timeout_ms} ms: {waits_for}")
-                self._completing = pending.checkpoint
-            try:
-                if pending.failure is not None:
-                    self._fail(pending, pending.failure)
-                    return None
-                return self._commit(pending)
-            finally:
-                with self._lock:
-                    self._completing = None
+            while (pending := self._begin_end()) is not None:
+                try:
+                    if pending.failure is not None:
+                        self._fail(pending, pending.failure)
+                    elif (completed := self._commit(pending)) is not None:
+                        return completed
+                finally:
+                    with self._lock:
+                        self._in_flight.stop_end()
+            return None
+
+    def _begin_end(self) -> Pending | None:
+        """Return a checkpoint that is to end; from then on, reports do not change it."""
+        with self._lock:
+            pending = self._in_flight.begin_end(self._clock.monotonic_ms())
+            if pending is not None and (missing := pending.waits_for()):
+                pending.fail(f"timed out after {self._config.timeout_ms} ms: still waiting for {name_parts(missing)}")
+            return pending
 
     def _clean(self) -> None:
         with self._lock:
@@ -386,12 +361,14 @@ class Coordinator:
     def _commit(self, pending: Pending) -> CheckpointId | None:
         """Make a checkpoint with all parts the job's newest. Each step may be the last before a crash."""
         manifest = pending.manifest = pending.manifest or self._manifest(pending)
+        with self._lock:
+            others = self._in_flight.paths(without=pending)
         try:
             # 1. Only the job's owner publishes, and only after its base is recorded.
             self._claim.check_based()
             self._claim.check()
-            # 2. Every file is in the last confirmed checkpoint, or is new and in storage.
-            self._retention.check(manifest)
+            # 2. Every file is in a confirmed checkpoint on which this one builds, or is new and in storage.
+            self._retention.check(manifest, pending.base, others)
             # 3. One conditional create makes the checkpoint: from then on a restore finds it.
             hit("checkpoint.publish.before")
             publish(self._jobdir, self._claim, manifest)
@@ -400,13 +377,18 @@ class Coordinator:
         except NumberTakenError as error:
             self._retry_under_another_number(pending, error)
             return None
+        except OutcomeUnknownError as error:
+            self._give_up_older(pending)
+            self._fail(pending, error, in_doubt=True)
+            return None
         except StrandlineError as error:
-            self._fail(pending, error, in_doubt=isinstance(error, OutcomeUnknownError))
+            self._fail(pending, error)
             return None
         # 4. Register: the next snapshots may reference this one's files, and the job never begins empty again.
         hit("checkpoint.publish.after")
+        before = self._retention.confirmed
         self._retention.confirm(manifest)
-        self._end_completed(pending, manifest)
+        waiting = self._end_completed(pending, manifest, before)
         try:
             # 5. Only the owner makes results visible. After a failure here, the restore repeats it.
             self._claim.check()
@@ -414,9 +396,9 @@ class Coordinator:
             self._show(manifest)
             hit("checkpoint.commit_sinks.after")
         except BaseException as error:
-            resolve(pending.waiting, as_exception(error))
+            resolve(waiting, as_exception(error))
             raise
-        resolve(pending.waiting, pending.checkpoint)
+        resolve(waiting, pending.checkpoint)
         # 6. Delete older checkpoints beyond `retain`: the manifest first, then unreferenced files. `_clean` retries
         #    deletions that storage refuses now.
         hit("checkpoint.subsume.before")
@@ -433,27 +415,41 @@ class Coordinator:
             operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
             watermarks=dict(pending.watermarks), totals=dict(pending.totals) or UNSET, turns=self._claim.turns or UNSET,
             triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
-            uploaded_bytes=self._retention.new_bytes(files), total_bytes=size_of(files),
+            uploaded_bytes=self._retention.new_bytes(files, pending.base), total_bytes=size_of(files),
         )  # fmt: skip
 
-    def _end_completed(self, pending: Pending, manifest: Manifest) -> None:
+    def _end_completed(
+        self, pending: Pending, manifest: Manifest, before: Manifest | None
+    ) -> list[Future[CheckpointId]]:
+        """End a published checkpoint and the older ones in flight, which it subsumes; return all of their requests."""
+        known = {(sink.name, text) for sink in (before.sinks if before else ()) for text in sink.pending}
         with self._lock:
+            subsumed = self._in_flight.older(pending)
+            for older in subsumed:
+                self._in_flight.hand_over(older)
+                self._in_flight.remove(older)
+                self._history.end(older.checkpoint, "subsumed", self._clock.now_ms())
+            self._in_flight.remove(pending)
             freed, self._depends_on = self._depends_on, ""
-            self._pending = None
             self._failures_in_row = 0
-            self._last_end_ms = self._clock.monotonic_ms()
+            self._schedule.end()
+            now_ms = self._clock.monotonic_ms()
             since_ms = pending.began_ms if pending.changed_ms is None else pending.changed_ms
-            self._published = pending.checkpoint, self._last_end_ms
+            self._published = pending.checkpoint, now_ms
             for sink in manifest.sinks:
-                if sink.pending:
+                if any((sink.name, text) not in known for text in sink.pending):
                     # Rows that wait since an older checkpoint are still the oldest.
                     self._hidden_ms.setdefault(sink.name, since_ms)
-            moments = (since_ms, pending.began_ms, pending.epoch_end_ms, pending.last_part_ms, self._last_end_ms)
+            moments = (since_ms, pending.began_ms, pending.epoch_end_ms, pending.last_part_ms, now_ms)
             self._history.end(
-                "completed", self._clock.now_ms(), uploaded_bytes=manifest.uploaded_bytes,
+                pending.checkpoint, "completed", self._clock.now_ms(), uploaded_bytes=manifest.uploaded_bytes,
                 total_bytes=manifest.total_bytes, path=f"{self._jobdir.url}/{manifest_path(pending.checkpoint)}",
                 frees=freed, phases=Phases(*(round(end - start, 3) for start, end in pairwise(moments))),
             )  # fmt: skip
+        hit("checkpoint.subsume.in_flight")
+        for older in subsumed:
+            self._retention.abandon(older.checkpoint, older.files(), in_doubt=False)
+        return [future for each in (*subsumed, pending) for future in each.waiting]
 
     def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:
         """Fail the checkpoint and request another: a replaced driver has published under its number."""
@@ -468,20 +464,23 @@ class Coordinator:
         pending.waiting = []
         pending.tolerated = True
 
+    def _give_up_older(self, pending: Pending) -> None:
+        """Let the checkpoints before one in doubt fail: it may exist, and then nothing older may be published."""
+        with self._lock:
+            for older in reversed(self._in_flight.older(pending)):
+                older.fail(f"was given up: it is unknown whether checkpoint {pending.checkpoint} was published")
+                self._request_again(older)
+
     def _fail(self, pending: Pending, error: StrandlineError, in_doubt: bool = False) -> None:
         """End a checkpoint that is not published; raise if the job must end with it."""
         with self._lock:
-            self._pending = None
-            self._changed = True
-            if pending.changed_ms is not None:
-                self._changed_ms = pending.changed_ms
-            self._last_end_ms = self._clock.monotonic_ms()
-            # After a failure, an epoch waits for the interval, too.
-            self._covered_ms = max(self._covered_ms, self._last_trigger_ms)
-            self._ended_ms = max(self._ended_ms, self._last_trigger_ms)
+            if not self._in_flight.hand_over(pending):
+                self._schedule.uncover(pending.changed_ms)
+            self._in_flight.remove(pending)
+            self._schedule.fail()
             self._failures_in_row += 0 if pending.tolerated else 1
             in_row, tolerable = self._failures_in_row, self._config.tolerable_failures
-            self._history.end("failed", self._clock.now_ms(), failure=error.message)
+            self._history.end(pending.checkpoint, "failed", self._clock.now_ms(), failure=error.message)
         failure = error if isinstance(error, CheckpointError | FencedError) else CheckpointError(
             f"checkpoint {pending.checkpoint} failed: {error.message}", hint=error.hint
         )  # fmt: skip

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import Mode
 
-Status = Literal["triggered", "in_progress", "completed", "failed"]
+Status = Literal["triggered", "in_progress", "completed", "failed", "subsumed"]
+"""Subsumed: given up, since a later checkpoint was complete before it."""
 
 _KEPT = 100
 
@@ -93,6 +95,8 @@ class Counts:
     completed: int = 0
     failed: int = 0
     restored: int = 0
+    subsumed: int = 0
+    """Those that were given up, since a later one was complete before them."""
 
 
 @dataclass
@@ -101,41 +105,49 @@ class CheckpointHistory:
 
     counts: Counts = field(default_factory=Counts)
     _entries: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
-    _parts: list[PartitionStats] = field(default_factory=list, init=False)
-    """The parts of the newest entry, until it ends: a tuple for each new part would cost much with many partitions."""
+    _parts: dict[CheckpointId, list[PartitionStats]] = field(default_factory=dict, init=False)
+    """The parts of checkpoints in flight: a tuple for each new part would cost much with many partitions."""
 
     def entries(self) -> list[CheckpointStats]:
         """Return the kept entries, oldest first."""
-        return [*list(self._entries)[:-1], self._newest()] if self._entries else []
+        return [self._with_parts(entry) for entry in self._entries]
 
     def start(self, stats: CheckpointStats) -> None:
-        """Add a triggered checkpoint; at most one has not ended."""
+        """Add a triggered checkpoint."""
         self._entries.append(stats)
-        self._parts = []
-        self.counts = replace(self.counts, triggered=self.counts.triggered + 1, in_progress=1)
+        self._parts[stats.checkpoint] = []
+        self.counts = replace(self.counts, triggered=self.counts.triggered + 1, in_progress=len(self._parts))
 
-    def acknowledge(self, stats: PartitionStats) -> None:
-        """Add a partition's part to the newest entry."""
-        self._parts.append(stats)
+    def acknowledge(self, checkpoint: CheckpointId, stats: PartitionStats) -> None:
+        """Add a partition's part to a checkpoint in flight."""
+        self._parts[checkpoint].append(stats)
 
-    def end(self, status: Literal["completed", "failed"], at_ms: int, **changes: Any) -> None:
-        """Close the newest entry."""
-        newest = self._newest()
-        self._entries[-1] = replace(
-            newest, status=status, completed_ms=at_ms, end_to_end_ms=at_ms - newest.triggered_ms, **changes
-        )
-        self._parts = []
-        self.counts = replace(self.counts, in_progress=0, **{status: getattr(self.counts, status) + 1})
+    def end(
+        self, checkpoint: CheckpointId, status: Literal["completed", "failed", "subsumed"], at_ms: int, **changes: Any
+    ) -> None:
+        """Close the entry of a checkpoint in flight."""
+
+        def close(entry: CheckpointStats) -> CheckpointStats:
+            entry = self._with_parts(entry)
+            took_ms = at_ms - entry.triggered_ms
+            return replace(entry, status=status, completed_ms=at_ms, end_to_end_ms=took_ms, **changes)
+
+        self._change(checkpoint, close)
+        del self._parts[checkpoint]
+        ended = {status: getattr(self.counts, status) + 1}
+        self.counts = replace(self.counts, in_progress=len(self._parts), **ended)
 
     def show(self, checkpoint: CheckpointId, stats: SinkStats) -> None:
         """Add a sink to a completed checkpoint; a newer one may have been triggered since."""
+        self._change(checkpoint, lambda entry: replace(entry, sinks=(*entry.sinks, stats)))
+
+    def _change(self, checkpoint: CheckpointId, change: Callable[[CheckpointStats], CheckpointStats]) -> None:
         for number, entry in enumerate(self._entries):
             if entry.checkpoint == checkpoint:
-                self._entries[number] = replace(entry, sinks=(*entry.sinks, stats))
+                self._entries[number] = change(entry)
 
-    def _newest(self) -> CheckpointStats:
-        newest = self._entries[-1]
-        if not self._parts:
-            return newest
-        uploaded_bytes = sum(part.uploaded_bytes for part in self._parts)
-        return replace(newest, status="in_progress", partitions=tuple(self._parts), uploaded_bytes=uploaded_bytes)
+    def _with_parts(self, entry: CheckpointStats) -> CheckpointStats:
+        if not (parts := self._parts.get(entry.checkpoint)):
+            return entry
+        uploaded_bytes = sum(part.uploaded_bytes for part in parts)
+        return replace(entry, status="in_progress", partitions=tuple(parts), uploaded_bytes=uploaded_bytes)

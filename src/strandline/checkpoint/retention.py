@@ -2,7 +2,11 @@
 
 A manifest is in doubt when storage did not confirm its write: it may exist, or appear later. As long as it could be the
 job's newest, the next driver may restore it, so it stays with all its files, and the next driver decides. No later
-checkpoint references its files. Once a later one is published, it is deleted like every older one.
+checkpoint references its files, and no earlier one is published after it. Once a later one is published, it is deleted
+like every older one.
+
+A checkpoint in flight may reference files of every checkpoint that was the newest since its trigger: these stay, beyond
+`retain`, until it has ended.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from strandline.checkpoint import invariants
@@ -56,6 +60,19 @@ class Holds:
             self._count -= 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Paths:
+    """The files of a published checkpoint, and those that are uploaded for a later one."""
+
+    stored: frozenset[str]
+    planned: frozenset[str]
+
+    @property
+    def all(self) -> frozenset[str]:
+        """Those that must stay as long as the checkpoint."""
+        return self.stored | self.planned
+
+
 @dataclass
 class Retention:
     """The job's files as the owner of the claim knows them. Called by one thread at a time.
@@ -70,11 +87,15 @@ class Retention:
     """The newest published manifest; at first the restored one."""
     _holds: Holds
     _clock: Clock
+    _oldest_base: Callable[[], CheckpointId | None] = lambda: None
+    """Returns the oldest checkpoint on which one in flight may build; None if none is in flight."""
 
     def __post_init__(self) -> None:
         self._verify = invariants.is_verifying()
-        self._live: dict[CheckpointId, frozenset[str]] = {}
+        self._live: dict[CheckpointId, _Paths] = {}
         """The files of published checkpoints; all of them since `_read_others`."""
+        if self.confirmed is not None:
+            self._add(self.confirmed)
         self._has_read_others = False
         self._newest_lacks_files = False
         self._is_refused = False
@@ -96,29 +117,33 @@ class Retention:
             return None
         return min(self._live, default=None)
 
-    def new_bytes(self, files: Sequence[FileRef]) -> int:
-        """Return the bytes that a checkpoint of these files adds to the confirmed one."""
-        known = self._stored_paths()
+    def new_bytes(self, files: Sequence[FileRef], base: CheckpointId) -> int:
+        """Return the bytes that a checkpoint of these files adds to those on which it may build, from `base` on."""
+        known = self._stored_paths(base)
         new = {f.path: f.size for f in files if f.path and f.path not in known}
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
     def _add(self, manifest: Manifest) -> None:
-        self._live[manifest.checkpoint] = frozenset(manifest.paths())
+        stored = frozenset(file.path for file in manifest.stored())
+        self._live[manifest.checkpoint] = _Paths(stored, frozenset(manifest.planned()))
 
     def _live_files(self) -> set[str]:
-        return set().union(*self._live.values())
+        return set().union(*(paths.all for paths in self._live.values()))
 
-    def _stored_paths(self) -> set[str]:
-        return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
+    def _stored_paths(self, base: CheckpointId) -> set[str]:
+        return set().union(*(paths.stored for i, paths in self._live.items() if i >= base))
 
-    def _confirmed_paths(self) -> set[str]:
-        return self.confirmed.paths() if self.confirmed else set()
+    def _planned_paths(self, base: CheckpointId) -> set[str]:
+        return set().union(*(paths.planned for i, paths in self._live.items() if i >= base))
 
-    def check(self, manifest: Manifest) -> None:
-        """Raise CheckpointError if a checkpoint references a file that is missing or that it may not reference."""
+    def check(self, manifest: Manifest, base: CheckpointId, others: Collection[str] = ()) -> None:
+        """Raise CheckpointError if a checkpoint references a file that is missing or that it may not reference.
+
+        It may build on checkpoints from `base` on. `others` are files of others in flight.
+        """
         if self._newest_lacks_files:
             self._read_others()
-        new = self._new_files(manifest)
+        new = self._new_files(manifest, base, others)
         for file, problem in zip(new, in_parallel(lambda file: find_problem(self._jobdir, file), new), strict=True):
             if problem:
                 raise CheckpointError(
@@ -129,10 +154,10 @@ class Retention:
         if self._verify:
             invariants.check_publication(self._jobdir, manifest)
 
-    def _new_files(self, manifest: Manifest) -> list[FileRef]:
+    def _new_files(self, manifest: Manifest, base: CheckpointId, others: Collection[str]) -> list[FileRef]:
         """Return the files that this checkpoint uploaded; raise CheckpointError for one that it may not reference."""
-        planned = self.confirmed.planned() if self.confirmed else set()
-        known, refused = self._stored_paths(), self._abandoned.keys() | (self._live_files() - planned)
+        known, planned = self._stored_paths(base), self._planned_paths(base)
+        refused = self._abandoned.keys() | (self._live_files().union(others) - planned)
         new: dict[str, FileRef] = {}
         for file in manifest.files():
             if file.inline is not None or file.path in known:
@@ -140,7 +165,7 @@ class Retention:
             if not file.path or file.path in refused:
                 raise CheckpointError(
                     f"checkpoint {manifest.checkpoint} references {file.path!r} ('{file.name}'), which neither it nor "
-                    f"the last confirmed checkpoint uploaded or planned: publishing it would be unsafe"
+                    f"a confirmed checkpoint on which it may build uploaded or planned: publishing it would be unsafe"
                 )
             new[file.path] = file
         return list(new.values())
@@ -168,7 +193,9 @@ class Retention:
         return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
-        return [] if self._holds.is_active else sorted(self._live)[: -self._retain]
+        base = self._oldest_base()
+        beyond = [] if self._holds.is_active else sorted(self._live)[: -self._retain]
+        return [checkpoint for checkpoint in beyond if base is None or checkpoint < base]
 
     def _settled(self) -> list[CheckpointId]:
         """Return the checkpoints in doubt that are not the newest any more, existing or not."""
@@ -198,7 +225,7 @@ class Retention:
             for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
-                self._garbage |= self._live.pop(checkpoint)
+                self._garbage |= self._live.pop(checkpoint).all
             self._garbage -= self._live_files()
             self._garbage |= self._pinned
             if self._garbage:
@@ -221,8 +248,8 @@ class Retention:
 
     def _verify_deletion(self) -> None:
         overdue, settled = self._overdue(), self._settled()
-        staying = [files for i, files in self._live.items() if i not in overdue]
-        files = self._garbage.union(*map(self._live.__getitem__, overdue))
+        staying = [paths.all for i, paths in self._live.items() if i not in overdue]
+        files = self._garbage.union(*(self._live[i].all for i in overdue))
         files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
         try:
             invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files.difference(*staying))
@@ -275,7 +302,7 @@ class Retention:
         """Mark files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
         paths = {f.path for f in files if f.path}
         if paths:
-            paths -= self._confirmed_paths() | self._live_files()
+            paths -= self._live_files()
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:
             del self._abandoned[next(iter(self._abandoned))]

@@ -16,6 +16,7 @@ from strandline.cli import (
     logs,
     lookup,
     new,
+    planning,
     rollback,
     snapshots,
     state,
@@ -74,6 +75,7 @@ _add_job("savepoint")(jobs.savepoint)
 _add_job("rescale")(jobs.rescale)
 _add_job("rollback")(rollback.rollback)
 _add_job("stop")(jobs.stop)
+_add_job("plan")(planning.plan)
 app.add_typer(snapshots.app, name="snapshots", rich_help_panel=_SNAPSHOTS)
 app.add_typer(state.app, name="state", rich_help_panel=_SNAPSHOTS)
 

@@ -112,7 +112,7 @@ class Status:
     restored_from: int | None
     restarts: int
     checkpoints: dict[str, int]
-    """Counts: triggered, in_progress, completed, failed, restored."""
+    """Counts: triggered, in_progress, completed, failed, restored, subsumed."""
     last_checkpoint: CheckpointStats | None
     """The figures of the newest completed checkpoint, or None."""
     last_failure: str

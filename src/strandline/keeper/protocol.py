@@ -57,8 +57,8 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint to take once the epoch is applied."""
     confirmed: CheckpointId | None = None
     """The newest published checkpoint of this run."""
-    pending: CheckpointId | None = None
-    """The checkpoint in progress; keepers cancel uploads for any other."""
+    in_flight: list[CheckpointId] = []
+    """The checkpoints in progress; keepers cancel uploads for all others."""
     watermark_us: int | None = None
     """The watermark when the epoch begins: event-time timers up to it are due."""
     fired_us: int | None = None

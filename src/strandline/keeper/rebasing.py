@@ -1,14 +1,15 @@
 """The next base of a changelog, which is uploaded beside the checkpoints and not as part of one.
 
 A file that no checkpoint has is garbage as soon as a newer checkpoint is published. So a checkpoint first has the paths
-as planned ones, and the upload begins when it is published.
+as planned ones, and the upload begins when it is published, if all later checkpoints have these paths, too: one that
+was in flight when they were chosen may not.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 
@@ -30,10 +31,16 @@ Stage = Enum("Stage", ["PLANNED", "UPLOADING", "UPLOADED"])
 class NextBase:
     """A base on its way to the storage. Thread-safe."""
 
-    def __init__(self, base: Base, known: Mapping[str, FileRef], kind: SnapshotKind) -> None:
-        """`known` are files of the last confirmed checkpoint, by name: those that the base has too stay there."""
+    def __init__(
+        self, base: Base, known: Mapping[str, FileRef], kind: SnapshotKind, newest: Callable[[], CheckpointId]
+    ) -> None:
+        """`known` are files of the last confirmed checkpoint, by name: those that the base has too stay there.
+
+        `newest` returns the newest checkpoint that was triggered.
+        """
         self.base = base
         self._missing = [file for file in base.files if not isinstance(kind(file, known), FileRef)]
+        self._newest = newest
         self._lock = threading.Lock()
         self._stage = Stage.PLANNED
         self._is_cancelled = False
@@ -43,6 +50,8 @@ class NextBase:
 
     def _plan(self) -> None:
         self._paths = {file.name: shared_path() for file in self._missing}
+        # After that: the reports on all later checkpoints have these paths.
+        self._since = self._newest()
 
     @property
     def planned(self) -> list[str]:
@@ -64,7 +73,7 @@ class NextBase:
     ) -> None:
         """Begin the upload if a published checkpoint has these planned paths."""
         with self._lock:
-            if self._stage is not Stage.PLANNED or planned != self.planned:
+            if self._stage is not Stage.PLANNED or checkpoint < self._since or planned != self.planned:
                 return
             self._stage = Stage.UPLOADING
         uploader.submit(self._upload, jobdir, checkpoint)

@@ -129,7 +129,7 @@ class PartitionService:
                 f"{self.version}, and was to process epoch {epoch}: the keeper restarted, or missed an epoch",
                 operator=opened.program.uid,
             )
-        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
+        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.in_flight)
         opened.snapshots.raise_error()
         connection.send(p.READY)
         self._process(connection, opened, begin, epoch)
@@ -285,7 +285,7 @@ class PartitionService:
         """Answer a poll, by which the driver triggers a checkpoint if there is no epoch."""
         self._position = ""
         opened = self._open(connection, instructions, instructions.epoch)
-        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.pending)
+        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.in_flight)
         opened.snapshots.raise_error()
         is_between = instructions.resume and instructions.trigger is None
         newest = instructions.epoch + 1 if is_between else instructions.epoch

@@ -1,8 +1,8 @@
 """A partition's snapshots: frozen in the epoch's thread, written and uploaded in background threads.
 
-The writer writes frozen changes to the backend and makes local snapshots; the uploader copies a snapshot's new files to
-the checkpoint storage. A report stays until the driver has published or dropped the checkpoint. With a changelog, a
-third thread uploads the next base meanwhile.
+The writer writes frozen changes to the backend and makes local snapshots; uploaders copy a snapshot's new files to the
+checkpoint storage, each of them one snapshot. A report stays until the driver has published or dropped the checkpoint.
+With a changelog, another thread uploads the next base meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ from strandline.runtime.state.store import Frozen, Store
 
 log = logging.getLogger(__name__)
 
+_START_S = 60.0
 _KNOWN = "known"
 
 
@@ -79,28 +80,28 @@ class Snapshots:
         self._live = self._backend.live
         self._written: Epoch | None = None
         """The version that was frozen last, for the writer."""
-        self._is_verified = True
-        self._writer = ThreadPoolExecutor(1, "strandline-writer")
-        self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
-        self._base_uploader = ThreadPoolExecutor(1, "strandline-base-uploader")
         self._changelog = self._backend.changelog
-        for pool in (self._writer, self._uploader, *([self._base_uploader] if self._changelog else [])):
-            # Begin its thread. Later, memory may lack: the epoch would wait for ever for a thread that ended at once.
-            pool.submit(int)
+        self._writer = _running(1, "strandline-writer")
+        # For the snapshots in flight, and for some that were given up, whose last request is not over.
+        self._uploader = _running(2 * self._program.max_concurrent - 1, "strandline-uploader")
+        self._base_uploader = _running(1 if self._changelog else 0, "strandline-base-uploader")
         self._next_base: NextBase | None = None
         self._uploaded_beside: Mapping[str, FileRef] = {}
         """By name, files of the base that were uploaded beside checkpoints, until a published one has them."""
         self._beside_of: CheckpointId | None = None
-        """The checkpoint that uses them first."""
+        """The checkpoint that was the first to use them."""
         self._may_lack_some = False
-        """Whether it failed, perhaps because storage has lost one of them."""
+        """Whether it was given up, perhaps because storage has lost one of them."""
         self._beside_bytes = 0
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
         self._has_swept = False
-        self._pending: CheckpointId | None = None
-        self._triggered: CheckpointId | None = None
+        self._verified: Future[None] | None = None
+        self._in_flight: frozenset[CheckpointId] = frozenset()
+        self._triggered = CheckpointId(0)
         self._reports: dict[CheckpointId, Report] = {report.checkpoint: report for report in self._known.reports}
+        self._sent: set[CheckpointId] = set(self._reports)
+        """The checkpoints whose reports were sent to the driver, or may have been."""
         self._recording = threading.Lock()
         if self._live is not None:
             self._writer.submit(self._record, self._live)
@@ -108,21 +109,21 @@ class Snapshots:
 
     def verify(self, unverified: Unverified) -> None:
         """Verify restored files in the background, before any upload."""
-        self._is_verified = False
-        self._uploader.submit(self._verify, unverified)
+        self._verified = self._uploader.submit(self._verify, unverified)
 
-    def apply_driver_state(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
-        """Record the newest published checkpoint, and the one in progress."""
+    def apply_driver_state(self, confirmed: CheckpointId | None, in_flight: Collection[CheckpointId]) -> None:
+        """Record the newest published checkpoint, and those in progress."""
         with self._lock:
-            self._pending = pending
+            self._in_flight = frozenset(in_flight)
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
                 self._confirm(confirmed, {ref.name: ref for ref in mine.info.files})
-                # The base has those that are still needed: no report on a checkpoint before their first use is left.
-                self._uploaded_beside, self._beside_of = {}, None
+                if self._beside_of is None or confirmed >= self._beside_of:
+                    # The base has those that are still needed.
+                    self._uploaded_beside, self._beside_of = {}, None
                 if self._next_base is not None and mine.info.planned:
                     self._next_base.confirm(mine.info.planned, self._jobdir, confirmed, self._base_uploader)
-                drop_copies(self._directory, keep=(confirmed, pending))
+                drop_copies(self._directory, keep=(confirmed, *in_flight))
                 if not self._has_swept:
                     self._has_swept = True
                     self._uploader.submit(sweep_machine, self._directory, self._program.generation)
@@ -130,9 +131,11 @@ class Snapshots:
                 # An earlier process of this partition took part in it, and its files are unknown here.
                 self._confirm(confirmed, {})
                 self._uploaded_beside, self._beside_of = {}, None
-            if self._beside_of not in (None, pending):
-                self._beside_of, self._may_lack_some = None, True
-            self._reports = {c: report for c, report in self._reports.items() if c == pending}
+            if self._beside_of is not None and self._beside_of not in self._in_flight:
+                self._may_lack_some = True
+            # Those of other checkpoints once more: the driver deletes their files.
+            self._reports = {c: r for c, r in self._reports.items() if c in self._in_flight or c not in self._sent}
+            self._sent &= self._reports.keys()
 
     def _confirm(self, checkpoint: CheckpointId, files: Mapping[str, FileRef]) -> None:
         self._known = Known(self._known.keeper, checkpoint, files)
@@ -149,12 +152,12 @@ class Snapshots:
     def trigger(self, checkpoint: CheckpointId, version: Epoch) -> float:
         """Freeze the state of a version for a checkpoint; return by how many milliseconds that delayed the epoch."""
         started = time.perf_counter()
-        if checkpoint == self._triggered:
+        if checkpoint <= self._triggered:
             # Spark repeated a poll: a second snapshot would delete files that are being uploaded.
             return 0.0
         self._triggered = checkpoint
         with self._lock:
-            self._pending = checkpoint
+            self._in_flight |= {checkpoint}
         frozen = self._freeze(version)
         pause_ms = (time.perf_counter() - started) * 1000
         self._writer.submit(self._take, checkpoint, frozen, version, pause_ms)
@@ -184,12 +187,13 @@ class Snapshots:
     def reports(self) -> list[Report]:
         """Return the reports on snapshots that the driver has neither published nor dropped."""
         with self._lock:
+            self._sent |= self._reports.keys()
             return list(self._reports.values())
 
     def close(self) -> None:
         """Cancel uploads and end the threads."""
         with self._lock:
-            self._pending = None
+            self._in_flight = frozenset()
         self._writer.shutdown(cancel_futures=True)
         if self._next_base is not None:
             self._next_base.cancel()
@@ -217,7 +221,7 @@ class Snapshots:
 
     def _note(self, version: Epoch) -> None:
         """Note that the backend has all changes of a version, once it is known to be what was restored."""
-        if self._live is not None and self._is_verified:
+        if self._live is not None and (self._verified is None or self._verified.done()) and self._error is None:
             failpoints.hit("keeper.log.written")
             self._live.note(version)
             failpoints.hit("keeper.log.noted")
@@ -276,12 +280,12 @@ class Snapshots:
             self._fail(error)
             return
         with self._lock:
-            self._next_base = NextBase(base, {**self._known.files, **self._uploaded_beside}, self._kind)
+            known = {**self._known.files, **self._uploaded_beside}
+            self._next_base = NextBase(base, known, self._kind, lambda: self._triggered)
 
     def _verify(self, unverified: Unverified) -> None:
         try:
             unverified.verify()
-            self._is_verified = True
         except CorruptionError as error:
             # The next request has it, and so the job is restored.
             self._error = error
@@ -292,12 +296,14 @@ class Snapshots:
     def _upload(self, checkpoint: CheckpointId, files: list[LocalFile], pause_ms: float, started: float) -> None:
         try:
             failpoints.hit("keeper.upload.before")
+            if self._verified is not None:
+                self._verified.result()
             self.raise_error()
             self._check_beside()
             with self._lock:
                 base = {**self._known.files, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
-                self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
+                self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: checkpoint not in self._in_flight
             )
             failpoints.hit("keeper.upload.after")
         except BaseException as error:
@@ -309,7 +315,10 @@ class Snapshots:
             shutil.rmtree(local_copy(self._directory, checkpoint), ignore_errors=True)
             return
         with self._lock:
-            planned = self._next_base.planned if self._next_base is not None else UNSET
+            planned = self._next_base.planned if self._next_base is not None else []
+            if self._beside_of is not None and checkpoint < self._beside_of:
+                # It may be published before the one that uses them first.
+                planned = [*planned, *(ref.path for ref in self._uploaded_beside.values())]
             uploaded_bytes, self._beside_bytes = uploaded_bytes + self._beside_bytes, 0
         groups = range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
         info = PartitionInfo(
@@ -320,18 +329,19 @@ class Snapshots:
             sync_ms=round(pause_ms, 3),
             async_ms=round((time.perf_counter() - started) * 1000, 3),
             uploaded_bytes=uploaded_bytes,
-            planned=planned,
+            planned=planned or UNSET,
         )
         self._report(Report(checkpoint=checkpoint, info=info))
 
     def _check_beside(self) -> None:
         """Forget files that storage does not have of those that were uploaded beside checkpoints: they come again."""
         with self._lock:
-            refs, may_lack_some, self._may_lack_some = self._uploaded_beside, self._may_lack_some, False
-        if may_lack_some:
-            there = {name: ref for name, ref in refs.items() if not find_problem(self._jobdir, ref)}
-            with self._lock:
-                self._uploaded_beside = there
+            refs = dict(self._uploaded_beside) if self._may_lack_some else {}
+        lost = [ref for ref in refs.values() if find_problem(self._jobdir, ref)]
+        with self._lock:
+            self._may_lack_some = self._may_lack_some and not refs
+            # There may be other ones by now.
+            self._uploaded_beside = {name: ref for name, ref in self._uploaded_beside.items() if ref not in lost}
 
     def _report(self, report: Report) -> None:
         with self._lock:
@@ -356,3 +366,15 @@ class Snapshots:
     def _loggable(self, error: BaseException) -> str:
         """Return an error's text for the logs and the status of a checkpoint."""
         return str(error) if self._program.log_values else discreet(error)
+
+
+def _running(threads: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool whose threads run already.
+
+    Later, memory may lack: the epoch would wait for ever for a thread that ended at once.
+    """
+    pool, all_run = ThreadPoolExecutor(max(1, threads), name), threading.Barrier(max(1, threads))
+    for _ in range(threads):
+        # Each thread waits for the others: none gets two of these.
+        pool.submit(all_run.wait, _START_S)
+    return pool

@@ -123,6 +123,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the log, in the mode `changelog`."""
     local_log: bool = False
     """Whether each epoch's changes are in a log on this machine, so that another keeper can go on after a kill."""
+    max_concurrent: int = 1
+    """How many checkpoints may be in flight."""
     store_url: str
     store_options: dict[str, str] = {}
     fsync: bool = True

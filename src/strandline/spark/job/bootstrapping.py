@@ -104,7 +104,15 @@ class _Work:
 def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
     """Return the checkpoint configuration of a job's bootstrap."""
     directory = f"{str(checkpoints.directory).rstrip('/')}/{FOLDER}"
-    return replace(checkpoints, directory=directory, every=_EVERY, mode="incremental", retain=1, min_pause="0s")
+    return replace(
+        checkpoints,
+        directory=directory,
+        every=_EVERY,
+        mode="incremental",
+        retain=1,
+        min_pause="0s",
+        max_concurrent=1,
+    )
 
 
 def bootstrap(blueprint: Blueprint, restart: Restart, options: BootstrapOptions) -> Savepoint:

@@ -300,8 +300,11 @@ class EpochDriver:
         if (trigger := self._trigger(self.progress.epoch, has_ended=True)) is not None:
             self._poll(trigger)
 
-    def _poll(self, trigger: CheckpointId | None, *, resume: bool = False) -> None:
-        """Poll all keepers, and replace dead ones if that can be done; with `resume`, one has died."""
+    def _poll(self, trigger: CheckpointId | None, *, resume: bool = False, carried: CheckpointId | None = None) -> None:
+        """Poll all keepers, and replace dead ones if that can be done; with `resume`, one has died.
+
+        `carried` is the checkpoint that the epoch in progress has begun.
+        """
         instructions = msgspec.structs.replace(
             self._instructions(self.progress.epoch, trigger),
             resume=self._fleet.can_resume and (resume or self._fleet.may_have_lost_one()),
@@ -309,15 +312,15 @@ class EpochDriver:
         acks = self._fleet.poll(instructions, start=instructions.resume or self._fleet.is_as_restored)
         if missing := self._fleet.slots - acks.keys():
             raise KeeperError(f"no answer from the keepers of {_names(missing)}: they died")
-        self._apply_acks(acks, trigger)
+        self._apply_acks(acks, trigger or carried)
 
     def collect_reports(self) -> None:
         """Ask keepers, busy or not, for their snapshots of an earlier epoch, which the next epoch's acks would bring.
 
         The output of the earlier epoch must have been used, and be of the same keeper.
         """
-        epoch, slots = self._coordinator.unreported
-        acks = {slot: ack for slot in slots if (ack := self.progress.acks.get(slot)) and ack.epoch >= epoch}
+        unreported = [(epoch, slot) for epoch, slots in self._coordinator.unreported for slot in slots]
+        acks = {slot: ack for epoch, slot in unreported if (ack := self.progress.acks.get(slot)) and ack.epoch >= epoch}
         for answer in self._fleet.look(acks):
             slot = (answer.uid, answer.partition)
             # A keeper that was started in its place and is not open has no operator.
@@ -368,7 +371,7 @@ class EpochDriver:
                 with self._record_failures(df, f"{epoch}"):
                     return self._write(frames, epoch, {})
             except Exception as error:
-                if (applied := self._replace_dead(error, epoch)) is None:
+                if (applied := self._replace_dead(error, instructions)) is None:
                     raise
             # Of the same pinned rows: keepers may have applied what functions gave for them.
             with self._record_failures(df, f"{epoch}-again"):
@@ -376,7 +379,7 @@ class EpochDriver:
         finally:
             frames.close()
 
-    def _replace_dead(self, error: Exception, epoch: Epoch) -> dict[Slot, Ack] | None:
+    def _replace_dead(self, error: Exception, instructions: Instructions) -> dict[Slot, Ack] | None:
         """Replace keepers whose death ended an epoch; return the acks of those that have applied it.
 
         All others keep their state: those that have applied the epoch give its output again. Returns None if no keeper
@@ -388,9 +391,9 @@ class EpochDriver:
         if fleet.is_local and not fleet.may_have_lost_one():
             return None
         failpoints.hit("epoch.replace")
-        applied = fleet.take_acks(epoch)
+        applied = fleet.take_acks(instructions.epoch)
         try:
-            self._poll(None, resume=True)
+            self._poll(None, resume=True, carried=instructions.trigger)
         except Exception as refused:
             log.info("no keeper could take the place of one that died: %s", discreet(unwrap_error(refused)))
             return None
@@ -474,14 +477,14 @@ class EpochDriver:
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is sent as both, and keepers use it as their base.
-        pending = self._coordinator.pending
+        in_flight = list(self._coordinator.in_flight)
         confirmed = self._coordinator.confirmed
         return Instructions(
             generation=self._generation,
             epoch=epoch,
             trigger=trigger,
             confirmed=None if confirmed is None else confirmed.checkpoint,
-            pending=pending,
+            in_flight=in_flight,
             watermark_us=self.watermarks.advance(self._looked_us),
             fired_us=self.watermarks.fired_us,
             now_us=self.now_us,
@@ -495,8 +498,7 @@ class EpochDriver:
             if slot in before and ack.keeper != before[slot].keeper:
                 self.progress.replaced += 1
                 self._report(slot, ack.reports)
-                if trigger is None and not self.epoch_carries_trigger:
-                    self._coordinator.retake(*slot)
+                self._coordinator.retake(*slot, known=trigger)
                 death = self._fleet.death_of(before[slot])
                 log.warning(
                     "%s; process %d took its place, and the job goes on",

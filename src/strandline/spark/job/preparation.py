@@ -271,6 +271,7 @@ class Preparation:
             mode=b.checkpoints.mode,
             changelog=b.checkpoints.changelog,
             local_log=b.checkpoints.has_local_log and b.settings.backend == "rocksdb",
+            max_concurrent=b.checkpoints.max_concurrent,
             store_url=b.jobdir.store.url,
             store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,

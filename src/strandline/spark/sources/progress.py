@@ -112,23 +112,24 @@ class SourceProgress:
 
     def __post_init__(self) -> None:
         self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
-        self._request: _Request | None = None
+        self._requests: list[_Request] = []
+        """Of the checkpoints in flight, oldest first; replaced, never changed, since two threads use it."""
         self._lock = threading.Lock()
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:
         """Request the progress after a batch for a checkpoint, once Spark has committed the batch."""
-        self._request = _Request(checkpoint, batch)
+        with self._lock:
+            self._requests = [*self._requests, _Request(checkpoint, batch)]
 
     def begin(self, batch: int, is_over: Callable[[], bool]) -> None:
-        """Before a batch is processed: store the start, and read an overdue request's files before Spark deletes them.
+        """Before a batch is processed: store the start, and read overdue requests' files before Spark deletes them.
 
         Raises CorruptionError as `deliver` does, and UnavailableError if the run `is_over`.
         """
         for check in self._checks:
             check(batch, is_over)
-        request = self._request
-        is_overdue = request is not None and 0 <= request.batch <= batch - self._overdue
-        if is_overdue or not self._start_is_kept or batch == 0:
+        overdue = [request for request in self._requests if 0 <= request.batch <= batch - self._overdue]
+        if overdue or not self._start_is_kept or batch == 0:
             # Spark writes its logs one after the other: this is the newest file of all.
             read_offsets(self._directory, batch, is_over)
         if not self._start_is_kept:
@@ -138,7 +139,7 @@ class SourceProgress:
                 raise UnavailableError(f"{self._directory}: Spark has not stored the sources' first offsets")
             save_start(self._jobdir, self._claim, files, list(self._names), self._clock)
             self._start_is_kept = True
-        if request is not None and is_overdue:
+        for request in overdue:
             try:
                 self._capture(request)
             except CorruptionError:
@@ -147,18 +148,19 @@ class SourceProgress:
                 self._fail(request, error)
 
     def deliver(self, has_looked: Callable[[], bool]) -> None:
-        """Upload the progress that the pending checkpoint needs, if Spark has written it.
+        """Upload the progress that the checkpoints in flight need, if Spark has written it.
 
         `has_looked`: whether Spark has polled the sources, so that those which begin at "latest" have begun. Raises
         CorruptionError if files are missing that Spark needs for a restart. Raises ConfigurationError or ConflictError
         if rows came from another topic or table than the checkpoint names.
         """
-        request = self._request
-        if request is None:
-            return
-        if self._coordinator.pending != request.checkpoint:
-            self._done(request)
-            return
+        for request in self._requests:
+            if request.checkpoint in self._coordinator.in_flight:
+                self._deliver(request, has_looked)
+            else:
+                self._done(request)
+
+    def _deliver(self, request: _Request, has_looked: Callable[[], bool]) -> None:
         base = self._coordinator.confirmed
         try:
             files = self._files_of(request, has_looked)
@@ -212,5 +214,5 @@ class SourceProgress:
         self._coordinator.fail(request.checkpoint, f"the source's progress could not be stored: {error}")
 
     def _done(self, request: _Request) -> None:
-        if self._request is request:
-            self._request = None
+        with self._lock:
+            self._requests = [each for each in self._requests if each is not request]
