@@ -99,7 +99,7 @@ class Life:
             Counter(), store_url=self.url, generation=owned.generation, restore=restore, mode=self.mode,
             changelog=SMALL, max_concurrent=self.max_concurrent, backend=self.backend,
         )  # fmt: skip
-        self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0")
+        self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0", "")
         self.counts = dict(self.at[found.checkpoint]) if found else {}
 
     def end(self) -> None:
@@ -144,7 +144,7 @@ class Life:
                 self.gates.close(checkpoint)
             self.at[checkpoint] = dict(self.counts)
             self.tell()
-            self.opened.snapshots.trigger(checkpoint)
+            self.opened.snapshots.trigger(checkpoint, Epoch(self.epoch))
             self.coordinator.add_source(checkpoint, None)
             self.coordinator.add_sinks(checkpoint, [])
         return checkpoint

@@ -45,7 +45,7 @@ _KNOWN = "known"
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What a keeper knows of its partition's files in storage, and records for one that takes its place."""
+    """A keeper's knowledge of its partition's files in storage, which it records for one that takes its place."""
 
     keeper: str
     checkpoint: CheckpointId | None

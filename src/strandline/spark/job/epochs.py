@@ -406,12 +406,12 @@ class EpochDriver:
         """Whether output of an epoch may have been used that replaced keepers will compute again, perhaps otherwise."""
         uids = {uid for uid, _ in replaced}
         ahead = {uid for (uid, _), ack in self._fleet.last.items() if ack.epoch > self.progress.epoch}
-        behind = {
+        later_uids = {
             node.uid
             for node in self._operators
             if any(isinstance(each, OperatorNode) and each.uid in uids for each in with_ancestors(*node.parents))
         }
-        return bool(replaced.intersection(applied) or ahead & behind)
+        return bool(replaced.intersection(applied) or ahead & later_uids)
 
     @contextmanager
     def _record_failures(self, df: DataFrame, name: str) -> Iterator[None]:
