@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline.backends.rocksdb import RocksDBBackend
 from tests.spark import small
 from tests.spark.harness import Case, eventually, settle
 
@@ -98,3 +101,105 @@ def test_an_epoch_in_which_a_keeper_dies_comes_again(spark: Any, case: Case) -> 
         with pytest.raises(sl.errors.KeeperError, match="died"):
             run.await_termination(60)
         assert run.status().replaced_keepers == 5
+
+
+class Last(sl.KeyedProcess):
+    """Keeps the token that came last, and ends its process once, late in an epoch."""
+
+    last = sl.Value("string")
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def on_event(self, event: Any, ctx: Any) -> Iterator[Any]:
+        note = Path(self.notes) / "died"
+        if event.v == 1 and event.user == "7" and not note.exists():
+            note.touch()
+            # The other partition has applied the epoch meanwhile.
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.last.value = event.token
+        yield ctx.key, event.token, event.v
+
+
+class Stamping(sl.KeyedProcess):
+    """Gives each event a token, another one each time, and writes to its log so late that the epoch is not in it."""
+
+    token = sl.Value("string")
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def on_event(self, event: Any, ctx: Any) -> Iterator[Any]:
+        (Path(self.notes) / f"pid-{os.getpid()}").touch()
+        if event.v == 1 and not (Path(self.notes) / "died").exists():
+            RocksDBBackend.write = lambda backend, changes: time.sleep(60)  # type: ignore[method-assign]
+        self.token.value = uuid.uuid4().hex
+        yield ctx.key, int(event.user) % 7, self.token.value, event.v
+
+
+class Ending(sl.KeyedProcess):
+    """Keeps tokens, and ends the processes of the operator before it, and its own, once."""
+
+    tokens = sl.Map("string", "string")
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def on_event(self, event: Any, ctx: Any) -> Iterator[Any]:
+        note = Path(self.notes) / "died"
+        if event.v == 1 and ctx.key == 3 and not note.exists():
+            note.touch()
+            time.sleep(1)
+            for path in Path(self.notes).glob("pid-*"):
+                os.kill(int(path.name[4:]), signal.SIGKILL)
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.tokens[event.user] = event.token
+        yield event.user, event.token, event.v
+
+
+TOKENS = "user string, token string, v bigint"
+
+
+def check_tokens(spark: Any, case: Case, outputs: Sequence[Any], mode: Any, one: Any, two: Any) -> sl.Status:
+    """Run two epochs; return the status, after both sinks have shown the same tokens."""
+    job = sl.Job(
+        "small", sinks=outputs, checkpoints=sl.Checkpoints(case.root / "ck", mode=mode, local_log=True),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
+        restart=sl.Restart(attempts=5, delay="10ms"),
+    )  # fmt: skip
+    users = [str(n) for n in range(50)]
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [(user, "a", 0) for user in users])
+        settle(run)
+        small.write_rows(case.root / "in", 1, [(user, "a", 1) for user in users])
+        status = settle(run)
+    shown = [{(row.user, row.v): row.token for row in sink.rows} for sink in (one, two)]
+    assert len(one.rows) == len(two.rows) == len(shown[0]) == 100
+    assert shown[0] == shown[1]
+    return status
+
+
+def test_what_functions_gave_at_the_first_try_stays(spark: Any, case: Case) -> None:
+    """A sink shows what a function gave, and the state has it: both have the same of two tries."""
+    one, two = sl.sinks.memory(name="one"), sl.sinks.memory(name="two")
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    stamped = stream.map(
+        lambda event: {"user": event.user, "v": event.v, "token": uuid.uuid4().hex},
+        output="user string, v bigint, token string",
+    )
+    last = stamped.key_by("user").process(Last(str(case.root)), output=TOKENS, uid="last")
+    status = check_tokens(spark, case, [last.to(two), stamped.to(one)], "changelog", one, two)
+    assert (status.restarts, status.replaced_keepers) == (0, 1)
+
+
+def test_output_that_was_used_is_not_computed_again(spark: Any, case: Case) -> None:
+    """A keeper dies before its log has an epoch whose output the next operator has applied: the job goes back."""
+    one, two = sl.sinks.memory(name="one"), sl.sinks.memory(name="two")
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    output = "user string, shard bigint, token string, v bigint"
+    first = stream.key_by("user").process(Stamping(str(case.root)), output=output, uid="first")
+    second = first.key_by("shard").process(Ending(str(case.root)), output=TOKENS, uid="second")
+    status = check_tokens(spark, case, [first.to(one), second.to(two)], "incremental", one, two)
+    assert status.restarts == 1

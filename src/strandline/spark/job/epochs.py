@@ -371,22 +371,24 @@ class EpochDriver:
                 with self._record_failures(df, f"{epoch}"):
                     return self._write(frames, epoch, {})
             except Exception as error:
-                if (applied := self._replace_dead(error, instructions)) is None:
-                    raise
+                # Which keeper has died is known until others take their places.
+                cause = self._fleet.explain(unwrap_error(error))
+                if (applied := self._replace_dead(cause, instructions)) is None:
+                    raise cause from error
             # Of the same pinned rows: keepers may have applied what functions gave for them.
             with self._record_failures(df, f"{epoch}-again"):
                 return self._write(frames, epoch, applied)
         finally:
             frames.close()
 
-    def _replace_dead(self, error: Exception, instructions: Instructions) -> dict[Slot, Ack] | None:
+    def _replace_dead(self, error: BaseException, instructions: Instructions) -> dict[Slot, Ack] | None:
         """Replace keepers whose death ended an epoch; return the acks of those that have applied it.
 
         All others keep their state: those that have applied the epoch give its output again. Returns None if no keeper
         has died, or if the epoch cannot be repeated with the new ones.
         """
         fleet, before = self._fleet, dict(self._fleet.last)
-        if not fleet.can_resume or self.sealed.is_set() or not isinstance(unwrap_error(error), KeeperError):
+        if not fleet.can_resume or self.sealed.is_set() or not isinstance(error, KeeperError):
             return None
         if fleet.is_local and not fleet.may_have_lost_one():
             return None
