@@ -10,7 +10,7 @@ predicts how long a recovery takes at the worst moment. Then, at that moment:
   until as many rows are processed as before.
 
 `kept_out` are the seconds of a measured recovery that are neither the keepers' restore nor rows: what the constants
-`RESTART_S` and `START_S` of checkpoint/costs.py say.
+`RESTART_S`, `REPLACE_S` and `START_S` of checkpoint/costs.py say.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def measure(name: str, work: Workload) -> list[float]:
                 predicted = sum(parts.values())
                 ratios.append(predicted / seconds)
                 restore_s = max(keeper["restore_ms"] for keeper in status["keepers"]) / 1000
-                own = parts["the restart's delay"] + parts["processing rows again"]
+                own = parts.get("the restart's delay", 0.0) + parts["processing rows again"]
                 about: dict[str, Any] = {
                     "predicted": round(predicted, 2), "measured": round(seconds, 2), "restore": round(restore_s, 2),
                     "kept_out": round(seconds - restore_s - own, 2),

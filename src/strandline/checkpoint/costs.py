@@ -19,10 +19,14 @@ Failure = Literal["keeper", "program"]
 
 MB = 1_000_000
 
-RESTART_S = 0.55
-"""From the death of a keeper to the next epoch, without the delay of the restart and the restore (`recovery`)."""
-START_S = 11.3
-"""From the start of the program to its first epoch, without the restore; Spark alone takes some ten (`startup`)."""
+RESTART_S = 0.5
+"""From the death of a keeper to the next epoch, without the delay of the restart and the restore (`plan`)."""
+REPLACE_S = 0.1
+"""From the death of a keeper until another one has its files, without the time of opening them (`plan`)."""
+BUFFERED_BYTES = 16 * MB
+"""The changes of a partition that RocksDB has in memory and in its log alone, where that is not known."""
+START_S = 9.8
+"""From the start of the program to its first epoch, without the restore, most of it in Spark (`plan`)."""
 OPEN_S = 0.08
 """To open a restored database (`recovery --quick`)."""
 LINK_S_PER_BYTE = 0.26e-9
@@ -66,6 +70,8 @@ class Workload:
     hosts: int = 1
     log_bytes: float = 0.0
     """The logs of the newest checkpoint."""
+    buffered_bytes: float = BUFFERED_BYTES
+    """The most changes of a partition that RocksDB has in memory, which it repeats from its log after a kill."""
     is_written_whole: bool = False
     """Whether each checkpoint writes all state, because it is in memory."""
     capacity_per_s: float = 0.0
@@ -193,7 +199,12 @@ def estimate(work: Workload, setting: Setting, log_bytes: float | None = None) -
         uploaded = AMPLIFICATION * _distinct(work.changed_per_s * interval, work.state_bytes) / interval
     else:
         uploaded = work.changed_per_s * (1 + work.state_bytes / longest)
-    recovery = {failure: _recovery(work, failure, log, interval + taking) for failure in ("keeper", "program")}
+    since_s = interval + taking
+    recovery = {
+        # By default, a changelog has a local log, with which a keeper is replaced alone.
+        "keeper": _replacement(work, log) if mode == "changelog" else _recovery(work, "keeper", log, since_s),
+        "program": _recovery(work, "program", log, since_s),
+    }
     return Estimate(setting, recovery, p50, sum(parts.values()), parts, uploaded, work.state_bytes + log)  # type: ignore[arg-type]
 
 
@@ -211,7 +222,6 @@ def _longest_log(work: Workload, setting: Setting) -> float:
 
 def _recovery(work: Workload, failure: Failure, log: float, since_s: float) -> dict[str, float]:
     """Return the parts of a recovery from a failure so long after the newest checkpoint's begin."""
-    entry = max(work.changed_per_s / work.rows_per_s, 1.0) if work.rows_per_s and work.changed_per_s else ROW_BYTES
     stored = work.state_bytes + log
     local = failure == "keeper"
     slow = work.slowness
@@ -221,13 +231,31 @@ def _recovery(work: Workload, failure: Failure, log: float, since_s: float) -> d
         "noticing and restarting": RESTART_S * slow if local else 0.0,
         "starting Spark and the program": 0.0 if local else START_S * slow,
         "restoring files": OPEN_S * slow + files_s,
-        "repeating the log": log * work.largest * (REPLAY_ENTRY_S / entry + REPLAY_BYTE_S) * slow,
+        "repeating the log": _replay(work, log * work.largest),
     }
-    rows = work.rows_per_s * (since_s + sum(parts.values()))
-    # An epoch without its rows takes what the job's load leaves of one.
+    return parts | {"processing rows again": _processing(work, since_s + sum(parts.values()))}
+
+
+def _replacement(work: Workload, log: float) -> dict[str, float]:
+    """Return the parts of the replacement of a keeper by one that goes on with its files, and repeats an epoch."""
+    parts = {
+        "noticing and replacing": REPLACE_S * work.slowness,
+        "opening its files": OPEN_S * work.slowness,
+        "repeating the log": _replay(work, min(log * work.largest, work.buffered_bytes)),
+    }
+    return parts | {"processing rows again": _processing(work, work.epoch_s + sum(parts.values()))}
+
+
+def _replay(work: Workload, size: float) -> float:
+    entry = max(work.changed_per_s / work.rows_per_s, 1.0) if work.rows_per_s and work.changed_per_s else ROW_BYTES
+    return size * (REPLAY_ENTRY_S / entry + REPLAY_BYTE_S) * work.slowness
+
+
+def _processing(work: Workload, since_s: float) -> float:
+    """Return how long an epoch takes with the rows of so many seconds."""
+    # Without its rows, it takes what the job's load leaves of one.
     idle_s = work.epoch_s * max(0.0, 1 - work.rows_per_s / work.rows_capacity)
-    parts["processing rows again"] = idle_s + rows / work.rows_capacity
-    return parts
+    return idle_s + work.rows_per_s * since_s / work.rows_capacity
 
 
 def settings(work: Workload) -> Iterator[Setting]:

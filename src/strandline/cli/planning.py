@@ -24,7 +24,8 @@ from strandline.core.settings import parse_duration_ms, parse_size_bytes
 _INPUTS = {
     "state_bytes": "size of state", "changed_per_s": "changes", "rows_per_s": "rows a second",
     "capacity_per_s": "the most rows a second", "epoch_s": "an epoch", "durable_s": "phases of checkpoints",
-    "read_per_s": "reading storage", "write_per_s": "uploads", "hosts": "machines", "slowness": "speed of this machine",
+    "read_per_s": "reading storage", "write_per_s": "uploads", "hosts": "machines",
+    "buffered_bytes": "changes in memory", "slowness": "speed of this machine",
 }  # fmt: skip
 
 

@@ -225,7 +225,7 @@ def _with_rows(work: Workload, points: list[_Point], watch: _Watch | None, origi
     if watch is not None and len(watch.statuses) > 1:
         (first_s, first), (last_s, last) = watch.statuses[0], watch.statuses[-1]
         seen = f"measured: the running job, for {last_s - first_s:.0f} s"
-        origins |= {"rows_per_s": seen, "hosts": seen}
+        origins |= {"rows_per_s": seen, "hosts": seen, "buffered_bytes": seen}
         epochs = [(status.last_epoch_rows, status.last_epoch_ms / 1000) for _, status in watch.statuses]
         epochs = [(rows, took_s) for rows, took_s in epochs if rows and took_s]
         in_keepers = sum(k.all_rows_in / k.all_ms * 1000 for k in last.keepers if k.all_ms)
@@ -233,6 +233,7 @@ def _with_rows(work: Workload, points: list[_Point], watch: _Watch | None, origi
         work = replace(
             work, rows_per_s=max(0, last.rows_in - first.rows_in) / (last_s - first_s),
             hosts=max(1, len({keeper.host for keeper in last.keepers})),
+            buffered_bytes=max([k.metrics.get("memtable_bytes", 0) for k in last.keepers], default=0),
         )  # fmt: skip
         if capacity:
             origins["capacity_per_s"] = seen
@@ -246,6 +247,7 @@ def _with_rows(work: Workload, points: list[_Point], watch: _Watch | None, origi
         work = replace(work, rows_per_s=max(0, rows) / (counted[-1].at_s - counted[0].at_s))
     else:
         origins["rows_per_s"] = "assumed: no rows; two retained checkpoints, or the running job, would tell"
+    origins.setdefault("buffered_bytes", f"assumed: {costs.BUFFERED_BYTES // costs.MB} MB a partition")
     origins.setdefault("hosts", "assumed: all partitions are on one machine")
     origins.setdefault("epoch_s", f"assumed: {costs.EPOCH_S * 1000:.0f} ms")
     return work
