@@ -93,8 +93,8 @@ def test_a_goal_that_cannot_be_met_is_exit_code_1(
     monkeypatch.setattr(workload, "_slowness", lambda: 1.0)
     outcome = strandline("plan", job.directory, "--recover-within", "1s", "--after", "program")
     assert outcome.code == 1
-    assert "recovery within 1 s cannot be met: at best 11." in outcome.stdout
-    assert "of which starting Spark and the program takes 11.3 s" in outcome.stdout
+    assert "recovery within 1 s cannot be met: at best 10." in outcome.stdout
+    assert "of which starting Spark and the program takes 9.8 s" in outcome.stdout
     assert "nearest: sl.Checkpoints(" in outcome.stdout
 
 
