@@ -221,7 +221,7 @@ class Reading:
         driver.is_draining = driver.drained = False
         driver._sources, driver._operators = SimpleNamespace(begin=lambda *_: None), {}
         driver._trigger = lambda epoch: None
-        driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
+        driver._coordinator = SimpleNamespace(in_flight=[], confirmed=None)
         driver._generation, driver._no_rows, driver._batch = 1, None, 5
         driver._frames = SimpleNamespace(build=lambda df, work: SimpleNamespace(close=lambda: None))
         driver._plan = SimpleNamespace(
@@ -232,7 +232,7 @@ class Reading:
         )
         driver._fleet = SimpleNamespace(slots={("op", 0)}, may_have_lost_one=lambda: False, is_local=False)
         driver._failed_rows = SimpleNamespace(reports=lambda epoch: {}, take=lambda epoch, now_us: 0)
-        driver._write = lambda built, epoch: {("op", 0): self.ack}
+        driver._write = lambda built, epoch, applied: {("op", 0): self.ack}
         driver._record_failures = lambda *_: nullcontext()
 
     def epoch(self, **newest_us: int) -> None:
