@@ -69,6 +69,19 @@ def test_another_keeper_goes_on_where_a_killed_one_was(nursery: Nursery, mode: s
     assert restored.seen("7")[1] == [1]
 
 
+def test_what_was_published_unheard_is_not_uploaded_again(nursery: Nursery) -> None:
+    """An idle keeper does not hear of it, and dies: the one in its place knows what was reported."""
+    keeper = nursery.start(mode="incremental", local_log=True)
+    keeper.run([(str(n), "fill", 500, 0) for n in range(2000)])
+    first = keeper.checkpoint(1)
+    wait_for_the_log(keeper)
+    keeper = replace(nursery, keeper, confirmed=1)
+    second = keeper.checkpoint(2, confirmed=1)
+    assert first.info is not None
+    assert second.info is not None
+    assert second.info.uploaded_bytes < first.info.uploaded_bytes / 100
+
+
 def test_a_keeper_goes_on_only_at_the_version_that_it_is_asked_for(nursery: Nursery) -> None:
     keeper = nursery.start(mode="changelog", local_log=True)
     keeper.counts("a")
