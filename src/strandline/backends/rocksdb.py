@@ -156,6 +156,9 @@ class RocksDBBackend:
             if resumed is not None:
                 live.check(resumed)
             live.begin(self._files.names)
+            if resumed is not None:
+                # Again: the opening has flushed the logs that the last note needs.
+                live.note(resumed)
         except BaseException:
             # Another opening of the directory would find it locked.
             self.close()

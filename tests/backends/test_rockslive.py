@@ -1,0 +1,130 @@
+"""Databases of processes that were killed, also while they opened one of these."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from strandline.api.config import Changelog
+from strandline.backends.options import MIB, MemoryBudget
+from strandline.backends.rocksdb import RocksDBBackend
+from strandline.backends.rockslive import LiveRecords
+from strandline.core.errors import UnavailableError
+
+BUDGET = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=2 * MIB)
+
+
+LOGS = [Changelog(), None]
+"""Without a changelog, RocksDB deletes a log that an opening has flushed."""
+
+
+def opened(root: Path, log: Changelog | None, resumed: int | None = None) -> RocksDBBackend:
+    return RocksDBBackend(root / "db", ["a", "b"], memory=BUDGET, changelog=log, is_live=True, resumed=resumed)
+
+
+def killed(work: Callable[..., object], *given: object) -> None:
+    """Do something in another process, which is killed at its end. Not in a fork: RocksDB's threads are not in one."""
+    process = get_context("spawn").Process(target=_do_and_die, args=(work, *given))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def _do_and_die(work: Callable[..., object], *given: object) -> None:
+    _kept.append(work(*given))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_kept: list[object] = []
+
+
+def open_and_die(root: Path, log: Changelog | None) -> None:
+    """Be killed before anything is recorded of the opening."""
+    LiveRecords.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    opened(root, log, 8)
+
+
+def snapshot(backend: RocksDBBackend, into: Path, version: int) -> None:
+    """Take a snapshot, and note the version again, as keepers do: logs may be gone."""
+    (backend.changelog.append if backend.changelog else backend.persist)({}, into)
+    assert backend.live is not None
+    backend.live.note(version)
+
+
+def write(backend: RocksDBBackend, version: int) -> None:
+    """Write so much that write buffers are flushed, and note it."""
+    keys = [b"\0\0%06d" % number for number in range(3_000)]
+    backend.write({"a": [(key, b"%d" % version * 300) for key in keys], "b": [(b"\0\0%d" % version, b"")]})
+    assert backend.live is not None
+    backend.live.note(version)
+
+
+def by_name(*directories: Path) -> dict[str, set[str]]:
+    """Return the checksums of the contents that each name has in some snapshots."""
+    found: dict[str, set[str]] = {}
+    for path in (path for directory in directories for path in directory.iterdir()):
+        found.setdefault(path.name, set()).add(hashlib.sha256(path.read_bytes()).hexdigest())
+    return found
+
+
+def first(root: Path, log: Changelog | None) -> None:
+    """Do what a keeper does until it is killed."""
+    backend = opened(root, log)
+    for version in range(1, 6):
+        write(backend, version)
+    snapshot(backend, root / "chk-1", 5)
+    for version in range(6, 9):
+        write(backend, version)
+
+
+def second(root: Path, log: Changelog | None) -> None:
+    backend = opened(root, log, resumed=8)
+    write(backend, 9)
+    snapshot(backend, root / "chk-2", 9)
+
+
+def check(backend: RocksDBBackend, version: int) -> None:
+    """Check that the state is that of a version."""
+    assert {value for _, value in backend.scan("a")} == {b"%d" % version * 300}
+    assert [key for key, _ in backend.scan("b")] == [b"\0\0%d" % each for each in range(1, version + 1)]
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_process_that_is_killed_when_it_has_just_gone_on_leaves_the_state(
+    tmp_path: Path, log: Changelog | None
+) -> None:
+    """RocksDB has flushed its log then."""
+    killed(first, tmp_path, log)
+    for _ in range(2):
+        killed(opened, tmp_path, log, 8)
+    killed(second, tmp_path, log)
+    backend = opened(tmp_path, log, resumed=9)
+    check(backend, 9)
+    snapshot(backend, tmp_path / "chk-3", 9)
+    backend.close()
+    assert len(list(tmp_path.glob("chk-*"))) == 3
+    # In storage, the name of a shared file has one content for ever.
+    names = {name: contents for name, contents in by_name(*tmp_path.glob("chk-*")).items() if "-" in name}
+    assert all(len(contents) == 1 for name, contents in names.items() if log or not name.startswith("MANIFEST"))
+    restored = RocksDBBackend(tmp_path / "chk-3", ["a", "b"], memory=BUDGET)
+    check(restored, 9)
+    restored.close()
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state_or_none(tmp_path: Path, log: Changelog | None) -> None:
+    killed(first, tmp_path, log)
+    killed(open_and_die, tmp_path, log)
+    if log is None:
+        with pytest.raises(UnavailableError, match="is gone"):
+            opened(tmp_path, log, resumed=8)
+    else:
+        backend = opened(tmp_path, log, resumed=8)
+        check(backend, 8)
+        backend.close()
