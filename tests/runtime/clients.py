@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
-from strandline.core.ids import Generation, Partition
+from strandline.core.ids import Epoch, Generation, Partition
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, OperatorInfo
 from strandline.format.values import ValueCodec
@@ -29,11 +29,12 @@ from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Loo
 from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.spawning import NURSERY
 from strandline.keeper.watchdog import process_start
+from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 from strandline.runtime.state.sequence_lock import SequenceLock
 from strandline.runtime.state.store import Store
-from strandline.runtime.task.task import Task
+from strandline.runtime.task.task import EpochTimes, Task
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import LongType, StringType, parse_schema
 from strandline.types.murmur import key_group
@@ -117,6 +118,17 @@ class Counter(KeyedProcess):
     def close(self) -> None:
         if marker := os.environ.get("TEST_CLOSED"):
             Path(marker).touch()
+
+
+def count_events(partition: OperatorPartition, epoch: int, counts: dict[str, int], keys: Sequence[str]) -> None:
+    """Have a partition in this process count an event of each key in an epoch; check the counts, and add them."""
+    found: list[tuple[Any, ...]] = []
+    for output in partition.run(Epoch(epoch), EpochTimes(), [batch_of([(key, "count", 0, 0) for key in keys])]):
+        found += [tuple(row.values()) for row in output.to_pylist()]
+    partition.commit()
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    assert sorted(found) == sorted((key, str(counts[key])) for key in keys)
 
 
 class Talk:

@@ -18,9 +18,8 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper import opening
 from strandline.runtime.program import Restore
-from strandline.runtime.task.task import EpochTimes
-from tests.runtime.bench import batch_of, program
-from tests.runtime.clients import Counter, Nursery, answers, eventually, restore_of, shared
+from tests.runtime.bench import program
+from tests.runtime.clients import Counter, Nursery, answers, count_events, eventually, restore_of, shared
 
 CHANGELOG = Changelog(parts=3)
 STEPS = ["keeper.persist.before", "keeper.rebase.before", "keeper.rebase.upload", "keeper.rebase.uploaded"]
@@ -59,14 +58,7 @@ class Keeping:
     def run(self, *keys: str) -> None:
         """Count an event of each key, and check the counts."""
         self.epoch += 1
-        batch = batch_of([(key, "count", 0, 0) for key in keys])
-        found = []
-        for output in self.partition.partition.run(Epoch(self.epoch), EpochTimes(), [batch]):
-            found += [tuple(row.values()) for row in output.to_pylist()]
-        self.partition.partition.commit()
-        for key in keys:
-            self.expected[key] = self.expected.get(key, 0) + 1
-        assert sorted(found) == sorted((key, str(self.expected[key])) for key in keys)
+        count_events(self.partition.partition, self.epoch, self.expected, keys)
 
     def take(self, *, published: bool = True) -> PartitionInfo | None:
         """Take a checkpoint; without `published`, another partition fails it. Return None if this one failed."""

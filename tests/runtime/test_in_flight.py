@@ -22,11 +22,10 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper import opening, snapshots
 from strandline.runtime.program import Restore
-from strandline.runtime.task.task import EpochTimes
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import every_epoch, stored
-from tests.runtime.bench import MAX_PARALLELISM, batch_of, program
-from tests.runtime.clients import Counter, eventually
+from tests.runtime.bench import MAX_PARALLELISM, program
+from tests.runtime.clients import Counter, count_events, eventually
 from tests.soak import seeds
 
 MODES = ["incremental", "changelog", "full"]
@@ -121,14 +120,7 @@ class Life:
     def run(self, *keys: str) -> None:
         """Count an event of each key, and check the counts."""
         self.epoch += 1
-        batch = batch_of([(key, "count", 0, 0) for key in keys])
-        found = []
-        for output in self.opened.partition.run(Epoch(self.epoch), EpochTimes(), [batch]):
-            found += [tuple(row.values()) for row in output.to_pylist()]
-        self.opened.partition.commit()
-        for key in keys:
-            self.counts[key] = self.counts.get(key, 0) + 1
-        assert sorted(found) == sorted((key, str(self.counts[key])) for key in keys)
+        count_events(self.opened.partition, self.epoch, self.counts, keys)
 
     def tell(self) -> None:
         """Tell the keeper what the driver knows, as each epoch does."""

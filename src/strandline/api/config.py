@@ -14,6 +14,9 @@ from strandline.core.urls import check_url
 _MOST_CONCURRENT = 8
 
 
+_LEAST_LOG_BYTES = 16 << 20
+
+
 @dataclass(frozen=True)
 class Changelog:
     """The limits of the logs of `Checkpoints(mode="changelog")`: beyond one of them, a partition gets a new base.
@@ -41,6 +44,10 @@ class Changelog:
     def limit_bytes(self) -> int:
         """`limit` in bytes."""
         return parse_size_bytes(self.limit, "changelog: limit")
+
+    def longest_log(self, base_bytes: float) -> float:
+        """Return the size of a partition's log beyond which a base of this size is replaced."""
+        return min(max(self.share * base_bytes, _LEAST_LOG_BYTES), self.limit_bytes)
 
 
 @dataclass(frozen=True)

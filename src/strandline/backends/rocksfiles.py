@@ -35,7 +35,8 @@ _DAMAGED, _WHOLE, _FIRST, _MIDDLE, _LAST = range(5)
 LOG_NAME = re.compile(r"(\d+)\.log")
 _BATCH_HEADER = struct.Struct("<QI")
 """The first sequence number of a batch's entries, and their count."""
-_COPY_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
+"""The size of the pieces in which logs are read: a multiple of their blocks, so that pieces begin with one."""
 _LOG_KINDS = (_WHOLE, _FIRST, _MIDDLE, _LAST)
 
 
@@ -196,7 +197,7 @@ def _join(log: Path, parts: list[Path]) -> None:
     with log.open("wb") as joined:
         for path in parts:
             with path.open("rb") as part:
-                shutil.copyfileobj(part, joined, _COPY_BYTES)
+                shutil.copyfileobj(part, joined, PIECE_BYTES)
             path.unlink()
 
 

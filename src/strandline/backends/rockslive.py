@@ -14,12 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.backends.rocksfiles import BatchReader, Names, logs_in
+from strandline.backends.rocksfiles import PIECE_BYTES, BatchReader, Names, logs_in
 from strandline.core.errors import UnavailableError
 
 _MARK = struct.Struct("<QQQ")
 """A version, the number of its newest entry, and that of the oldest log that has entries which are in no other file."""
-_PIECE_BYTES = 1 << 20
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -105,7 +104,7 @@ def _entries_of(log: Path) -> tuple[int, int]:
     """Return the numbers of the first and the last entry of a log; zeros if it is empty."""
     batches, first, last = BatchReader(0), 0, 0
     with log.open("rb") as file:
-        while data := file.read(_PIECE_BYTES):
+        while data := file.read(PIECE_BYTES):
             for number, count in batches.read(data):
                 first, last = first or number, number + count - 1
     return first, last

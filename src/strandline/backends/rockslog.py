@@ -17,15 +17,12 @@ from pathlib import Path
 from strandline.api.config import Changelog
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
-from strandline.backends.rocksfiles import LOG_NAME, BatchReader, ErrorTranslation, SstFiles, logs_in
+from strandline.backends.rocksfiles import LOG_NAME, PIECE_BYTES, BatchReader, ErrorTranslation, SstFiles, logs_in
 from strandline.core.errors import CorruptionError, UnavailableError
 
-_LEAST_BYTES = 16 * MIB
 _MERGED_PARTS = 8
 _MERGED_BYTES = 4 * MIB
 """Parts that together are larger than this are not merged: they would be uploaded again for little."""
-_COPY_BYTES = 1 * MIB
-"""A multiple of the size of a log's blocks: pieces begin with a block, except the first one."""
 _GONE = (
     "the job restores from its last complete checkpoint; if another program deletes files in local_dir, set another "
     "one in Settings"
@@ -97,9 +94,8 @@ class RocksDBLog:
         """Whether a new base is worth its upload: a restore replays the log, and storage keeps it beside the state."""
         if self.base is None:
             return False
-        share_bytes = max(self._limits.share * self.base.size_bytes, _LEAST_BYTES)
         parts = sum(len(log.parts) for log in self._logs.values())
-        return parts >= self._limits.parts or self.size_bytes > min(share_bytes, self._limits.limit_bytes)
+        return parts >= self._limits.parts or self.size_bytes > self._limits.longest_log(self.base.size_bytes)
 
     @property
     def _usable_base(self) -> Base | None:
@@ -213,7 +209,7 @@ class RocksDBLog:
         batches, at = BatchReader(log.size_bytes), log.size_bytes
         end = at + size_bytes
         while at < end:
-            data = read(min(end - at, _COPY_BYTES - at % _COPY_BYTES))
+            data = read(min(end - at, PIECE_BYTES - at % PIECE_BYTES))
             if not data:
                 raise UnavailableError(f"{self._database}: {log.number:06}.log is shorter than a moment before")
             at += len(data)

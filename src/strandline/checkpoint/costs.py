@@ -47,8 +47,6 @@ RARE_S = 0.17
 """By how much the slowest in a hundred is durable later, with equal uploads (`latency`, changelog)."""
 MERGED_SHARE = 0.2
 """The part of the state that one incremental checkpoint in a hundred uploads after merges (`checkpoint_cost`)."""
-LEAST_LOG_BYTES = 16 << 20
-"""The log that a partition may always have; as backends/rockslog.py."""
 
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 DEFAULT_LOG = Changelog()
@@ -215,8 +213,7 @@ def _distinct(changed: float, state: float) -> float:
 
 def _longest_log(work: Workload, setting: Setting) -> float:
     """Return the size at which all logs are replaced, and what is added until the new base is there."""
-    base = work.state_bytes * work.largest
-    limit = min(max(setting.log.share * base, LEAST_LOG_BYTES), setting.log.limit_bytes)
+    limit = setting.log.longest_log(work.state_bytes * work.largest)
     return limit / work.largest + work.changed_per_s * (work.state_bytes / work.write_per_s + 2 * setting.every_s)
 
 

@@ -152,7 +152,7 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
     print(f"{'' if advice.is_met else 'nearest: '}{advice.best.setting.code(seen.directory)}")
     parts = advice.best.recovery[goals.failure]
     print("its recovery: " + ", ".join(f"{name} {duration_text(s * 1000)}" for name, s in parts.items() if s))
-    sure = "within a factor of two, since some of it is assumed" if seen.assumed else "within 30 %"
+    sure = "within a factor of two, since some of it is assumed" if seen.assumed else "most predictions are within 30 %"
     say(f"how sure: {sure}; restarts are as in docs/benchmarks.md, for the speed of this machine")
     for name, origin in seen.origins.items():
         say(f"  {_INPUTS[name]}: {origin}")

@@ -111,7 +111,9 @@ def _open(
             opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
     known = Known(keeper, restore.checkpoint if restore else None, restoring.known_files if restoring else {})
-    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, known)
+    snapshots = Snapshots(
+        program, partition, task.store, backend, jobdir, directory, known, _write_behind_bytes(program)
+    )  # fmt: skip
     if restoring is not None:
         snapshots.verify(restoring.unverified)
     version = restore.epoch if restore else Epoch(0)
@@ -142,7 +144,10 @@ def resume_partition(
         task = _task(program, process, partition, backend, database)
         assert backend.live is not None
         known = Known.of(backend.live)
-    snapshots = _snapshots(program, partition, directory, jobdir, backend, task, replace(known, keeper=keeper))
+    snapshots = Snapshots(
+        program, partition, task.store, backend, jobdir, directory, replace(known, keeper=keeper),
+        _write_behind_bytes(program),
+    )  # fmt: skip
     log.info("goes on at epoch %d, with the state of the keeper before", version)
     return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring, known.keeper)
 
@@ -157,17 +162,8 @@ def _sources(program: Program, partition: Partition, directory: Path) -> tuple[J
     return jobdir, PartitionRestore(program, partition, directory, jobdir, restore, restore.stored)
 
 
-def _snapshots(
-    program: Program,
-    partition: Partition,
-    directory: Path,
-    jobdir: JobDirectory,
-    backend: Backend,
-    task: Task,
-    known: Known,
-) -> Snapshots:
-    behind_bytes = int(program.partition_memory_bytes * _WRITE_BEHIND)
-    return Snapshots(program, partition, task.store, backend, jobdir, directory, known, behind_bytes)
+def _write_behind_bytes(program: Program) -> int:
+    return int(program.partition_memory_bytes * _WRITE_BEHIND)
 
 
 def _fetch(restoring: PartitionRestore, database: Path, *, copies: bool) -> None:

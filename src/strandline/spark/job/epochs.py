@@ -497,9 +497,10 @@ class EpochDriver:
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
+            # First: a keeper in the place of another one may know what that one has uploaded.
+            self._report(slot, ack.reports)
             if slot in before and ack.keeper != before[slot].keeper:
                 self.progress.replaced += 1
-                self._report(slot, ack.reports)
                 self._coordinator.retake(*slot, known=trigger)
                 death = self._fleet.death_of(before[slot])
                 log.warning(
@@ -507,7 +508,6 @@ class EpochDriver:
                     death.discreet if death else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
                     ack.pid,
                 )
-            self._report(slot, ack.reports)
 
     def _report(self, slot: Slot, reports: Sequence[Report]) -> None:
         for report in reports:
