@@ -246,6 +246,29 @@ def test_a_later_one_is_published_after_one_in_doubt(run: Run, store: FaultyStor
     assert_only(run, 3)
 
 
+def test_one_in_doubt_keeps_the_files_of_its_base(run: Run, store: FaultyStore) -> None:
+    """4 builds on 2, and is in doubt when 3 has taken the place of 2: it may be the job's newest, with files of 2."""
+    second, third = trigger(run, 2), trigger(run, 3)
+    of_third = upload(run, third)
+    deliver(run, second, upload(run, second))
+    assert run.coordinator.advance() == second
+    fourth = trigger(run, 4)
+    of_fourth = upload(run, fourth)
+    deliver(run, third, of_third)
+    assert run.coordinator.advance() == third
+    deliver(run, fourth, of_fourth)
+    store.script = [("create", "chk-4/_metadata", AFTER)]
+    for _ in range(2):
+        assert run.coordinator.advance() is None
+    live = read_catalog(run.jobdir).live
+    assert sorted(live) == [3, 4]
+    assert paths(of_fourth) - live[third].paths(), "it needs files that only its base had"
+    assert_restorable(run.jobdir, live[fourth])
+    run.checkpoint()
+    run.coordinator.advance()
+    assert_only(run, 5)
+
+
 def test_each_has_its_own_timeout(run: Run, clock: ManualClock) -> None:
     second = trigger(run, 2)
     run.coordinator.add_source(second, None)

@@ -130,6 +130,9 @@ class Retention:
     def _live_files(self) -> set[str]:
         return set().union(*(paths.all for paths in self._live.values()))
 
+    def _doubtful_files(self) -> set[str]:
+        return {file.path for files in self._doubtful.values() for file in files if file.path}
+
     def _stored_paths(self, base: CheckpointId) -> set[str]:
         return set().union(*(paths.stored for i, paths in self._live.items() if i >= base))
 
@@ -226,7 +229,8 @@ class Retention:
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
                 self._garbage |= self._live.pop(checkpoint).all
-            self._garbage -= self._live_files()
+            # One in doubt may build on a checkpoint that was just deleted.
+            self._garbage -= self._live_files() | self._doubtful_files()
             self._garbage |= self._pinned
             if self._garbage:
                 # After the deletion of manifests; see pins.py.
@@ -249,7 +253,7 @@ class Retention:
     def _verify_deletion(self) -> None:
         overdue, settled = self._overdue(), self._settled()
         staying = [paths.all for i, paths in self._live.items() if i not in overdue]
-        files = self._garbage.union(*(self._live[i].all for i in overdue))
+        files = self._garbage.union(*(self._live[i].all for i in overdue)) - self._doubtful_files()
         files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
         try:
             invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files.difference(*staying))
@@ -306,4 +310,4 @@ class Retention:
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:
             del self._abandoned[next(iter(self._abandoned))]
-        self._garbage |= paths - {f.path for doubtful in self._doubtful.values() for f in doubtful}
+        self._garbage |= paths - self._doubtful_files()
