@@ -10,7 +10,7 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Broadcast", "Changelog", "Checkpoints", "Context", "Early", "FollowExecutors", "Global", "Job",
+    "Aggregating", "BatchContext", "Broadcast", "Changelog", "Checkpoints", "Context", "Continuous", "Early", "FollowExecutors", "Global", "Job",
     "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "OnError",
     "OperatorOptions", "Reducing", "Restart", "Retry", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value",
     "Window", "WindowedStream", "agg", "errors", "files_source", "kafka", "session", "sinks", "spark_settings", "state", "stream",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.api.config import Changelog
+from strandline.api.config import Changelog, Continuous
 from strandline.backends.base import Backend, Changes, LocalFile
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB, Grouping, MemoryBudget
@@ -19,25 +19,29 @@ from strandline.backends.rocksdb import RocksDBBackend
 STATES = ("a", "b")
 BUDGET = MemoryBudget(block_cache_bytes=4 * MIB, write_buffer_bytes=4 * MIB)
 GROUPINGS = {"a": Grouping(2, exact=True), "b": Grouping(1, exact=False)}
-KINDS = ("memory", "filesystem", "rocksdb", "rocksdb-log")
+KINDS = ("memory", "filesystem", "rocksdb", "rocksdb-log", "rocksdb-continuous")
 
 
 class LoggingBackend(RocksDBBackend):
-    """A backend whose snapshots are a base and a log."""
+    """A backend whose snapshots have a log, and which cleans it."""
 
-    def __init__(self, directory: Path, states: tuple[str, ...]) -> None:
-        super().__init__(directory, states, memory=BUDGET, groupings=GROUPINGS, changelog=Changelog())
+    def __init__(self, directory: Path, states: tuple[str, ...], limits: Changelog | Continuous) -> None:
+        super().__init__(directory, states, memory=BUDGET, groupings=GROUPINGS, changelog=limits)
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
         assert self.changelog is not None
-        return self.changelog.append(changes, into)
+        files = self.changelog.append(changes, into)
+        self.changelog.clean()
+        return files
 
 
 def open_backend(kind: str, directory: Path, states: tuple[str, ...] = STATES) -> Backend:
     if kind == "rocksdb":
         return RocksDBBackend(directory, states, memory=BUDGET, groupings=GROUPINGS)
     if kind == "rocksdb-log":
-        return LoggingBackend(directory, states)
+        return LoggingBackend(directory, states, Changelog())
+    if kind == "rocksdb-continuous":
+        return LoggingBackend(directory, states, Continuous(log=1.5))
     inline = kind == "memory"
     return HeapBackend(directory, states, inline=inline, limit_bytes=64 * MIB if inline else None)
 

@@ -145,7 +145,9 @@ MISTAKES = [
     ),
     # -- checkpoints, restarts, settings
     made(
-        "a mode of another system", lambda: sl.Checkpoints("/x", mode="aligned"), "'full', 'incremental' or 'changelog'"
+        "a mode of another system",
+        lambda: sl.Checkpoints("/x", mode="aligned"),
+        "'full', 'incremental', 'changelog' or 'continuous'",
     ),  # type: ignore[arg-type]
     made("no checkpoint kept", lambda: sl.Checkpoints("/x", retain=0), "retain is 0, expected 1 or more"),
     made(

@@ -28,7 +28,7 @@ from tests.runtime.bench import MAX_PARALLELISM, program
 from tests.runtime.clients import Counter, count_events, eventually
 from tests.soak import seeds
 
-MODES = ["incremental", "changelog", "full"]
+MODES = ["incremental", "changelog", "continuous", "full"]
 SMALL = Changelog(parts=3)
 WAIT_S = 60.0
 
@@ -213,7 +213,7 @@ def test_a_slow_upload_delays_no_later_rows(begin: Callable[..., Life], mode: st
     life.run("a", "b", "7")
 
 
-@pytest.mark.parametrize("mode", ["incremental", "changelog"])
+@pytest.mark.parametrize("mode", ["incremental", "changelog", "continuous"])
 def test_the_next_increment_builds_on_the_one_that_was_complete(begin: Callable[..., Life], mode: str) -> None:
     """3 is complete before 2; 4 refers to files of 3, and to none of 2."""
     life = begin(mode, 2)

@@ -29,7 +29,7 @@ def plain(entries: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {state: found for state, found in entries.items() if found and state != "history"}
 
 
-MODES = st.sampled_from(["incremental", "changelog"])
+MODES = st.sampled_from(["incremental", "changelog", "continuous"])
 lives = st.lists(
     st.tuples(st.integers(1, 5), st.sampled_from(KINDS), MODES, st.sampled_from(["", "moved", *FORMS])),
     min_size=2,

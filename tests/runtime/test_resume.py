@@ -44,10 +44,10 @@ def replace(nursery: Nursery, dead: Keeper, **polled: Any) -> Keeper:
 
 
 def paths(files: list[FileRef]) -> dict[str, str]:
-    return {ref.name: ref.path for ref in files if ref.name.endswith(".sst")}
+    return {ref.name: ref.path for ref in files if ref.name.endswith((".sst", ".log"))}
 
 
-@pytest.mark.parametrize("mode", ["incremental", "changelog"])
+@pytest.mark.parametrize("mode", ["incremental", "changelog", "continuous"])
 def test_another_keeper_goes_on_where_a_killed_one_was(nursery: Nursery, mode: str) -> None:
     keeper = nursery.start(mode=mode, local_log=True)
     keeper.run([(str(n), "fill", 500, 0) for n in range(2000)])
@@ -140,7 +140,7 @@ def test_a_keeper_that_has_applied_the_next_epoch_answers_and_replays_it(nursery
 def test_lives_with_kills(nursery: Nursery, tmp_path: Path, seed: int) -> None:
     """Keepers are killed at any time; what goes on has exactly the counts, and so have restores of its checkpoints."""
     rng = random.Random(seed)
-    mode = rng.choice(["incremental", "changelog"])
+    mode = rng.choice(["incremental", "changelog", "continuous"])
     keeper = nursery.start(mode=mode, local_log=True)
     expected, generation, number, resumed = dict.fromkeys(KEYS, 0), 1, 0, 0
     confirmed: int | None = None

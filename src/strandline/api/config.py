@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import without_credentials
-from strandline.core.settings import Duration, parse_duration_ms, parse_size_bytes
+from strandline.core.settings import Duration, Mode, parse_duration_ms, parse_size_bytes
 from strandline.core.urls import check_url
 
 _MOST_CONCURRENT = 8
-
-
 _LEAST_LOG_BYTES = 16 << 20
+_LEAST_CONTINUOUS_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,50 @@ class Changelog:
 
 
 @dataclass(frozen=True)
+class Continuous:
+    """The limits of the logs of `Checkpoints(mode="continuous")`, which have the whole state.
+
+    A partition's log is about `log` times as long as its state (4 MB are always allowed). To that end, what only the
+    oldest part of the log has is written again: for each byte that changed, a checkpoint reads at most `budget` bytes
+    of the oldest part, and writes what still counts. A longer log needs fewer writes, more storage, and more time for a
+    restore.
+
+    >>> Continuous(log=3.0)
+    """
+
+    log: float = 2.0
+    budget: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in ("log", "budget"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 1 < value <= 100:
+                raise ConfigurationError(f"continuous: {name} is {value!r}, expected more than 1 and at most 100")
+        least = self.log / (self.log - 1)
+        if self.budget < least:
+            raise ConfigurationError(
+                f"continuous: budget is {self.budget!r}, expected at least {least:.3g}, which is log / (log - 1): with "
+                "less, the log may grow without a bound",
+                hint="raise budget or log",
+            )
+
+    def longest_log(self, state_bytes: float) -> float:
+        """Return the size of a partition's log beyond which its oldest part is cleaned, for a state of this size."""
+        return max(self.log * state_bytes, _LEAST_CONTINUOUS_BYTES)
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """The directory, interval and mode of a job's checkpoints.
 
     `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; epochs may take a checkpoint
     a tenth of it early, or late by their own duration. Without it, checkpoints are taken only on demand.
     `mode` is what each checkpoint uploads: "incremental" the files that are new, "changelog" the changes alone, within
-    the limits of `changelog`, and "full" everything. `tolerable_failures` is how many may fail in a row before the job
-    is restarted; None means any number. With `local_log`, a keeper whose process dies is replaced alone, and the job
+    the limits of `changelog`, "continuous" the changes and some old entries, within the limits of `continuous`, and
+    "full" everything. `tolerable_failures` is how many may fail in a row before the job is restarted; None means any
+    number. With `local_log`, a keeper whose process dies is replaced alone, and the job
     goes on without a restart: each epoch's changes are written to a log on the keeper's machine. By default, that is so
-    in the mode "changelog"; only the backend "rocksdb" has it.
+    in the modes "changelog" and "continuous"; only the backend "rocksdb" has it.
     `max_concurrent` is how many may be in flight: with more than one, a slow upload does not delay the next checkpoint,
     which subsumes the slow one if it is complete first.
     `storage_options` go to the storage client; they are never logged or written to files.
@@ -70,13 +103,14 @@ class Checkpoints:
 
     directory: str | Path = field(repr=False)
     every: Duration | None = None
-    mode: Literal["full", "incremental", "changelog"] = "incremental"
+    mode: Mode = "incremental"
     retain: int = 1
     timeout: Duration = "10 min"
     min_pause: Duration = "0s"
     tolerable_failures: int | None = 0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     changelog: Changelog = Changelog()
+    continuous: Continuous = Continuous()
     local_log: bool | None = None
     max_concurrent: int = 1
 
@@ -86,14 +120,19 @@ class Checkpoints:
         return f"Checkpoints({', '.join(texts)})"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("full", "incremental", "changelog"):
+        if self.mode not in get_args(Mode):
             raise ConfigurationError(
-                f"checkpoints: mode is {self.mode!r}, expected 'full', 'incremental' or 'changelog'"
+                f"checkpoints: mode is {self.mode!r}, expected 'full', 'incremental', 'changelog' or 'continuous'"
             )
         if not isinstance(self.changelog, Changelog):
             raise ConfigurationError(
                 f"checkpoints: changelog is {self.changelog!r}, expected the limits of its log",
                 hint='write mode="changelog", changelog=Changelog(limit="512MB")',
+            )
+        if not isinstance(self.continuous, Continuous):
+            raise ConfigurationError(
+                f"checkpoints: continuous is {self.continuous!r}, expected the limits of its log",
+                hint='write mode="continuous", continuous=Continuous(log=3.0)',
             )
         if self.local_log not in (None, True, False):
             raise ConfigurationError(f"checkpoints: local_log is {self.local_log!r}, expected True, False or None")
@@ -122,7 +161,7 @@ class Checkpoints:
     @property
     def has_local_log(self) -> bool:
         """Whether each epoch's changes are written to a log on the keeper's machine."""
-        return self.mode == "changelog" if self.local_log is None else self.local_log
+        return self.mode in ("changelog", "continuous") if self.local_log is None else self.local_log
 
     @property
     def interval_ms(self) -> int | None:

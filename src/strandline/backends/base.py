@@ -76,6 +76,9 @@ class LoggedSnapshots(Protocol):
         """Begin later snapshots with a new base; drop the old one and the log before the new one."""
         ...
 
+    def clean(self) -> None:
+        """Do what bounds the log beside new bases. After each snapshot."""
+
 
 class Live(Protocol):
     """A backend's records for another process of this machine, which goes on with its state after a kill."""

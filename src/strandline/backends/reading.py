@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from strandline.backends.heap import HEAP_FILE
-from strandline.backends.rocksfiles import BLOCK_CHECKED, ErrorTranslation, SstFiles
+from strandline.backends.rocksfiles import BLOCK_CHECKED, ErrorTranslation, SstFiles, logs_in
 from strandline.backends.rocksoptions import end_of_prefix, set_log
 from strandline.core.keygroups import BROADCAST_GROUP, first_key, group_of
 from strandline.core.settings import BackendName
@@ -25,6 +25,7 @@ SELF_CHECKED = (*BLOCK_CHECKED, HEAP_FILE)
 
 _READAHEAD_BYTES = 2 << 20
 _ENTRIES = 256
+_LOG_BYTES = 64 << 20
 _OPEN_FILES = 64
 """Without a limit, RocksDB would read the index of every file when the database is opened."""
 
@@ -59,7 +60,7 @@ def open_reader(kind: FileKind, directory: Path) -> PartitionReader:
 
     Raises CorruptionError, also during reads, if files of SELF_CHECKED are damaged; all others must be verified.
     """
-    return _RocksDBReader(directory) if kind == "rocksdb" else _HeapReader(directory)
+    return RocksDBReader(directory) if kind == "rocksdb" else _HeapReader(directory)
 
 
 class _HeapReader:
@@ -86,7 +87,9 @@ class _HeapReader:
         self._states = {}
 
 
-class _RocksDBReader:
+class RocksDBReader:
+    """A snapshot of a RocksDB database. Opening it changes its directory."""
+
     def __init__(self, directory: Path) -> None:
         self._translating = ErrorTranslation(directory)
         SstFiles(directory)
@@ -94,13 +97,18 @@ class _RocksDBReader:
         options.set_skip_stats_update_on_db_open(True)
         options.set_max_open_files(_OPEN_FILES)
         set_log(options, kept=False)
+        is_long = sum(log.stat().st_size for log in logs_in(directory).values()) > _LOG_BYTES
+        if is_long:
+            # Read-only, all of the log would be in memory.
+            options.set_write_buffer_size(_LOG_BYTES)
+            options.set_disable_auto_compactions(True)
         with self._translating:
             names = Rdict.list_cf(str(directory), options)
             self._db = Rdict(
                 str(directory),
                 options,
                 column_families=dict.fromkeys(names, options),
-                access_type=AccessType.read_only(),
+                access_type=AccessType.read_write() if is_long else AccessType.read_only(),
             )
             self._families = {name: self._db.get_column_family(name) for name in names if name != "default"}
 

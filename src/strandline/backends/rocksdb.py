@@ -5,6 +5,7 @@ Without a changelog it has no write-ahead log, and only the last snapshot surviv
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections import deque
@@ -27,12 +28,13 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from strandline.api.config import Changelog
+from strandline.api.config import Changelog, Continuous
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
+from strandline.backends.rockscontinuous import ContinuousLog, keep_restored
 from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
 from strandline.backends.rockslive import LiveRecords
-from strandline.backends.rockslog import RocksDBLog
+from strandline.backends.rockslog import BasedLog, RocksDBLog
 from strandline.backends.rocksoptions import (
     family_options,
     group_read_options,
@@ -40,6 +42,7 @@ from strandline.backends.rocksoptions import (
     set_log,
     write_options,
 )
+from strandline.backends.walformat import Families
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
@@ -53,6 +56,7 @@ _STALL_S = 0.005
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 _LOADED_ENTRIES = 256
 _DEFAULT_FAMILY = "default"
+_TABLE_FIGURE = re.compile(r"raw (key|value) size=(\d+)")
 _STATISTICS = {
     "flush_written_bytes": "rocksdb.flush.write.bytes",
     "compaction_written_bytes": "rocksdb.compact.write.bytes",
@@ -86,7 +90,7 @@ class RocksDBBackend:
         memory: MemoryBudget,
         tuning: Tuning = DEFAULT_TUNING,
         groupings: Mapping[str, Grouping] | None = None,
-        changelog: Changelog | None = None,
+        changelog: Changelog | Continuous | None = None,
         is_live: bool = False,
         resumed: int | None = None,
     ) -> None:
@@ -111,23 +115,26 @@ class RocksDBBackend:
         self._translating = ErrorTranslation(directory)
         self.unread: dict[int, BaseException] = {}
         self._reading = ErrorTranslation(directory, self.unread)
+        self.changelog: RocksDBLog | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        live = self.live = LiveRecords(directory, self._newest_entry, self._oldest_log) if is_live else None
+        live = self.live = LiveRecords(directory, self.newest_entry, self._oldest_log) if is_live else None
         before = None
         if live is not None and resumed is not None:
             before = live.names()
             live.check_logs()
+        goes_on = isinstance(changelog, Continuous) and before is None and keep_restored(directory)
         self._files = SstFiles(directory, before)
         with self._translating:
             self._open(states, memory, tuning, keeps_logs=changelog is not None)
             self._fit_cache()
         if live is not None:
             self._begin_live(live, resumed)
-        self.changelog = (
-            None
-            if changelog is None
-            else RocksDBLog(directory, self._files, changelog, self.write, self._link, self._newest_entry)
-        )
+        if isinstance(changelog, Changelog):
+            self.changelog = BasedLog(directory, self._files, changelog, self)
+        elif changelog is not None:
+            self.changelog = ContinuousLog(
+                directory, self._files, changelog, self, live, goes_on=goes_on, resumed=before is not None
+            )
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, keeps_logs: bool) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
@@ -145,8 +152,27 @@ class RocksDBBackend:
         self._families = {name: self._db.get_column_family(name) for name in names}
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
 
-    def _newest_entry(self) -> int:
+    def newest_entry(self) -> int:
         return self._db.latest_sequence_number()
+
+    @property
+    def families(self) -> Families:
+        """The numbers of the column families."""
+        current = (self._directory / "CURRENT").read_text().strip()
+        return Families.of(self._directory / current)
+
+    def raw_bytes(self) -> int:
+        """Return the size of all keys and values before compression, with old versions that are not merged away."""
+        size_bytes = self._total("rocksdb.size-all-mem-tables") + self._total(_FAMILY_PROPERTIES["live_blob_bytes"])
+        for family in self._families.values():
+            figures = dict(_TABLE_FIGURE.findall(family.property_value("rocksdb.aggregated-table-properties") or ""))
+            size_bytes += int(figures.get("key", 0)) + int(figures.get("value", 0))
+        return size_bytes
+
+    def begin_log(self) -> None:
+        """Have RocksDB begin a new log soon, as it does when a memtable is full."""
+        for family in self._families.values():
+            family.flush(False)
 
     def _oldest_log(self) -> int:
         return self._db.property_int_value("rocksdb.min-log-number-to-keep") or 0
@@ -220,6 +246,7 @@ class RocksDBBackend:
 
     def clip(self, groups: range) -> None:
         """Delete ranges, which takes no time now: later merges leave out their entries."""
+        self._invalidate_log()
         with self._translating:
             for family in self._families.values():
                 if groups.start:
@@ -228,6 +255,7 @@ class RocksDBBackend:
 
     def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
         """Write SST files and ingest them: nothing is merged, and no write buffer fills."""
+        self._invalidate_log()
         family, number = self._family(state), 0
         # RocksDB treats all files in its directory as its own. After a kill, this one is removed with the database.
         folder = self._directory.with_name(f"{self._directory.name}-load")
@@ -294,9 +322,10 @@ class RocksDBBackend:
         It does not wait for merges in the background, which would take seconds and save few uploads.
         """
         self.write(changes)
-        return self._link(into)
+        return self.link(into)
 
-    def _link(self, into: Path) -> list[LocalFile]:
+    def link(self, into: Path) -> list[LocalFile]:
+        """Flush, and link RocksDB's own checkpoint into a folder. Return the files that a restore needs."""
         with self._translating:
             for family in self._families.values():
                 family.flush(False)
@@ -346,11 +375,16 @@ class RocksDBBackend:
     def forget(self, state: str) -> None:
         family = self._families.pop(state, None)
         if family is not None:
+            self._invalidate_log()
             self._drop_walks()
             del self._handles[state], self._family_options[state]
             with self._translating:
                 family.close()
                 self._db.drop_column_family(state)
+
+    def _invalidate_log(self) -> None:
+        if self.changelog is not None:
+            self.changelog.invalidate()
 
     def metrics(self) -> dict[str, int]:
         """Return memory in use, sizes on disk, and the bytes that flushes and merges wrote since the opening."""
@@ -372,6 +406,8 @@ class RocksDBBackend:
             self._db.cancel_all_background(True)
         self._walks.clear()
         self._handles.clear()
+        if self.changelog is not None:
+            self.changelog.close()
         for family in [*self._families.values(), self._db]:
             with suppress(Exception):
                 family.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from strandline.backends.walformat import DAMAGED, FIRST, MIDDLE, PIECE_BYTES, WHOLE, records
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError, local_files_hint
 from strandline.core.ids import unique_name
 
@@ -28,16 +28,22 @@ _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 _PERMANENT_MANIFEST = re.compile(rf"(MANIFEST-\d+)-[0-9a-f]{{{_TAG_DIGITS}}}-\d+")
 _LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)-(\d+)\.log")
-_LOG_BLOCK_BYTES = 32 << 10
-_LOG_RECORD = struct.Struct("<IHB")
-"""Checksum, size and kind of a record, which a MANIFEST has as LevelDB's log does: whole, or in parts."""
-_DAMAGED, _WHOLE, _FIRST, _MIDDLE, _LAST = range(5)
 LOG_NAME = re.compile(r"(\d+)\.log")
-_BATCH_HEADER = struct.Struct("<QI")
-"""The first sequence number of a batch's entries, and their count."""
-PIECE_BYTES = 1 << 20
-"""The size of the pieces in which logs are read: a multiple of their blocks, so that pieces begin with one."""
-_LOG_KINDS = (_WHOLE, _FIRST, _MIDDLE, _LAST)
+
+
+def permanent_kind(name: str) -> Literal["table", "manifest", "part"] | None:
+    """Return the kind of a permanent name: of an SST or blob file, a MANIFEST or a log's part; None for other names."""
+    if _PERMANENT_NAME.fullmatch(name):
+        return "table"
+    if _PERMANENT_MANIFEST.fullmatch(name):
+        return "manifest"
+    return "part" if _LOG_PART.fullmatch(name) else None
+
+
+def part_bounds(name: str) -> tuple[int, str, int, int]:
+    """Return the number of the log of which a part is, its tag, and where the part begins and ends there."""
+    number, tag, start, end = name.removesuffix(".log").split("-")
+    return int(number), tag, int(start), int(end)
 
 
 def logs_in(directory: Path) -> dict[int, Path]:
@@ -53,30 +59,9 @@ def check_manifest(directory: Path) -> None:
     """
     for path in directory.glob("MANIFEST-*"):
         data = path.read_bytes()
-        *_, (kind, _, at) = [(_WHOLE, 0, 0), *_records(data, 0)]
-        if kind in (_DAMAGED, _FIRST, _MIDDLE):
+        *_, (kind, _, at) = [(WHOLE, 0, 0), *records(data, 0)]
+        if kind in (DAMAGED, FIRST, MIDDLE):
             raise CorruptionError(f"{path}: RocksDB's list of files is damaged at byte {at} of {len(data)}", hint=_HINT)
-
-
-def _records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the kind of each record in `data`, bytes of a log from byte `start` on, and where its payload lies there.
-
-    Records are whole, or in parts. It ends with a damaged one, if there is one.
-    """
-    at = 0
-    while at < len(data):
-        left = _LOG_BLOCK_BYTES - (start + at) % _LOG_BLOCK_BYTES
-        if left < _LOG_RECORD.size:
-            at += left
-            continue
-        header = data[at : at + _LOG_RECORD.size].ljust(_LOG_RECORD.size, b"\0")
-        _, size, kind = _LOG_RECORD.unpack(header)
-        first, end = at + _LOG_RECORD.size, at + _LOG_RECORD.size + size
-        if kind not in _LOG_KINDS or end > min(at + left, len(data)):
-            yield _DAMAGED, at, at
-            return
-        yield kind, first, end
-        at = end
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -84,26 +69,6 @@ class Names(msgspec.Struct, frozen=True):
 
     tag: str
     restored: dict[str, str]
-
-
-class BatchReader:
-    """Reads which entries the batches of a log have, piece by piece. A piece begins at a record or a block."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-        self._head = b""
-
-    def read(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield the first sequence number and the count of each batch that ends in the next piece."""
-        for kind, first, end in _records(data, self._at):
-            if kind in (_WHOLE, _FIRST):
-                self._head = b""
-            lacking = _BATCH_HEADER.size - len(self._head)
-            self._head += data[first : min(end, first + lacking)]
-            if kind in (_WHOLE, _LAST) and len(self._head) == _BATCH_HEADER.size:
-                number, count = _BATCH_HEADER.unpack(self._head)
-                yield number, count
-        self._at += len(data)
 
 
 class SstFiles:
@@ -171,9 +136,10 @@ class SstFiles:
         self._manifests += 1
         return f"{name}-{self.tag}-{self._manifests}"
 
-    def log_part_name(self, number: int, start: int, end: int) -> str:
-        """Return the permanent name of the bytes of a log from `start` to before `end`."""
-        return f"{number:06}-{self.tag}-{start:012}-{end:012}.log"
+
+def log_part_name(number: int, tag: str, start: int, end: int) -> str:
+    """Return the permanent name of the bytes of a log from `start` to before `end`."""
+    return f"{number:06}-{tag}-{start:012}-{end:012}.log"
 
 
 def _tagged(name: str, tag: str) -> str:
@@ -185,15 +151,15 @@ def _join(log: Path, parts: list[Path]) -> None:
     """Make a log of its parts, as a new file: RocksDB may change it."""
     tags, size_bytes = set(), 0
     for path in parts:
-        _, tag, start, end = path.name.removesuffix(".log").split("-")
+        _, tag, start, end = part_bounds(path.name)
         tags.add(tag)
-        if len(tags) > 1 or int(start) != size_bytes or path.stat().st_size != int(end) - int(start):
+        if len(tags) > 1 or start != size_bytes or path.stat().st_size != end - start:
             raise CorruptionError(
                 f"{log.parent}: {log.name} has the part {path.name} of {path.stat().st_size} bytes, expected one that "
                 f"begins at {size_bytes}, of one snapshot",
                 hint="restore one snapshot into an empty directory",
             )
-        size_bytes = int(end)
+        size_bytes = end
     with log.open("wb") as joined:
         for path in parts:
             with path.open("rb") as part:

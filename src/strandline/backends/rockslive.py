@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.backends.rocksfiles import PIECE_BYTES, BatchReader, Names, logs_in
+from strandline.backends.rocksfiles import Names, logs_in
+from strandline.backends.walformat import PIECE_BYTES, BatchReader
 from strandline.core.errors import UnavailableError
 
 _MARK = struct.Struct("<QQQ")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from strandline.api.config import Changelog
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
-from strandline.backends.rocksfiles import LOG_NAME, PIECE_BYTES, BatchReader, ErrorTranslation, SstFiles, logs_in
+from strandline.backends.rocksfiles import LOG_NAME, ErrorTranslation, SstFiles, log_part_name, logs_in
+from strandline.backends.walformat import PIECE_BYTES, BatchReader
 from strandline.core.errors import CorruptionError, UnavailableError
 
 _MERGED_PARTS = 8
@@ -29,73 +32,95 @@ _GONE = (
 )
 
 
+def log_directory(database: Path) -> Path:
+    """Return the directory of the parts and bases of a database's log."""
+    return database.with_name(f"{database.name}-log")
+
+
+class Logging(Protocol):
+    """The part of the opened database that a log needs. One thread at a time calls it, the one that writes."""
+
+    def write(self, changes: Changes) -> None:
+        """Apply entries."""
+
+    def link(self, into: Path) -> list[LocalFile]:
+        """Flush, and link RocksDB's own checkpoint, with its logs, into a folder."""
+        ...
+
+    def newest_entry(self) -> int:
+        """Return the number of the newest entry."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
+    """A part of a log, which never changes."""
+
     file: LocalFile
     merges: int
     """How often its bytes were merged."""
 
 
 @dataclass
-class _Log:
+class Log:
     """One log of RocksDB and its parts. Only the newest log grows."""
 
     number: int
-    parts: list[_Part]
+    tag: str
+    """Of the opening that began it."""
+    parts: list[Part]
     size_bytes: int = 0
 
     @property
-    def mergeable(self) -> list[_Part]:
+    def mergeable(self) -> list[Part]:
         """The newest parts, if they are so many of one kind that they should be one."""
         newest = self.parts[-_MERGED_PARTS:]
         is_even = len(newest) == _MERGED_PARTS and newest[0].merges == newest[-1].merges
         return newest if is_even and sum(part.file.size_bytes for part in newest) <= _MERGED_BYTES else []
 
 
-class RocksDBLog:
+class RocksDBLog(ABC):
     """The log of an opened database. One thread at a time calls it, the one that writes."""
 
-    def __init__(
-        self,
-        database: Path,
-        files: SstFiles,
-        limits: Changelog,
-        write: Callable[[Changes], None],
-        link: Callable[[Path], list[LocalFile]],
-        sequence: Callable[[], int],
-    ) -> None:
-        """`write` applies entries; `link` flushes, and links RocksDB's own checkpoint, with its logs, into a folder.
-
-        `sequence` returns the number of the newest entry.
-        """
+    def __init__(self, directory: Path, files: SstFiles, database: Logging) -> None:
+        """`directory` is the database's."""
         self._database = database
-        self._archive = database / "archive"
-        self._directory = database.with_name(f"{database.name}-log")
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._live = directory
+        self._archive = directory / "archive"
+        self._directory = log_directory(directory)
         self._files = files
-        self._limits = limits
-        self._write = write
-        self._link = link
-        self._sequence = sequence
         self._copied = 0
         """The number of the newest entry that the base or a part has."""
         self._pruned = 0
         """The number of the newest entry when logs were deleted that no snapshot has: no older base can be used."""
-        self._translating = ErrorTranslation(database)
+        self._translating = ErrorTranslation(directory)
         self.base: Base | None = None
         """The base of snapshots, before the first one None."""
-        self._logs: dict[int, _Log] = {}
+        self._logs: dict[int, Log] = {}
         self._bases = 0
         self.size_bytes = 0
         """The size of the log since the base, as of the last snapshot. Any thread may read it."""
 
     @property
+    @abstractmethod
     def is_long(self) -> bool:
         """Whether a new base is worth its upload: a restore replays the log, and storage keeps it beside the state."""
-        if self.base is None:
-            return False
-        parts = sum(len(log.parts) for log in self._logs.values())
-        return parts >= self._limits.parts or self.size_bytes > self._limits.longest_log(self.base.size_bytes)
+
+    @abstractmethod
+    def _too_long(self, base: Base) -> float:
+        """Return the size of a log that is not worth its disk space while there are no snapshots."""
+
+    @abstractmethod
+    def invalidate(self) -> None:
+        """Forget what was kept: files came into the database, or left it, without a log."""
+
+    @abstractmethod
+    def clean(self) -> None:
+        """Do what bounds the log beside new bases. After each snapshot."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what it reads."""
 
     @property
     def _usable_base(self) -> Base | None:
@@ -107,26 +132,29 @@ class RocksDBLog:
 
         The first snapshot makes the first base.
         """
-        self._write(changes)
+        self._database.write(changes)
         with self._translating:
             base = self._usable_base
             if base is None:
                 base = self.rebase()
                 self.begin_at(base)
             self._cut(base.first_log)
-            self.size_bytes = sum(log.size_bytes for log in self._logs.values())
+            self._measure()
             into.mkdir(parents=True)
             files = [*base.files, *(part.file for log in self._logs.values() for part in log.parts)]
             for file in files:
                 os.link(file.path, into / file.name)
         return [LocalFile(file.name, into / file.name, file.size_bytes, shared=True) for file in files]
 
+    def _measure(self) -> None:
+        self.size_bytes = sum(log.size_bytes for log in self._logs.values())
+
     def rebase(self) -> Base:
         """Flush, and write a new base. Snapshots begin with it from `begin_at` on."""
         self._bases += 1
         into = self._directory / f"base-{self._bases}"
-        sequence = self._sequence()
-        files = [file for file in self._link(into) if not LOG_NAME.fullmatch(file.name)]
+        sequence = self._database.newest_entry()
+        files = [file for file in self._database.link(into) if not LOG_NAME.fullmatch(file.name)]
         logs = logs_in(into)
         if not logs:
             raise UnavailableError(f"{into}: RocksDB has linked no log")
@@ -151,11 +179,8 @@ class RocksDBLog:
                 part.file.path.unlink(missing_ok=True)
 
     def prune(self) -> None:
-        """Bound the disk space of logs while there are no snapshots; the next one makes a new base. After each write.
-
-        The bound is what that base would upload at most, beside what a log may have.
-        """
-        live, archived = logs_in(self._database), logs_in(self._archive)
+        """Bound the disk space of logs without snapshots; the next one makes a new base. After each write."""
+        live, archived = logs_in(self._live), logs_in(self._archive)
         base = self._usable_base
         if base is not None:
             sizes = {number: log.size_bytes for number, log in self._logs.items()}
@@ -164,30 +189,30 @@ class RocksDBLog:
                 with suppress(FileNotFoundError):
                     sizes[number] = max(sizes.get(number, 0), path.stat().st_size)
             size_bytes = sum(size for number, size in sizes.items() if number >= base.first_log)
-            if size_bytes <= base.size_bytes + self._limits.limit_bytes:
+            if size_bytes <= self._too_long(base):
                 return
-        self._pruned = self._sequence()
+        self._pruned = self._database.newest_entry()
         for path in archived.values():
             path.unlink(missing_ok=True)
 
     def _cut(self, first_log: int) -> None:
         """Copy what was appended to the logs; delete the archived ones that are copied or not needed."""
         # In this order: RocksDB moves logs from the first directory to the second one.
-        live, archived = logs_in(self._database), logs_in(self._archive)
+        live, archived = logs_in(self._live), logs_in(self._archive)
         for number in sorted({*live, *archived}):
             if number >= first_log:
-                self._copy(self._logs.setdefault(number, _Log(number, [])))
-        if self._copied != (newest := self._sequence()):
+                self._copy(self._logs.setdefault(number, Log(number, self._files.tag, [])))
+        if self._copied != (newest := self._database.newest_entry()):
             raise CorruptionError(
-                f"{self._database}: RocksDB's logs end with entry {self._copied}, and its newest one is {newest}",
+                f"{self._live}: RocksDB's logs end with entry {self._copied}, and its newest one is {newest}",
                 hint=_GONE,
             )
         for path in archived.values():
             path.unlink(missing_ok=True)
 
-    def _copy(self, log: _Log) -> None:
+    def _copy(self, log: Log) -> None:
         try:
-            source = (self._database / f"{log.number:06}.log").open("rb")
+            source = (self._live / f"{log.number:06}.log").open("rb")
         except FileNotFoundError:
             source = (self._archive / f"{log.number:06}.log").open("rb")
         with source:
@@ -204,29 +229,59 @@ class RocksDBLog:
             for part in small:
                 part.file.path.unlink()
 
-    def _checked(self, log: _Log, read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
+    def _checked(self, log: Log, read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
         """Yield the next bytes of a log; raise CorruptionError if an entry is missing: a log before it is gone."""
         batches, at = BatchReader(log.size_bytes), log.size_bytes
         end = at + size_bytes
         while at < end:
             data = read(min(end - at, PIECE_BYTES - at % PIECE_BYTES))
             if not data:
-                raise UnavailableError(f"{self._database}: {log.number:06}.log is shorter than a moment before")
+                raise UnavailableError(f"{self._live}: {log.number:06}.log is shorter than a moment before")
             at += len(data)
             for first, count in batches.read(data):
                 if first > self._copied + 1:
                     raise CorruptionError(
-                        f"{self._database}: RocksDB's logs lack the entries {self._copied + 1} to {first - 1}: one "
+                        f"{self._live}: RocksDB's logs lack the entries {self._copied + 1} to {first - 1}: one "
                         f"before {log.number:06}.log is gone or damaged",
                         hint=_GONE,
                     )
                 self._copied = max(self._copied, first + count - 1)
             yield data
 
-    def _add(self, log: _Log, size_bytes: int, pieces: Iterable[bytes], merges: int) -> None:
+    def _add(self, log: Log, size_bytes: int, pieces: Iterable[bytes], merges: int) -> None:
         start = sum(part.file.size_bytes for part in log.parts)
-        name = self._files.log_part_name(log.number, start, start + size_bytes)
+        name = log_part_name(log.number, log.tag, start, start + size_bytes)
         path = self._directory / name
         with path.open("wb") as target:
             target.writelines(pieces)
-        log.parts.append(_Part(LocalFile(name, path, size_bytes, shared=True), merges))
+        log.parts.append(Part(LocalFile(name, path, size_bytes, shared=True), merges))
+
+
+class BasedLog(RocksDBLog):
+    """A log that a new base bounds."""
+
+    def __init__(self, directory: Path, files: SstFiles, limits: Changelog, database: Logging) -> None:
+        """Forget the log of an earlier opening: the first snapshot makes a base."""
+        super().__init__(directory, files, database)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._limits = limits
+
+    @property
+    def is_long(self) -> bool:
+        if self.base is None:
+            return False
+        parts = sum(len(log.parts) for log in self._logs.values())
+        return parts >= self._limits.parts or self.size_bytes > self._limits.longest_log(self.base.size_bytes)
+
+    def _too_long(self, base: Base) -> float:
+        # What a new base would upload at most, beside what a log may have.
+        return base.size_bytes + self._limits.limit_bytes
+
+    def invalidate(self) -> None:
+        """Do nothing: it has no base yet."""
+
+    def clean(self) -> None:
+        """Do nothing: new bases bound it."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strandline.api.config import Changelog
-from strandline.format.manifest import Mode
+from strandline.core.settings import Mode
 
 Failure = Literal["keeper", "program"]
 """A keeper's process ends, and its machine has copies of the checkpoint; or the program starts on another machine."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from strandline.core.ids import CheckpointId, Epoch, Partition
-from strandline.format.manifest import Mode
+from strandline.core.settings import Mode
 
 Status = Literal["triggered", "in_progress", "completed", "failed", "subsumed"]
 """Subsumed: given up, since a later checkpoint was complete before it."""

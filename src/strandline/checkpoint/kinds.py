@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from strandline.backends.base import LocalFile
-from strandline.format.manifest import FileRef, Mode
+from strandline.core.settings import Mode
+from strandline.format.manifest import FileRef
 
 _INLINE_UP_TO_BYTES = 4 << 10
 
@@ -47,4 +48,9 @@ def _all_inline(file: LocalFile, base: Mapping[str, FileRef]) -> Place:
     return "inline"
 
 
-_KINDS: dict[Mode, SnapshotKind] = {"full": _full, "incremental": _incremental, "changelog": _incremental}
+_KINDS: dict[Mode, SnapshotKind] = {
+    "full": _full,
+    "incremental": _incremental,
+    "changelog": _incremental,
+    "continuous": _incremental,
+}

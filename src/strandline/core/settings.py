@@ -16,6 +16,8 @@ from strandline.core.times import LONGEST_MS
 from strandline.core.urls import check_local_path
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
+Mode = Literal["full", "incremental", "changelog", "continuous"]
+"""What each checkpoint uploads."""
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
 Duration = str | dt.timedelta
 """A time such as "10s" or timedelta(seconds=10). A number is refused, since it has no unit."""

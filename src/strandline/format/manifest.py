@@ -11,10 +11,10 @@ import msgspec
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.keygroups import BROADCAST_GROUP, MAX_MAX_PARALLELISM
+from strandline.core.settings import Mode
 from strandline.format.frame import RecordFormat
 from strandline.types.datatypes import parse_schema, parse_type
 
-Mode = Literal["full", "incremental", "changelog"]
 _NAME_CHARS = 80
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from strandline.api.config import Changelog, Continuous
 from strandline.backends.base import Backend
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MemoryBudget
@@ -235,9 +236,10 @@ def open_backend(program: Program, process: Process, database: Path, resumed: Ep
         budget = MemoryBudget(
             block_cache_bytes=int(memory * _BLOCK_CACHE), write_buffer_bytes=int(memory * _WRITE_BUFFERS)
         )
-        changelog = program.changelog if program.mode == "changelog" else None
+        logs: dict[str, Changelog | Continuous] = {"changelog": program.changelog, "continuous": program.continuous}
         return RocksDBBackend(
-            database, states, memory=budget, groupings=groupings(program, process), changelog=changelog,
+            database, states, memory=budget, groupings=groupings(program, process),
+            changelog=logs.get(program.mode),
             is_live=program.local_log, resumed=resumed,
         )  # fmt: skip
     in_memory = program.backend == "memory"

@@ -270,10 +270,13 @@ class Snapshots:
         return files
 
     def _rebase(self) -> None:
-        """Write the next base of the changelog, if that is due."""
-        if self._changelog is None or self._next_base is not None or not self._changelog.is_long:
+        """Clean the changelog, or write its next base, if that is due."""
+        if self._changelog is None or self._next_base is not None:
             return
         try:
+            self._changelog.clean()
+            if not self._changelog.is_long:
+                return
             failpoints.hit("keeper.rebase.before")
             base = self._changelog.rebase()
         except BaseException as error:

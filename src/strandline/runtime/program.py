@@ -15,17 +15,16 @@ import cloudpickle
 import msgspec
 
 from strandline.api.badrecords import OnError
-from strandline.api.config import Changelog
+from strandline.api.config import Changelog, Continuous
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.backends.options import Grouping
 from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.ids import CheckpointId, Epoch, Generation
-from strandline.core.settings import BackendName
+from strandline.core.settings import BackendName, Mode
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import (
-    Mode,
     OperatorInfo,
     PartitionInfo,
     StateInfo,
@@ -121,6 +120,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     changelog: Changelog = Changelog()
     """The limits of the log, in the mode `changelog`."""
+    continuous: Continuous = Continuous()
+    """The limits of the log, in the mode `continuous`."""
     local_log: bool = False
     """Whether each epoch's changes are in a log on this machine, so that another keeper can go on after a kill."""
     max_concurrent: int = 1

@@ -270,6 +270,7 @@ class Preparation:
             backend=b.settings.backend,
             mode=b.checkpoints.mode,
             changelog=b.checkpoints.changelog,
+            continuous=b.checkpoints.continuous,
             local_log=b.checkpoints.has_local_log and b.settings.backend == "rocksdb",
             max_concurrent=b.checkpoints.max_concurrent,
             store_url=b.jobdir.store.url,

@@ -1,0 +1,179 @@
+"""RocksDB's log format, which its write-ahead logs and its MANIFESTs have, and what their records hold."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from strandline.core.errors import CorruptionError
+
+PIECE_BYTES = 1 << 20
+"""The size of the pieces in which logs are read: a multiple of their blocks, so that pieces begin with one."""
+_BLOCK_BYTES = 32 << 10
+_RECORD = struct.Struct("<IHB")
+"""Checksum, size and kind of a record: whole, or in parts."""
+DAMAGED, WHOLE, FIRST, MIDDLE, LAST = range(5)
+_KINDS = (WHOLE, FIRST, MIDDLE, LAST)
+_BATCH_HEADER = struct.Struct("<QI")
+"""The first sequence number of a batch's entries, and their count."""
+_DELETE, _PUT, _DATA, _FAMILY_DELETE, _FAMILY_PUT = 0, 1, 3, 4, 5
+_NOTHING, _FAMILY_DELETE_RANGE, _DELETE_RANGE = 13, 14, 15
+_PUTS = (_PUT, _FAMILY_PUT)
+_PAIRS = (*_PUTS, _FAMILY_DELETE_RANGE, _DELETE_RANGE)
+_WITH_FAMILY = (_FAMILY_DELETE, _FAMILY_PUT, _FAMILY_DELETE_RANGE)
+_WITHOUT_FAMILY = (_DELETE, _PUT, _DATA, _NOTHING, _DELETE_RANGE)
+"""The kinds of a batch's entries that are written here or by RocksDB itself."""
+_EDIT_FAMILY, _EDIT_ADDS_FAMILY, _EDIT_DROPS_FAMILY, _EDIT_LARGEST_FAMILY = 200, 201, 202, 203
+_EDIT_LOGS = (2, 10)
+"""The oldest log that a family needs, and the oldest one that any needs."""
+_EDIT_NUMBERS = (*_EDIT_LOGS, 3, 4, 9, _EDIT_FAMILY, _EDIT_LARGEST_FAMILY)
+"""Fields of a MANIFEST's records that are one number: of logs, files and entries, and of column families."""
+_EDIT_TEXTS = (1, _EDIT_ADDS_FAMILY)
+_EDIT_IGNORABLE = 1 << 13
+"""The bit of fields that older releases of RocksDB can skip."""
+
+
+def records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the kind of each record in `data`, bytes of a log from byte `start` on, and where its payload lies there.
+
+    Records are whole, or in parts. It ends with a damaged one, if there is one.
+    """
+    at = 0
+    while at < len(data):
+        left = _BLOCK_BYTES - (start + at) % _BLOCK_BYTES
+        if left < _RECORD.size:
+            at += left
+            continue
+        header = data[at : at + _RECORD.size].ljust(_RECORD.size, b"\0")
+        _, size, kind = _RECORD.unpack(header)
+        first, end = at + _RECORD.size, at + _RECORD.size + size
+        if kind not in _KINDS or end > min(at + left, len(data)):
+            yield DAMAGED, at, at
+            return
+        yield kind, first, end
+        at = end
+
+
+class BatchReader:
+    """Reads which entries the batches of a log have, piece by piece. A piece begins at a record or a block."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._head = b""
+
+    def read(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Yield the first sequence number and the count of each batch that ends in the next piece."""
+        for kind, first, end in records(data, self._at):
+            if kind in (WHOLE, FIRST):
+                self._head = b""
+            lacking = _BATCH_HEADER.size - len(self._head)
+            self._head += data[first : min(end, first + lacking)]
+            if kind in (WHOLE, LAST) and len(self._head) == _BATCH_HEADER.size:
+                number, count = _BATCH_HEADER.unpack(self._head)
+                yield number, count
+        self._at += len(data)
+
+
+def batches(pieces: Iterable[bytes], at: int = 0) -> Iterator[bytes]:
+    """Yield the batches of a log that is given from byte `at` on, in pieces that begin at a record or a block."""
+    parts = []
+    for data in pieces:
+        for kind, first, end in records(data, at):
+            if kind == DAMAGED:
+                raise CorruptionError(f"a log of RocksDB is damaged at byte {at + first}")
+            parts.append(data[first:end])
+            if kind in (WHOLE, LAST):
+                yield b"".join(parts)
+                parts.clear()
+        at += len(data)
+
+
+def puts_of(batch: bytes) -> dict[int, list[tuple[bytes, bytes]]]:
+    """Return the keys with their values that a batch writes, by the number of the column family."""
+    puts: dict[int, list[tuple[bytes, bytes]]] = {}
+    at, end = _BATCH_HEADER.size, len(batch)
+    while at < end:
+        tag = batch[at]
+        at += 1
+        family = 0
+        if tag in _WITH_FAMILY:
+            family, at = _number(batch, at)
+        elif tag not in _WITHOUT_FAMILY:
+            raise CorruptionError(f"a log of RocksDB has an entry of the unknown kind {tag}")
+        if tag == _NOTHING:
+            continue
+        size, at = _number(batch, at)
+        key = batch[at : at + size]
+        at += size
+        if tag in _PAIRS:
+            size, at = _number(batch, at)
+            if tag in _PUTS:
+                puts.setdefault(family, []).append((key, batch[at : at + size]))
+            at += size
+    return puts
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """The numbers of a database's column families by name: logs have the numbers alone."""
+
+    names: dict[str, int]
+    largest: int
+    """The largest number that a family ever had."""
+    first_log: int
+    """RocksDB repeats no older logs than this."""
+
+    @classmethod
+    def of(cls, manifest: Path) -> Families:
+        """Read a MANIFEST. RocksDB may be writing its end."""
+        names: dict[int, str] = {}
+        largest = first_log = 0
+        for edit in _edits(manifest.read_bytes()):
+            family = at = 0
+            while at < len(edit):
+                tag, at = _number(edit, at)
+                if tag in _EDIT_NUMBERS:
+                    number, at = _number(edit, at)
+                    family = number if tag == _EDIT_FAMILY else family
+                    largest = max(largest, number) if tag == _EDIT_LARGEST_FAMILY else largest
+                    first_log = max(first_log, number) if tag in _EDIT_LOGS else first_log
+                elif tag in _EDIT_TEXTS or tag & _EDIT_IGNORABLE:
+                    size, at = _number(edit, at)
+                    if tag == _EDIT_ADDS_FAMILY:
+                        names[family] = edit[at : at + size].decode()
+                    at += size
+                elif tag == _EDIT_DROPS_FAMILY:
+                    names.pop(family, None)
+                else:
+                    # Files: what adds and drops families has none.
+                    break
+        names.pop(0, None)
+        return cls({name: number for number, name in names.items()}, max(largest, *names, 0), first_log)
+
+
+def _edits(data: bytes) -> Iterator[bytes]:
+    """Yield the whole records of a MANIFEST. RocksDB may be writing the last one."""
+    parts = []
+    for kind, first, end in records(data, 0):
+        parts.append(data[first:end])
+        if kind in (WHOLE, LAST):
+            yield b"".join(parts)
+            parts.clear()
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number of variable length at `at`, and where it ends."""
+    number = data[at]
+    if number < 128:
+        return number, at + 1
+    number &= 127
+    shift = 7
+    while True:
+        at += 1
+        byte = data[at]
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at + 1
+        shift += 7
