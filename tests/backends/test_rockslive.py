@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strandline.api.config import Changelog
+from strandline.api.config import Changelog, Continuous
 from strandline.backends.options import MIB, MemoryBudget
+from strandline.backends.rockscontinuous import ContinuousLog
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.backends.rockslive import LiveRecords
 from strandline.core.errors import UnavailableError
@@ -20,11 +22,11 @@ from strandline.core.errors import UnavailableError
 BUDGET = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=2 * MIB)
 
 
-LOGS = [Changelog(), None]
+LOGS = [Changelog(), Continuous(), None]
 """Without a changelog, RocksDB deletes a log that an opening has flushed."""
 
 
-def opened(root: Path, log: Changelog | None, resumed: int | None = None) -> RocksDBBackend:
+def opened(root: Path, log: Changelog | Continuous | None, resumed: int | None = None) -> RocksDBBackend:
     return RocksDBBackend(root / "db", ["a", "b"], memory=BUDGET, changelog=log, is_live=True, resumed=resumed)
 
 
@@ -44,7 +46,7 @@ def _do_and_die(work: Callable[..., object], *given: object) -> None:
 _kept: list[object] = []
 
 
-def open_and_die(root: Path, log: Changelog | None) -> None:
+def open_and_die(root: Path, log: Changelog | Continuous | None) -> None:
     """Be killed before anything is recorded of the opening."""
     LiveRecords.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     opened(root, log, 8)
@@ -73,7 +75,7 @@ def by_name(*directories: Path) -> dict[str, set[str]]:
     return found
 
 
-def first(root: Path, log: Changelog | None) -> None:
+def first(root: Path, log: Changelog | Continuous | None) -> None:
     """Do what a keeper does until it is killed."""
     backend = opened(root, log)
     for version in range(1, 6):
@@ -83,7 +85,31 @@ def first(root: Path, log: Changelog | None) -> None:
         write(backend, version)
 
 
-def second(root: Path, log: Changelog | None) -> None:
+def clean_and_die(root: Path) -> None:
+    """Be killed as the first entries of the oldest log were written again."""
+    write_again = ContinuousLog._write_again
+
+    def die(log: ContinuousLog, *given: Any) -> None:
+        before = log._rewritten_bytes
+        write_again(log, *given)
+        if log._rewritten_bytes > before:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    backend = opened(root, Continuous(log=1.5))
+    for version in range(1, 8):
+        write(backend, version)
+        snapshot(backend, root / f"chk-{version}", version)
+        assert backend.changelog is not None
+        assert backend.live is not None
+        if version == 7:
+            ContinuousLog._write_again = die  # type: ignore[method-assign]
+        backend.live.note(version, cleaning=True)
+        backend.changelog.clean()
+        backend.live.note(version)
+    os._exit(1)
+
+
+def second(root: Path, log: Changelog | Continuous | None) -> None:
     backend = opened(root, log, resumed=8)
     write(backend, 9)
     snapshot(backend, root / "chk-2", 9)
@@ -97,7 +123,7 @@ def check(backend: RocksDBBackend, version: int) -> None:
 
 @pytest.mark.parametrize("log", LOGS)
 def test_a_process_that_is_killed_when_it_has_just_gone_on_leaves_the_state(
-    tmp_path: Path, log: Changelog | None
+    tmp_path: Path, log: Changelog | Continuous | None
 ) -> None:
     """RocksDB has flushed its log then."""
     killed(first, tmp_path, log)
@@ -118,7 +144,9 @@ def test_a_process_that_is_killed_when_it_has_just_gone_on_leaves_the_state(
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state_or_none(tmp_path: Path, log: Changelog | None) -> None:
+def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state_or_none(
+    tmp_path: Path, log: Changelog | Continuous | None
+) -> None:
     killed(first, tmp_path, log)
     killed(open_and_die, tmp_path, log)
     if log is None:
@@ -128,3 +156,20 @@ def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state_or_none(tmp_pat
         backend = opened(tmp_path, log, resumed=8)
         check(backend, 8)
         backend.close()
+
+
+def test_a_process_that_is_killed_as_it_cleans_its_log_leaves_the_state(tmp_path: Path) -> None:
+    """Entries that were written again have numbers after the noted one, and change nothing."""
+    killed(clean_and_die, tmp_path)
+    backend = opened(tmp_path, Continuous(log=1.5), resumed=7)
+    check(backend, 7)
+    write(backend, 8)
+    snapshot(backend, tmp_path / "chk-8", 8)
+    check(backend, 8)
+    backend.close()
+    files = {path.name for path in (tmp_path / "chk-8").iterdir()}
+    assert not any(name.endswith(".sst") for name in files)
+    assert files & {path.name for path in (tmp_path / "chk-7").iterdir() if path.name.endswith(".log")}
+    restored = RocksDBBackend(tmp_path / "chk-8", ["a", "b"], memory=BUDGET)
+    check(restored, 8)
+    restored.close()

@@ -83,8 +83,11 @@ class LoggedSnapshots(Protocol):
 class Live(Protocol):
     """A backend's records for another process of this machine, which goes on with its state after a kill."""
 
-    def note(self, version: int) -> None:
-        """Record that all changes of a version were written, and no later ones. After each `write`."""
+    def note(self, version: int, *, cleaning: bool = False) -> None:
+        """Record that all changes of a version were written, and no later ones. After each `write`.
+
+        With `cleaning`, `clean` may follow, and then another note.
+        """
 
     def write(self, name: str, data: bytes) -> None:
         """Write a record in place of the one of this name."""

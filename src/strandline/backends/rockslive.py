@@ -18,8 +18,9 @@ from strandline.backends.rocksfiles import Names, logs_in
 from strandline.backends.walformat import PIECE_BYTES, BatchReader
 from strandline.core.errors import UnavailableError
 
-_MARK = struct.Struct("<QQQ")
-"""A version, the number of its newest entry, and that of the oldest log that has entries which are in no other file."""
+_MARK = struct.Struct("<QQQ?")
+"""A version, the number of its newest entry, that of the oldest log that has entries which are in no other file, and
+whether more entries may follow, which do not change the state."""
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -49,16 +50,19 @@ class LiveRecords:
         """Return the recorded names; raise UnavailableError if there are none."""
         return msgspec.json.decode(self.read("names"), type=Names)
 
-    def note(self, version: int) -> None:
-        """Record that the database has all entries of a version, and no others, with one write that is not synced."""
+    def note(self, version: int, *, cleaning: bool = False) -> None:
+        """Record that the database has all entries of a version, and no others, with one write that is not synced.
+
+        With `cleaning`, entries may be written again until the next note.
+        """
         if self._mark < 0:
             self._mark = os.open(self._directory / "mark", os.O_WRONLY | os.O_CREAT, 0o600)
         oldest_log = max(self._first_log, self._oldest_log())
-        os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._sequence(), oldest_log)), 0)
+        os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._sequence(), oldest_log, cleaning)), 0)
 
     def check_logs(self) -> None:
         """Raise UnavailableError if a log is missing since the last note, which RocksDB would not notice."""
-        *_, oldest = _MARK.unpack(self.read("mark"))
+        _, _, oldest, _ = _MARK.unpack(self.read("mark"))
         logs = {**logs_in(self._database), **logs_in(self._database / "archive")}
         newest = 0
         for number in sorted(log for log in {*logs, oldest} if log >= oldest):
@@ -69,11 +73,12 @@ class LiveRecords:
 
     def check(self, version: int) -> None:
         """Raise UnavailableError unless the open database has exactly the entries up to this version."""
-        noted, sequence, _ = _MARK.unpack(self.read("mark"))
-        if (noted, sequence) != (version, self._sequence()):
+        noted, sequence, _, cleaning = _MARK.unpack(self.read("mark"))
+        newest = self._sequence()
+        if noted != version or not (sequence == newest or (cleaning and sequence < newest)):
             raise UnavailableError(
                 f"{self._directory}: version {noted} ends with entry {sequence}; the database ends with entry "
-                f"{self._sequence()}, and version {version} is expected"
+                f"{newest}, and version {version} is expected"
             )
 
     def write(self, name: str, data: bytes) -> None:

@@ -219,11 +219,11 @@ class Snapshots:
             # BaseException: a Rust library's panic is no Exception, and the pool would swallow it.
             self._fail(error)
 
-    def _note(self, version: Epoch) -> None:
+    def _note(self, version: Epoch, *, cleaning: bool = False) -> None:
         """Note that the backend has all changes of a version, once it is known to be what was restored."""
         if self._live is not None and (self._verified is None or self._verified.done()) and self._error is None:
             failpoints.hit("keeper.log.written")
-            self._live.note(version)
+            self._live.note(version, cleaning=cleaning)
             failpoints.hit("keeper.log.noted")
 
     def _take(self, checkpoint: CheckpointId, frozen: Frozen, version: Epoch, pause_ms: float) -> None:
@@ -241,13 +241,14 @@ class Snapshots:
                 changes = {}
             files = self._persist(checkpoint, changes, into)
             # Again: logs that are flushed may be gone.
-            self._note(version)
+            self._note(version, cleaning=self._changelog is not None)
             frozen.release()
         except BaseException as error:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._loggable(error)}"))
             return
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
+        self._clean(version)
         self._rebase()
 
     def _persist(self, checkpoint: CheckpointId, changes: Changes, into: Path) -> list[LocalFile]:
@@ -269,14 +270,19 @@ class Snapshots:
                 self._next_base = None
         return files
 
+    def _clean(self, version: Epoch) -> None:
+        if self._changelog is not None:
+            try:
+                self._changelog.clean()
+                self._note(version)
+            except BaseException as error:
+                self._fail(error)
+
     def _rebase(self) -> None:
-        """Clean the changelog, or write its next base, if that is due."""
-        if self._changelog is None or self._next_base is not None:
+        """Write the next base of the changelog, if that is due."""
+        if self._changelog is None or self._next_base is not None or not self._changelog.is_long:
             return
         try:
-            self._changelog.clean()
-            if not self._changelog.is_long:
-                return
             failpoints.hit("keeper.rebase.before")
             base = self._changelog.rebase()
         except BaseException as error:
