@@ -14,93 +14,17 @@ import pytest
 from strandline.api.config import Changelog
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
-from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import PartitionInfo
-from strandline.keeper import opening
-from strandline.runtime.program import Restore
-from tests.runtime.bench import program
-from tests.runtime.clients import Counter, Nursery, answers, count_events, eventually, restore_of, shared
+from tests.runtime.clients import Nursery, answers, restore_of, shared
+from tests.runtime.keeping import Keeping
 
 CHANGELOG = Changelog(parts=3)
 STEPS = ["keeper.persist.before", "keeper.rebase.before", "keeper.rebase.upload", "keeper.rebase.uploaded"]
 
 
-class Keeping:
-    """One partition in this process, and what its driver would know of it."""
-
-    def __init__(self, root: Path, limits: Changelog = CHANGELOG) -> None:
-        self.root = root
-        self.limits = limits
-        self.generation = self.epoch = self.checkpoint = 0
-        self.confirmed: CheckpointId | None = None
-        self.info: PartitionInfo | None = None
-        """Of the newest published checkpoint."""
-        self.restored: Restore | None = None
-        self.expected: dict[str, int] = {}
-        self.at_checkpoint: dict[str, int] = {}
-        self.opened: opening.OpenPartition | None = None
-        self.start()
-
-    def start(self) -> None:
-        self.generation += 1
-        wanted = program(
-            Counter(), store_url=f"file://{self.root}/storage", generation=self.generation, restore=self.restored,
-            mode="changelog", changelog=self.limits,
-        )  # fmt: skip
-        self.epoch = self.restored.epoch if self.restored else 0
-        self.opened = opening.open_partition(wanted, Partition(0), self.root / "local" / "op-0", "")
-
-    @property
-    def partition(self) -> opening.OpenPartition:
-        assert self.opened is not None
-        return self.opened
-
-    def run(self, *keys: str) -> None:
-        """Count an event of each key, and check the counts."""
-        self.epoch += 1
-        count_events(self.partition.partition, self.epoch, self.expected, keys)
-
-    def take(self, *, published: bool = True) -> PartitionInfo | None:
-        """Take a checkpoint; without `published`, another partition fails it. Return None if this one failed."""
-        self.checkpoint += 1
-        number, snapshots = CheckpointId(self.checkpoint), self.partition.snapshots
-        snapshots.apply_driver_state(self.confirmed, [number])
-        snapshots.trigger(number, Epoch(self.epoch))
-        (report,) = eventually(snapshots.reports, "a report")
-        if report.info is None:
-            snapshots.apply_driver_state(self.confirmed, [])
-            return None
-        info: PartitionInfo = report.info
-        if published:
-            self.confirmed, self.info = number, info
-            stored = restore_of(report, self.epoch).stored
-            self.restored = Restore(checkpoint=number, epoch=Epoch(self.epoch), stored=stored)
-            self.at_checkpoint = dict(self.expected)
-        snapshots.apply_driver_state(self.confirmed, [])
-        return info
-
-    def go_back(self) -> None:
-        """Restore the newest published checkpoint, as a new keeper does."""
-        assert self.opened is not None
-        self.close()
-        self.opened.partition.task.store._backend.close()
-        self.expected = dict(self.at_checkpoint)
-        self.start()
-
-    def close(self) -> None:
-        self.partition.snapshots.close()
-        if self.partition.restoring is not None:
-            # Their verification may not have begun.
-            self.partition.restoring.unverified.clear()
-
-    def wait_for_the_base(self) -> None:
-        """Wait until the upload of the next base has ended."""
-        self.partition.snapshots._base_uploader.submit(int).result()
-
-
 @pytest.fixture
 def keeping(tmp_path: Path) -> Iterator[Keeping]:
-    kept = Keeping(tmp_path)
+    kept = Keeping(tmp_path, changelog=CHANGELOG)
     yield kept
     failpoints.disarm_all()
     kept.close()
@@ -129,7 +53,7 @@ def test_a_checkpoint_has_the_changes_alone(nursery: Nursery) -> None:
     assert all(file.shared for file in third.info.files)
 
 
-@pytest.mark.parametrize("mode", ["incremental", "changelog", "full"])
+@pytest.mark.parametrize("mode", ["incremental", "changelog", "continuous", "full"])
 def test_a_keeper_of_any_mode_restores_a_base_and_its_log(nursery: Nursery, mode: str) -> None:
     keeper = nursery.start(mode="changelog")
     keeper.counts("a", "b")
@@ -266,7 +190,7 @@ def test_a_checkpoint_that_fails_elsewhere_does_not_upload_the_new_base_again(ke
 
 
 def test_small_parts_are_merged(tmp_path: Path) -> None:
-    keeping = Keeping(tmp_path, Changelog())
+    keeping = Keeping(tmp_path, changelog=Changelog())
     most = uploads = 0
     for n in range(150):
         keeping.run("a", str(n % 7))
