@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.checkpoint.costs import LOGS, Estimate, Goals, Setting, Workload, advise, estimate, settings
+from strandline.checkpoint.costs import LOGS, WHOLE_LOGS, Estimate, Goals, Setting, Workload, advise, estimate, settings
 from strandline.format.manifest import Mode
 
 WORK = Workload(1e9, 2, 10e6, 5_000, restart_delay_s=0.1)
@@ -23,7 +23,7 @@ works = st.builds(
 )  # fmt: skip
 choices = st.builds(
     Setting, st.sampled_from(["full", "incremental", "changelog"]), every_s=_TIMES, log=st.sampled_from(LOGS)
-)
+) | st.builds(Setting, st.just("continuous"), every_s=_TIMES, log=st.sampled_from(WHOLE_LOGS))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_cannot_be_met_is_named_with_what_takes_longest() -> None:
         return found.best, found.misses
 
     best, misses = advice(recover_s=5.0, age_s=1.2)
-    assert (best.setting.mode, misses) == ("changelog", [])
+    assert (best.setting.mode, misses) == ("continuous", [])
     _, (miss,) = advice(recover_s=5.0, failure="program")
     assert miss.startswith("recovery within 5 s cannot be met: at best 13.")
     assert miss.endswith("of which starting Spark and the program takes 9.8 s")
@@ -131,6 +131,13 @@ def test_what_can_be_met_is_met_where_another_goal_cannot_be() -> None:
     assert advice.best.age_p99_s <= 1.2
 
 
+def test_a_longer_log_with_all_state_is_written_again_less_and_takes_longer_to_repeat() -> None:
+    short, long = (estimate(WORK, Setting("continuous", 0.5, log)) for log in WHOLE_LOGS)
+    assert WORK.changed_per_s < long.uploaded_per_s < short.uploaded_per_s < 1.3 * WORK.changed_per_s
+    assert short.recovery_s("program") < long.recovery_s("program")
+    assert short.stored_bytes == 2e9
+
+
 def test_state_in_memory_has_full_checkpoints_only() -> None:
     work = replace(WORK, is_written_whole=True)
     assert {setting.mode for setting in settings(work)} == {"full"}
@@ -143,7 +150,6 @@ def test_state_in_memory_has_full_checkpoints_only() -> None:
 def test_the_line_of_python_is_the_setting() -> None:
     for setting in settings(WORK):
         checkpoints = eval(setting.code("file:///ck"), {"sl": sl})
-        assert checkpoints == sl.Checkpoints(
-            "file:///ck", mode=setting.mode, every=checkpoints.every, changelog=setting.log
-        )
+        log = {"continuous" if setting.mode == "continuous" else "changelog": setting.log}
+        assert checkpoints == sl.Checkpoints("file:///ck", mode=setting.mode, every=checkpoints.every, **log)
         assert checkpoints.interval_ms == setting.every_s * 1000

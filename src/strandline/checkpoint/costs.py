@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from strandline.api.config import Changelog
+from strandline.api.config import Changelog, Continuous
 from strandline.core.settings import Mode
 
 Failure = Literal["keeper", "program"]
@@ -51,6 +51,10 @@ MERGED_SHARE = 0.2
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 DEFAULT_LOG = Changelog()
 LOGS = (DEFAULT_LOG, Changelog(limit="64MB"), Changelog(share=2.0), Changelog(share=2.0, limit="2GB"))
+WHOLE_LOGS = (Continuous(), Continuous(log=3.0))
+CLEANED_LATE, PARTS = 0.35, 1.04
+"""Of a log with all state, the part that is cleaned or grows, in sizes of the state; and what its parts have beside
+keys and values (ad hoc, 85 MB of values of 200 bytes: uploads of 1.3 and 1.1 of the changes with logs of 2 and 3)."""
 
 
 @dataclass(frozen=True)
@@ -99,23 +103,28 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """A mode with its interval, and the limits of a changelog."""
+    """A mode with its interval, and the limits of its log."""
 
     mode: Mode
     every_s: float
-    log: Changelog = DEFAULT_LOG
+    log: Changelog | Continuous = DEFAULT_LOG
 
     def code(self, directory: str) -> str:
         """Return the line of Python."""
         every = f"{self.every_s * 1000:.0f}ms" if self.every_s < 1 else f"{self.every_s:g}s"
-        log = f", changelog=sl.Changelog({self.log_text})" if self.log_text else ""
+        log = f", {self.mode}=sl.{type(self.log).__name__}({self.log_text})" if self.log_text else ""
         return f'sl.Checkpoints("{directory}", mode="{self.mode}", every="{every}"{log})'
 
     @property
     def log_text(self) -> str:
         """The limits of the log that are not the defaults, as Python's arguments."""
-        share = [f"share={self.log.share}"] if self.log.share != DEFAULT_LOG.share else []
-        return ", ".join(share + ([f'limit="{self.log.limit}"'] if self.log.limit != DEFAULT_LOG.limit else []))
+        usual = type(self.log)()
+        texts = {each.name: (getattr(self.log, each.name), getattr(usual, each.name)) for each in fields(self.log)}
+        return ", ".join(
+            f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+            for name, (value, default) in texts.items()
+            if value != default
+        )
 
 
 @dataclass(frozen=True)
@@ -189,21 +198,24 @@ def estimate(work: Workload, setting: Setting, log_bytes: float | None = None) -
         "the upload": rarely, "the manifest": work.published_s, "the sink": work.shown_s,
     }  # fmt: skip
     p50 = sum(parts.values()) - 0.49 * interval - rarely + durable
-    longest = _longest_log(work, setting) if mode == "changelog" else 0.0
+    longest = 0.0 if mode in ("full", "incremental") else _longest_log(work, setting)
     log = longest if log_bytes is None else log_bytes
     if mode == "full":
         uploaded = work.state_bytes / interval
     elif mode == "incremental":
         uploaded = AMPLIFICATION * _distinct(work.changed_per_s * interval, work.state_bytes) / interval
-    else:
+    elif mode == "changelog":
         uploaded = work.changed_per_s * (1 + work.state_bytes / longest)
+    else:
+        uploaded = work.changed_per_s * PARTS * _rewritten(setting.log)
+    stored = log + (0 if mode == "continuous" else work.state_bytes)
     since_s = interval + taking
-    recovery = {
-        # By default, a changelog has a local log, with which a keeper is replaced alone.
-        "keeper": _replacement(work, log) if mode == "changelog" else _recovery(work, "keeper", log, since_s),
-        "program": _recovery(work, "program", log, since_s),
+    recovery: dict[Failure, dict[str, float]] = {
+        # By default, modes with a log have a local one, with which a keeper is replaced alone.
+        "keeper": _replacement(work, log) if longest else _recovery(work, "keeper", stored, log, since_s),
+        "program": _recovery(work, "program", stored, log, since_s),
     }
-    return Estimate(setting, recovery, p50, sum(parts.values()), parts, uploaded, work.state_bytes + log)  # type: ignore[arg-type]
+    return Estimate(setting, recovery, p50, sum(parts.values()), parts, uploaded, stored)
 
 
 def _distinct(changed: float, state: float) -> float:
@@ -211,15 +223,30 @@ def _distinct(changed: float, state: float) -> float:
     return state * -math.expm1(-changed / state) if state else 0.0
 
 
+def _rewritten(log: Changelog | Continuous) -> float:
+    """Return what a log with all state writes for each byte that changes, if all keys change equally often.
+
+    An entry counts still after a pass over the log with the probability of no change since then.
+    """
+    assert isinstance(log, Continuous)
+    length = max(log.log - CLEANED_LATE, 1.01)
+    changes = length
+    for _ in range(50):
+        # The changes of a pass, in sizes of the state, and what is written again are the length.
+        changes = length - math.exp(-changes)
+    return length / changes
+
+
 def _longest_log(work: Workload, setting: Setting) -> float:
     """Return the size at which all logs are replaced, and what is added until the new base is there."""
     limit = setting.log.longest_log(work.state_bytes * work.largest)
+    if isinstance(setting.log, Continuous):
+        return limit / work.largest
     return limit / work.largest + work.changed_per_s * (work.state_bytes / work.write_per_s + 2 * setting.every_s)
 
 
-def _recovery(work: Workload, failure: Failure, log: float, since_s: float) -> dict[str, float]:
+def _recovery(work: Workload, failure: Failure, stored: float, log: float, since_s: float) -> dict[str, float]:
     """Return the parts of a recovery from a failure so long after the newest checkpoint's begin."""
-    stored = work.state_bytes + log
     local = failure == "keeper"
     slow = work.slowness
     files_s = stored * work.largest * LINK_S_PER_BYTE * slow if local else stored / work.hosts / work.read_per_s
@@ -262,6 +289,7 @@ def settings(work: Workload) -> Iterator[Setting]:
         if not work.is_written_whole:
             yield Setting("incremental", every_s)
             yield from (Setting("changelog", every_s, log) for log in LOGS)
+            yield from (Setting("continuous", every_s, log) for log in WHOLE_LOGS)
 
 
 def advise(estimates: Iterable[Estimate], goals: Goals) -> Advice:

@@ -19,7 +19,7 @@ from strandline.control.client import Driver, find_driver
 from strandline.control.wire import ProgressMessage
 from strandline.control.workload import Observation, observe_job, observe_snapshot
 from strandline.core.errors import ConfigurationError, NotFoundError
-from strandline.core.settings import parse_duration_ms, parse_size_bytes
+from strandline.core.settings import Mode, parse_duration_ms, parse_size_bytes
 
 _INPUTS = {
     "state_bytes": "size of state", "changed_per_s": "changes", "rows_per_s": "rows a second",
@@ -131,10 +131,10 @@ def _print(seen: Observation, now: Estimate | None, every: list[Estimate], advic
         f"{size_text(int(work.changed_per_s))} a second change; {work.rows_per_s:,.0f} rows a second"
     )
     numbers = ("every", "keeper dies", "program starts", "age p50", "age p99", "uploads", "stored")
-    output = Table("", "mode", *numbers, "changelog", right=numbers)
+    output = Table("", "mode", *numbers, "log", right=numbers)
     chosen = [("now", now)] if now is not None else []
     chosen.append(("best" if advice.is_met else "nearest", advice.best))
-    for mode in ("full", "incremental", "changelog"):
+    for mode in get_args(Mode):
         of_mode = [each for each in every if each.setting.mode == mode]
         if of_mode and mode != advice.best.setting.mode:
             chosen.append(("", costs.advise(of_mode, goals).best))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import mean, median
 
+from strandline.api.config import Continuous
 from strandline.checkpoint import costs
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.costs import MB, Setting, Workload
@@ -111,7 +112,8 @@ def _observe(
     log_bytes = size_of(file for file in files if file.name.endswith(_LOG))
     in_keepers = sum(keeper.state_bytes or 0 for keeper in watch.statuses[-1][1].keepers) if watch else 0
     # A base may be from a time when the state was small.
-    state_bytes = max(size_of(files) - log_bytes, _tables_bytes(manifest), in_keepers or log_bytes)
+    in_log = log_bytes / (Continuous().log if manifest.mode == "continuous" else 1)
+    state_bytes = max(size_of(files) - log_bytes, _tables_bytes(manifest), in_keepers or in_log)
     partitions = max((operator.parallelism for operator in manifest.operators), default=0)
     if not partitions:
         raise ConfigurationError(
@@ -138,7 +140,8 @@ def _observe(
     gaps = _gaps(points)
     work = _with_changes(work, manifest, gaps, changed_per_s, origins)
     directory = snapshot.folder.url.rpartition("/")[0] if snapshot.kind == "checkpoint" else "…"
-    now = Setting(manifest.mode, median(took_s for took_s, _ in gaps)) if gaps else None
+    log = Continuous() if manifest.mode == "continuous" else costs.DEFAULT_LOG
+    now = Setting(manifest.mode, median(took_s for took_s, _ in gaps), log) if gaps else None
     uploaded_per_s = sum(each for _, each in gaps) / sum(took_s for took_s, _ in gaps) if gaps else None
     return Observation(manifest.job, directory, snapshot.url, work, now, origins, uploaded_per_s)
 
@@ -290,8 +293,8 @@ def _with_changes(
     """Derive the bytes that change a second from what checkpoints upload; a full one does not tell."""
     if known is not None:
         changed, origin = known, "measured: --changes"
-    elif gaps and manifest.mode == "changelog" and not work.is_written_whole:
-        # The median: a few upload a base beside.
+    elif gaps and manifest.mode in ("changelog", "continuous") and not work.is_written_whole:
+        # The median: a few upload a base beside, or write more of the log again.
         changed = median(uploaded / took_s for took_s, uploaded in gaps)
         origin = f"measured: the uploads of {len(gaps)} checkpoints"
     elif gaps and manifest.mode == "incremental" and not work.is_written_whole:
