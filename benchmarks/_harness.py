@@ -61,6 +61,8 @@ MODES: dict[str, dict[str, Any]] = {
     "incremental-logged": {"mode": "incremental", "local_log": True},
     "changelog": {"mode": "changelog"},
     "changelog-unlogged": {"mode": "changelog", "local_log": False},
+    "continuous": {"mode": "continuous"},
+    "continuous-unlogged": {"mode": "continuous", "local_log": False},
     "full": {"mode": "full"},
 }
 """By name, options of checkpoints: their mode, and whether keepers have a log, which "changelog" has by default."""

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks._charts import line_chart
 from benchmarks._harness import progress
 
-MODES = ("full", "incremental", "changelog tight", "changelog loose")
+MODES = ("full", "incremental", "changelog tight", "changelog loose", "continuous")
 _SIZES = {100: 10.8, 1_000: 100.8, 3_000: 300.8}
 """The bytes of a value, and the MB of all keys and values."""
 
@@ -47,7 +47,7 @@ def charts(data: dict[str, Any]) -> dict[str, str]:
             {
                 name: [(at, log / 1e6) for at, log, _ in case["sizes"]]
                 for name, case in _plain(cases)
-                if name.startswith("changelog")
+                if name.startswith(("changelog", "continuous"))
             },
         )  # fmt: skip
         drawn[f"papers-durations-{subject}.svg"] = line_chart(
@@ -135,13 +135,17 @@ def write(data: dict[str, Any], directory: Path) -> None:
     )
     for name, chart in charts(data).items():
         (directory / name).write_text(chart, encoding="utf-8")
-    page = directory / "papers.md"
+    set_tables(directory / "papers.md", tables(data))
+    progress(f"written: {directory / 'papers.md'}, {directory / 'papers.json'}, and the charts")
+
+
+def set_tables(page: Path, tables: dict[str, str]) -> None:
+    """Write tables between their marks in the page."""
     text = page.read_text(encoding="utf-8")
-    for place, table in tables(data).items():
+    for place, table in tables.items():
         begin, end = f"<!-- {place} -->", f"<!-- end of {place} -->"
         if (times := len(re.findall(f"{begin}.*?{end}", text, re.DOTALL))) != 1:
             raise SystemExit(f"{page}: {begin} is there {times} times, expected once")
         before, after = text.partition(begin)[0], text.partition(end)[2]
         text = f"{before}{begin}\n{table}\n{end}{after}"
     page.write_text(text, encoding="utf-8")
-    progress(f"written: {page}, {directory / 'papers.json'}, and the charts")

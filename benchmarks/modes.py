@@ -11,7 +11,8 @@ keys, is a job, after one that warms the JVM up. Rows come as fast as the job ta
 - all: the same windows, with all their elements.
 
 Changelogs are `tight` (a new base after 2 MB of a partition's log) or `loose` (after twice the state): they stand for
-what papers vary as dirty ratio, compaction or materialization interval. At the end of each job a keeper is killed.
+what papers vary as dirty ratio, compaction or materialization interval. `continuous` has its default limits;
+benchmarks.continuous varies them. At the end of each job a keeper is killed.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ _LEAST_CHECKPOINTS = 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LOG = ".log"
 TIGHT, LOOSE = sl.Changelog(limit="2MB"), sl.Changelog(share=2.0)
-MODES: dict[str, tuple[Any, sl.Changelog]] = {
-    "full": ("full", LOOSE), "incremental": ("incremental", LOOSE), "changelog tight": ("changelog", TIGHT),
-    "changelog loose": ("changelog", LOOSE),
+MODES: dict[str, dict[str, Any]] = {
+    "full": {"mode": "full"}, "incremental": {"mode": "incremental"},
+    "changelog tight": {"mode": "changelog", "changelog": TIGHT},
+    "changelog loose": {"mode": "changelog", "changelog": LOOSE}, "continuous": {"mode": "continuous"},
 }  # fmt: skip
 INTERVALS = ("100ms", "1s")
 
@@ -84,7 +86,7 @@ class Case:
 
 
 _CASES = [Case(mode, every) for every in INTERVALS for mode in MODES]
-_CASES += [Case(mode, "1s", is_zipf=True) for mode in ("incremental", "changelog loose")]
+_CASES += [Case(mode, "1s", is_zipf=True) for mode in ("incremental", "changelog loose", "continuous")]
 _SIZES = [Case(m, "1s", size) for size in (1_000, 3_000) for m in MODES if m != "changelog tight"]
 SUBJECTS: dict[str, list[Case]] = {"values": _CASES + _SIZES, "fold": _CASES, "all": _CASES}
 
@@ -118,10 +120,7 @@ def make_job(spark: Any, subject: str, case: Case, directory: Path) -> sl.Job:
             results = windows.fold(output, (0, 0), lambda acc, row: (acc[0] + 1, acc[1] + row.value), uid=UID)
         else:
             results = windows.process(all_rows, output, uid=UID)
-    mode, changelog = MODES[case.mode]
-    checkpoints = sl.Checkpoints(
-        (directory / "checkpoints").as_uri(), every=case.every, mode=mode, changelog=changelog, retain=2
-    )
+    checkpoints = sl.Checkpoints((directory / "checkpoints").as_uri(), every=case.every, retain=2, **MODES[case.mode])
     return sl.Job(
         BENCHMARK,
         sinks=[results.to(sl.sinks.noop())],
