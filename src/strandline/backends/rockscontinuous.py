@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from strandline.backends.reading import RocksDBReader
 from strandline.backends.rocksfiles import SstFiles, part_bounds, permanent_kind
 from strandline.backends.rockslive import LiveRecords
 from strandline.backends.rockslog import Log, Logging, Part, RocksDBLog, log_directory
-from strandline.backends.walformat import PIECE_BYTES, BatchReader, Families, batches, puts_of
+from strandline.backends.walformat import BLOCK_BYTES, PIECE_BYTES, BatchReader, Families, batches, puts_of
 from strandline.core.errors import CorruptionError, UnavailableError
 
 _RECORD = "log"
@@ -46,6 +46,7 @@ _HOPELESS = 2
 _SAMPLES = 64
 _LEAST_SAMPLES = 16
 _SAMPLED_KEYS = 200
+_SAMPLED_BYTES = 4 * MIB
 
 
 class Cleanable(Logging, Protocol):
@@ -190,8 +191,14 @@ class ContinuousLog(RocksDBLog):
         """Estimate the state's size by how much of a random part of the log still counts."""
         parts = [part for log in self._logs.values() for part in log.parts]
         (part,) = self._random.choices(parts, [part.file.size_bytes for part in parts])
-        start = part_bounds(part.file.name)[2]
-        batch = next(batches(_pieces_of([part]), start), b"")
+        _, _, start, end = part_bounds(part.file.name)
+        last = max(start, end - _SAMPLED_BYTES)
+        at = max(start, self._random.randint(start, last) // BLOCK_BYTES * BLOCK_BYTES)
+        read = list(batches(islice(_pieces_of([part], at), _SAMPLED_BYTES // PIECE_BYTES + 1), at))
+        if not read:
+            return
+        # Batches are sorted: keys that change often may all be in one.
+        (batch,) = self._random.choices(read, list(map(len, read)))
         read_bytes = counting_bytes = 0
         for state, puts in self._named(batch).items():
             some = puts[:: max(1, len(puts) // _SAMPLED_KEYS)]
@@ -416,11 +423,13 @@ def _families_of(files: Sequence[LocalFile]) -> Families:
     return Families.of(manifest)
 
 
-def _pieces_of(parts: Iterable[Part]) -> Iterator[bytes]:
-    """Yield the bytes of parts that follow each other."""
+def _pieces_of(parts: Iterable[Part], first: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of parts that follow each other, from byte `first` of the log on."""
     for part in parts:
-        at = part_bounds(part.file.name)[2]
+        start = part_bounds(part.file.name)[2]
+        at = max(start, first)
         with part.file.path.open("rb") as file:
+            file.seek(at - start)
             # Pieces begin with a block, or with a part.
             while data := file.read(PIECE_BYTES - at % PIECE_BYTES):
                 at += len(data)

@@ -11,7 +11,7 @@ from strandline.core.errors import CorruptionError
 
 PIECE_BYTES = 1 << 20
 """The size of the pieces in which logs are read: a multiple of their blocks, so that pieces begin with one."""
-_BLOCK_BYTES = 32 << 10
+BLOCK_BYTES = 32 << 10
 _RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record: whole, or in parts."""
 DAMAGED, WHOLE, FIRST, MIDDLE, LAST = range(5)
@@ -42,7 +42,7 @@ def records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
     """
     at = 0
     while at < len(data):
-        left = _BLOCK_BYTES - (start + at) % _BLOCK_BYTES
+        left = BLOCK_BYTES - (start + at) % BLOCK_BYTES
         if left < _RECORD.size:
             at += left
             continue
@@ -77,11 +77,18 @@ class BatchReader:
 
 
 def batches(pieces: Iterable[bytes], at: int = 0) -> Iterator[bytes]:
-    """Yield the batches of a log that is given from byte `at` on, in pieces that begin at a record or a block."""
-    parts = []
+    """Yield the batches of a log that is given from byte `at` on, in pieces that begin at a record or a block.
+
+    The end of a batch that began before `at` is left out.
+    """
+    parts: list[bytes] = []
+    is_inside = at > 0
     for data in pieces:
         for kind, first, end in records(data, at):
-            if kind == DAMAGED:
+            is_inside &= kind in (MIDDLE, LAST)
+            if is_inside:
+                continue
+            if kind == DAMAGED or bool(parts) != (kind in (MIDDLE, LAST)):
                 raise CorruptionError(f"a log of RocksDB is damaged at byte {at + first}")
             parts.append(data[first:end])
             if kind in (WHOLE, LAST):
