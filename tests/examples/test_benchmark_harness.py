@@ -218,4 +218,4 @@ def test_the_page_of_the_papers_has_its_datas_tables(tmp_path):
     for path in tmp_path.iterdir():
         assert path.read_text() == (docs / path.name).read_text(), path.name
     named = set(re.findall(r"\((papers-[\w-]+\.svg)\)", (docs / "papers.md").read_text()))
-    assert named == {path.name for path in docs.glob("papers-*.svg") if "continuous" not in path.name}
+    assert named == {path.name for path in docs.glob("papers-*.svg")}
