@@ -247,7 +247,10 @@ def test_a_later_one_is_published_after_one_in_doubt(run: Run, store: FaultyStor
 
 
 def test_one_in_doubt_keeps_the_files_of_its_base(run: Run, store: FaultyStore) -> None:
-    """4 builds on 2, and is in doubt when 3 has taken the place of 2: it may be the job's newest, with files of 2."""
+    """4 builds on 2, and is in doubt when 3 has taken the place of 2: it may be the job's newest, with files of 2.
+
+    2 stays, so that `gc` keeps its files, too, while the manifest of 4 may still appear.
+    """
     second, third = trigger(run, 2), trigger(run, 3)
     of_third = upload(run, third)
     deliver(run, second, upload(run, second))
@@ -261,7 +264,7 @@ def test_one_in_doubt_keeps_the_files_of_its_base(run: Run, store: FaultyStore) 
     for _ in range(2):
         assert run.coordinator.advance() is None
     live = read_catalog(run.jobdir).live
-    assert sorted(live) == [3, 4]
+    assert sorted(live) == [2, 3, 4]
     assert paths(of_fourth) - live[third].paths(), "it needs files that only its base had"
     assert_restorable(run.jobdir, live[fourth])
     run.checkpoint()

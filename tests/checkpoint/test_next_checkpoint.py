@@ -56,8 +56,8 @@ def end_second(run: Run, when: str, meanwhile: Callable[[CheckpointId], None]) -
         # The files of a failed checkpoint are let go of when it is no longer the pending one.
         abandon = run.coordinator._retention.abandon
 
-        def abandon_and_go_on(*args: object) -> None:
-            abandon(*args)  # type: ignore[arg-type]
+        def abandon_and_go_on(*args: object, **options: object) -> None:
+            abandon(*args, **options)  # type: ignore[arg-type]
             go_on()
 
         run.coordinator._retention.abandon = abandon_and_go_on  # type: ignore[method-assign, assignment]

@@ -7,31 +7,30 @@ has RocksDB repeat the log into an empty database, whose column families have th
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
-
-import msgspec
-from rocksdict import Checkpoint, Options, Rdict
 
 from strandline.api.config import Continuous
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
 from strandline.backends.reading import RocksDBReader
-from strandline.backends.rocksfiles import SstFiles, part_bounds, permanent_kind
+from strandline.backends.rocksempty import empty_database
+from strandline.backends.rocksfiles import SstFiles, logs_in, part_bounds, permanent_kind
+from strandline.backends.rockskept import Kept, entries_of, file_at, newest_entry, pieces_of, record, stored_logs
 from strandline.backends.rockslive import LiveRecords
-from strandline.backends.rockslog import Log, Logging, Part, RocksDBLog, log_directory
-from strandline.backends.walformat import BLOCK_BYTES, PIECE_BYTES, BatchReader, Families, batches, puts_of
-from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.backends.rockslog import Log, Logging, RocksDBLog
+from strandline.backends.walformat import BLOCK_BYTES, PIECE_BYTES, Families, batches, puts_of
 
-_RECORD = "log"
+log = logging.getLogger(__name__)
+
 _LEAST_BUDGET_BYTES = MIB // 4
 """Of one snapshot: an old log ends also while nothing changes."""
 _LEAST_LOG_BYTES = 1 * MIB
@@ -45,6 +44,7 @@ _HOPELESS = 2
 """A log that is this much too long gets a new base with files."""
 _SAMPLES = 64
 _LEAST_SAMPLES = 16
+_NEWEST_SAMPLES = 8
 _SAMPLED_KEYS = 200
 _SAMPLED_BYTES = 4 * MIB
 
@@ -67,33 +67,6 @@ class Cleanable(Logging, Protocol):
     @property
     def families(self) -> Families:
         """The numbers of its column families, which its logs name."""
-
-
-class _Record(msgspec.Struct, frozen=True):
-    """The log's beginning, for another opening of the same database."""
-
-    base: str
-    """The name of the base's directory, or nothing for an empty base."""
-    first_log: int
-
-
-def keep_restored(database: Path) -> bool:
-    """Keep links of the files of a restored snapshot, before RocksDB changes them, in an empty log directory.
-
-    Return whether a log can go on with them; with no files at all, it can.
-    """
-    folder = log_directory(database)
-    shutil.rmtree(folder, ignore_errors=True)
-    paths = list(database.iterdir())
-    kinds = {path: permanent_kind(path.name) for path in paths}
-    if paths and "manifest" not in kinds.values():
-        return False
-    base = folder / "base-0"
-    base.mkdir(parents=True)
-    for path, kind in kinds.items():
-        if kind is not None:
-            os.link(path, (folder if kind == "part" else base) / path.name)
-    return True
 
 
 class ContinuousLog(RocksDBLog):
@@ -120,13 +93,21 @@ class ContinuousLog(RocksDBLog):
         self._sizes: deque[float] = deque(maxlen=_SAMPLES)
         """The state's size as samples of the log show it."""
         self._random = random.Random(0)
+        self._names: dict[int, str] = {}
+        """The states by the numbers that logs have, once they are needed."""
         self._rewritten_bytes = 0
         self._budget_bytes = 0
-        record = self._read_record() if resumed else _Record("base-0", 0) if goes_on else None
-        if record is None:
+        self._is_checked = not resumed
+        """Whether the parts that another process has left are known to follow each other."""
+        kept = None
+        if resumed and live is not None:
+            kept = Kept.of(live)
+        elif goes_on:
+            kept = self._restored()
+        if kept is None:
             shutil.rmtree(self._directory, ignore_errors=True)
         else:
-            self._adopt(record, newest=None if resumed else database.newest_entry())
+            self._adopt(kept)
 
     @property
     def is_long(self) -> bool:
@@ -135,6 +116,9 @@ class ContinuousLog(RocksDBLog):
 
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         base = self._usable_base
+        if base is not None and not self._is_checked:
+            self._check(base)
+            base = self._usable_base
         if base is not None and not base.files:
             self._begin_empty(base)
         before = self.size_bytes
@@ -145,9 +129,8 @@ class ContinuousLog(RocksDBLog):
         return files
 
     def begin_at(self, base: Base) -> None:
-        super().begin_at(base)
         self._end_cleaning()
-        self._note()
+        super().begin_at(base)
 
     def clean(self) -> None:
         """Write entries again that only the oldest log has, within the budget, while the log is too long."""
@@ -168,6 +151,7 @@ class ContinuousLog(RocksDBLog):
             if self.base.size_bytes + self.size_bytes > _HOPELESS * self._limits.longest_log(raw_bytes):
                 # Much was written again and again with the same value, which the log cannot tell from what counts.
                 self.base = None
+                self._note()
 
     def _clean_some(self, wanted_bytes: int) -> bool:
         """Read on in the oldest log, and write again what counts. Return whether there may be more of it."""
@@ -194,7 +178,7 @@ class ContinuousLog(RocksDBLog):
         _, _, start, end = part_bounds(part.file.name)
         last = max(start, end - _SAMPLED_BYTES)
         at = max(start, self._random.randint(start, last) // BLOCK_BYTES * BLOCK_BYTES)
-        read = list(batches(islice(_pieces_of([part], at), _SAMPLED_BYTES // PIECE_BYTES + 1), at))
+        read = list(batches(islice(pieces_of([part], at), _SAMPLED_BYTES // PIECE_BYTES + 1), at))
         if not read:
             return
         # Batches are sorted: keys that change often may all be in one.
@@ -208,14 +192,19 @@ class ContinuousLog(RocksDBLog):
 
     def _longest(self, raw_bytes: int) -> float:
         """Return the size from which on the log is too long."""
-        sizes = self._sizes
-        return self._limits.longest_log(min(sum(sizes) / len(sizes), raw_bytes) if sizes else raw_bytes)
+        sizes = [*self._sizes]
+        # The newest samples alone show a state that grows.
+        sampled = max((sum(some) / len(some) for some in (sizes, sizes[-_NEWEST_SAMPLES:]) if some), default=raw_bytes)
+        # Samples lack what only a base has. They show too much if entries are written again with the same value.
+        base_bytes = self.base.size_bytes if self.base is not None else 0
+        return self._limits.longest_log(min(sampled + base_bytes, raw_bytes))
 
     def invalidate(self) -> None:
         """Begin with a base that has all files, at the next snapshot."""
         self._end_cleaning()
-        self.__dict__.pop("_names", None)
         self.base = None
+        self._note()
+        self._names.clear()
         self._logs.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -225,70 +214,54 @@ class ContinuousLog(RocksDBLog):
     def _too_long(self, base: Base) -> float:
         return _HOPELESS * self._limits.longest_log(self._cleanable.raw_bytes()) + _SLACK_BYTES
 
-    def _adopt(self, record: _Record, newest: int | None) -> None:
-        """Go on with the base and the parts in the directory, whose newest entry has the number `newest`, if known."""
+    def _restored(self) -> Kept:
+        """Return what `keep_restored` has kept."""
+        logs, newest = stored_logs(self._directory), self._database.newest_entry()
+        first = next((number for each in logs.values() for number, _ in entries_of(each)), newest + 1)
+        return Kept("base-0", min(logs or logs_in(self._live)), first - 1, newest)
+
+    def _adopt(self, kept: Kept) -> None:
+        """Go on with a base and the parts in the directory."""
         for path in self._directory.glob("base-*"):
-            if path.name != record.base:
+            if path.name != kept.base:
                 shutil.rmtree(path, ignore_errors=True)
-        self._bases = int(record.base.removeprefix("base-") or 0)
-        self._logs = {number: log for number, log in self._stored_logs().items() if number >= record.first_log}
-        base = self._directory / record.base
-        tables = [_file(path) for path in base.iterdir()] if record.base else []
-        first_log = record.first_log or min(self._logs, default=0)
-        if all(permanent_kind(file.name) == "manifest" for file in tables):
+        self._end_cleaning()
+        self._bases = int(kept.base.removeprefix("base-") or 0)
+        self._logs = stored_logs(self._directory, kept.first_log)
+        base = self._directory / kept.base
+        files = [file_at(path) for path in base.iterdir()] if kept.base else []
+        manifests = [file.path for file in files if permanent_kind(file.name) == "manifest"]
+        if len(manifests) == len(files):
             # An empty one is made anew: the program may have new states.
-            tables = []
-        elif not self._cleanable.families.names.keys() <= _families_of(tables).names.keys():
+            files = []
+        elif not self._cleanable.families.names.keys() <= Families.of(manifests[0]).names.keys():
             self.invalidate()
             return
-        self.base = Base(base, tables, first_log, 0)
+        self.base = Base(base, files, kept.first_log, kept.sequence)
+        self._copied = kept.copied
         self._measure()
-        self._copied = self._newest_copied() if newest is None else newest
         self._note()
 
-    def _stored_logs(self) -> dict[int, Log]:
-        """Return the logs with the whole parts in the directory; delete files that a kill has left incomplete."""
-        bounds: dict[int, dict[int, tuple[int, str, Path]]] = {}
-        for path in sorted(self._directory.glob("*.log")):
-            number, tag, start, end = part_bounds(path.name)
-            known_end, *_ = bounds.setdefault(number, {}).get(start, (start,))
-            if path.stat().st_size == end - start and end > known_end:
-                # Of two that begin there, one is merged of the other one and those behind it.
-                bounds[number][start] = end, tag, path
-        logs: dict[int, Log] = {}
-        kept: set[Path] = set()
-        for number, parts in sorted(bounds.items()):
-            at = 0
-            while (part := parts.get(at)) is not None:
-                end, tag, path = part
-                logs.setdefault(number, Log(number, tag, [])).parts.append(Part(_file(path), 0))
-                kept.add(path)
-                at = end
-            if number in logs:
-                logs[number].size_bytes = at
-        for path in self._directory.glob("*.log"):
-            if path not in kept:
-                path.unlink()
-        return logs
+    def _check(self, base: Base) -> None:
+        """Check that parts which another process has left have all entries; else begin with a new base.
 
-    def _newest_copied(self) -> int:
-        """Return the number of the newest entry that a part has."""
-        for log in reversed(self._logs.values()):
-            reader, newest = BatchReader(0), 0
-            for piece in _pieces_of(log.parts):
-                for first, count in reader.read(piece):
-                    newest = first + count - 1
-            if newest:
-                return newest
-        return 0
+        After a kill they have. After a crash of the machine, or if another program deletes files, one may be missing.
+        """
+        newest = newest_entry(base, self._logs.values())
+        if newest is None or newest < self._copied:
+            log.warning("%s: parts of the log are missing: all state is uploaded again", self._directory)
+            self.invalidate()
+        else:
+            self._copied = newest
+        self._is_checked = True
 
     def _begin_empty(self, before: Base) -> None:
         """Have snapshots begin with an empty database in place of a base, and the same logs."""
         self._bases += 1
         into = self._directory / f"base-{self._bases}"
-        path = _empty_database(into, self._cleanable.families, before.first_log or min(self._logs, default=0))
+        path = empty_database(into, self._cleanable.families, before.first_log)
         path = path.rename(path.with_name(self._files.manifest_name(path.name)))
-        self.begin_at(replace(before, directory=into, files=[_file(path)]))
+        self.begin_at(replace(before, directory=into, files=[file_at(path)]))
 
     def _begin_cleaning(self) -> bool:
         """Begin with the oldest log, or a base with files before all logs. Return whether there is one."""
@@ -310,10 +283,12 @@ class ContinuousLog(RocksDBLog):
         assert self.base is not None
         self._end_cleaning()
         if self._has_tables:
+            self._sizes.clear()
             self._begin_empty(self.base)
             return
         oldest = self._logs.pop(min(self._logs))
-        self.base = replace(self.base, first_log=min(self._logs))
+        first = next((number for each in self._logs.values() for number, _ in entries_of(each)), self._copied + 1)
+        self.base = replace(self.base, first_log=min(self._logs), sequence=first - 1)
         self._measure()
         self._note()
         for part in oldest.parts:
@@ -327,17 +302,18 @@ class ContinuousLog(RocksDBLog):
         shutil.rmtree(self._directory / "cleaned", ignore_errors=True)
 
     def _entries_of_log(self, log: Log) -> Iterator[tuple[int, dict[str, list[tuple[bytes, bytes]]]]]:
-        for batch in batches(_pieces_of(log.parts)):
+        for batch in batches(pieces_of(log.parts)):
             yield len(batch), self._named(batch)
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        """The states by the numbers that logs have."""
-        return {number: name for name, number in self._cleanable.families.names.items()}
 
     def _named(self, batch: bytes) -> dict[str, list[tuple[bytes, bytes]]]:
         """Return a batch's puts by state. Families without a name were dropped."""
-        return {self._names[family]: puts for family, puts in puts_of(batch).items() if family in self._names}
+        names = self._known_names()
+        return {names[family]: puts for family, puts in puts_of(batch).items() if family in names}
+
+    def _known_names(self) -> dict[int, str]:
+        if not self._names:
+            self._names = {number: name for name, number in self._cleanable.families.names.items()}
+        return self._names
 
     def _entries_of_base(self, base: Base) -> Iterator[tuple[int, dict[str, list[tuple[bytes, bytes]]]]]:
         into = self._directory / "cleaned"
@@ -345,7 +321,7 @@ class ContinuousLog(RocksDBLog):
         for file in base.files:
             os.link(file.path, into / file.name)
         self._reader = RocksDBReader(into)
-        for state in sorted({*self._names.values()} & {*self._reader.states}):
+        for state in sorted({*self._known_names().values()} & {*self._reader.states}):
             some: list[tuple[bytes, bytes]] = []
             for entry in self._reader.scan_prefix(state, b""):
                 some.append(entry)
@@ -369,75 +345,13 @@ class ContinuousLog(RocksDBLog):
         return [entry for entry, value in zip(entries, current, strict=True) if entry[1] == value]
 
     def _note(self) -> None:
-        """Record where the log begins, before the files that it no longer needs are deleted."""
-        if self._records is not None and self.base is not None:
-            base = self.base.directory.name if self._has_tables else ""
-            self._records.write(_RECORD, msgspec.json.encode(_Record(base, self.base.first_log)))
-
-    def _read_record(self) -> _Record | None:
-        assert self._records is not None
-        try:
-            return msgspec.json.decode(self._records.read(_RECORD), type=_Record)
-        except UnavailableError:
-            return None
-
-
-def _empty_database(into: Path, families: Families, first_log: int) -> Path:
-    """Make an empty database with these column families under their numbers; return its MANIFEST, the only file.
-
-    RocksDB does not repeat logs before the one that a MANIFEST names, and entries of families that it does not have.
-    """
-    into.mkdir(parents=True)
-    scratch, linked = into / "database", into / "linked"
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    database = Rdict(str(scratch), options)
-    try:
-        by_number = {number: name for name, number in families.names.items()}
-        dropped = []
-        for number in range(1, families.largest + 1):
-            name = by_number.get(number)
-            if name is None:
-                name = f"#{number}"
-                dropped.append(name)
-            database.create_column_family(name, Options(raw_mode=True)).close()
-        for name in dropped:
-            database.drop_column_family(name)
-        Checkpoint(database).create_checkpoint(str(linked))
-    finally:
-        database.close()
-    (path,) = linked.glob("MANIFEST-*")
-    path = path.rename(into / path.name)
-    shutil.rmtree(scratch)
-    shutil.rmtree(linked)
-    empty = Families.of(path)
-    if empty.names != families.names or empty.largest < families.largest or empty.first_log > first_log > 0:
-        raise CorruptionError(
-            f"{path}: an empty database has the families {empty}, expected {families} and the logs from {first_log} on"
-        )
-    return path
-
-
-def _families_of(files: Sequence[LocalFile]) -> Families:
-    (manifest,) = [file.path for file in files if permanent_kind(file.name) == "manifest"]
-    return Families.of(manifest)
-
-
-def _pieces_of(parts: Iterable[Part], first: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of parts that follow each other, from byte `first` of the log on."""
-    for part in parts:
-        start = part_bounds(part.file.name)[2]
-        at = max(start, first)
-        with part.file.path.open("rb") as file:
-            file.seek(at - start)
-            # Pieces begin with a block, or with a part.
-            while data := file.read(PIECE_BYTES - at % PIECE_BYTES):
-                at += len(data)
-                yield data
-
-
-def _file(path: Path) -> LocalFile:
-    return LocalFile(path.name, path, path.stat().st_size, shared=True)
+        if self._records is not None:
+            base = self._usable_base
+            kept = None
+            if base is not None:
+                name = base.directory.name if self._has_tables else ""
+                kept = Kept(name, base.first_log, base.sequence, self._copied)
+            record(self._records, kept)
 
 
 def _size_of(entries: Iterable[tuple[bytes, bytes]]) -> int:

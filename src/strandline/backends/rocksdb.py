@@ -31,8 +31,9 @@ from rocksdict import (
 from strandline.api.config import Changelog, Continuous
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
-from strandline.backends.rockscontinuous import ContinuousLog, keep_restored
+from strandline.backends.rockscontinuous import ContinuousLog
 from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
+from strandline.backends.rockskept import keep_restored
 from strandline.backends.rockslive import LiveRecords
 from strandline.backends.rockslog import BasedLog, RocksDBLog
 from strandline.backends.rocksoptions import (
@@ -122,7 +123,9 @@ class RocksDBBackend:
         if live is not None and resumed is not None:
             before = live.names()
             live.check_logs()
-        goes_on = isinstance(changelog, Continuous) and before is None and keep_restored(directory)
+        goes_on = False
+        if isinstance(changelog, Continuous) and before is None:
+            goes_on = keep_restored(directory)
         self._files = SstFiles(directory, before)
         with self._translating:
             self._open(states, memory, tuning, keeps_logs=changelog is not None)

@@ -119,6 +119,10 @@ class RocksDBLog(ABC):
         """Do what bounds the log beside new bases. After each snapshot."""
 
     @abstractmethod
+    def _note(self) -> None:
+        """Record what snapshots begin with, before files are deleted that an earlier record needs."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close what it reads."""
 
@@ -169,11 +173,12 @@ class RocksDBLog(ABC):
             shutil.rmtree(base.directory, ignore_errors=True)
             return
         self.base = base
+        self._copied = max(self._copied, base.sequence)
+        self._note()
         for directory in self._directory.glob("base-*"):
             # Also of one that was never used: its links keep files on the disk.
             if directory != base.directory:
                 shutil.rmtree(directory, ignore_errors=True)
-        self._copied = max(self._copied, base.sequence)
         for number in [number for number in self._logs if number < base.first_log]:
             for part in self._logs.pop(number).parts:
                 part.file.path.unlink(missing_ok=True)
@@ -192,6 +197,8 @@ class RocksDBLog(ABC):
             if size_bytes <= self._too_long(base):
                 return
         self._pruned = self._database.newest_entry()
+        if archived:
+            self._note()
         for path in archived.values():
             path.unlink(missing_ok=True)
 
@@ -282,6 +289,9 @@ class BasedLog(RocksDBLog):
 
     def clean(self) -> None:
         """Do nothing: new bases bound it."""
+
+    def _note(self) -> None:
+        """Do nothing: another process begins with a new base."""
 
     def close(self) -> None:
         """Do nothing."""

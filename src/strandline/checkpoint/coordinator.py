@@ -448,7 +448,7 @@ class Coordinator:
             )  # fmt: skip
         hit("checkpoint.subsume.in_flight")
         for older in subsumed:
-            self._retention.abandon(older.checkpoint, older.files(), in_doubt=False)
+            self._retention.abandon(older.checkpoint, older.base, older.files(), in_doubt=False)
         return [future for each in (*subsumed, pending) for future in each.waiting]
 
     def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:
@@ -485,7 +485,7 @@ class Coordinator:
             f"checkpoint {pending.checkpoint} failed: {error.message}", hint=error.hint
         )  # fmt: skip
         resolve(pending.waiting, failure)
-        self._retention.abandon(pending.checkpoint, pending.files(), in_doubt)
+        self._retention.abandon(pending.checkpoint, pending.base, pending.files(), in_doubt=in_doubt)
         if isinstance(error, FencedError):
             raise error
         if not pending.tolerated and tolerable is not None and in_row > tolerable:

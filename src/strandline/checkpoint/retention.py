@@ -6,7 +6,7 @@ checkpoint references its files, and no earlier one is published after it. Once 
 like every older one.
 
 A checkpoint in flight may reference files of every checkpoint that was the newest since its trigger: these stay, beyond
-`retain`, until it has ended.
+`retain`, until it has ended, and also while it is in doubt.
 """
 
 from __future__ import annotations
@@ -73,6 +73,15 @@ class _Paths:
         return self.stored | self.planned
 
 
+@dataclass(frozen=True, slots=True)
+class _Doubtful:
+    """A checkpoint in doubt."""
+
+    base: CheckpointId
+    """The oldest checkpoint on which it may build."""
+    files: list[FileRef]
+
+
 @dataclass
 class Retention:
     """The job's files as the owner of the claim knows them. Called by one thread at a time.
@@ -103,7 +112,7 @@ class Retention:
         self._has_marked = self.confirmed is not None  # A checkpoint that is a base needs no such record.
         self._abandoned: dict[str, None] = {}  # ordered, to drop the oldest
         self._garbage: set[str] = set()
-        self._doubtful: dict[CheckpointId, list[FileRef]] = {}
+        self._doubtful: dict[CheckpointId, _Doubtful] = {}
         self._late: dict[CheckpointId, float] = {}
         """Checkpoints that were in doubt, each with the time until which its manifest may still appear."""
         self._pins = Pins(self._jobdir, self._clock)
@@ -129,9 +138,6 @@ class Retention:
 
     def _live_files(self) -> set[str]:
         return set().union(*(paths.all for paths in self._live.values()))
-
-    def _doubtful_files(self) -> set[str]:
-        return {file.path for files in self._doubtful.values() for file in files if file.path}
 
     def _stored_paths(self, base: CheckpointId) -> set[str]:
         return set().union(*(paths.stored for i, paths in self._live.items() if i >= base))
@@ -196,7 +202,8 @@ class Retention:
         return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
-        base = self._oldest_base()
+        held = [self._oldest_base(), *(doubtful.base for doubtful in self._doubtful.values())]
+        base = min((each for each in held if each is not None), default=None)
         beyond = [] if self._holds.is_active else sorted(self._live)[: -self._retain]
         return [checkpoint for checkpoint in beyond if base is None or checkpoint < base]
 
@@ -224,13 +231,12 @@ class Retention:
             self._jobdir.delete(map(manifest_path, self._late))
             self._late = {checkpoint: until for checkpoint, until in self._late.items() if until > now_ms}
             for checkpoint in settled:
-                self.discard(self._doubtful.pop(checkpoint))
+                self.discard(self._doubtful.pop(checkpoint).files)
             for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
                 self._garbage |= self._live.pop(checkpoint).all
-            # One in doubt may build on a checkpoint that was just deleted.
-            self._garbage -= self._live_files() | self._doubtful_files()
+            self._garbage -= self._live_files()
             self._garbage |= self._pinned
             if self._garbage:
                 # After the deletion of manifests; see pins.py.
@@ -253,8 +259,8 @@ class Retention:
     def _verify_deletion(self) -> None:
         overdue, settled = self._overdue(), self._settled()
         staying = [paths.all for i, paths in self._live.items() if i not in overdue]
-        files = self._garbage.union(*(self._live[i].all for i in overdue)) - self._doubtful_files()
-        files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
+        files = self._garbage.union(*(self._live[i].all for i in overdue))
+        files.update(f.path for i in settled for f in self._doubtful[i].files if f.path)
         try:
             invariants.check_deletion(self._jobdir, [*overdue, *settled, *self._late], files.difference(*staying))
         except CorruptionError:
@@ -296,10 +302,12 @@ class Retention:
                     self._add(manifest)
         self._has_read_others, self._newest_lacks_files = True, False
 
-    def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
-        """Mark an unpublished checkpoint's uploads for deletion; never raises."""
+    def abandon(
+        self, checkpoint: CheckpointId, base: CheckpointId, files: Sequence[FileRef], *, in_doubt: bool
+    ) -> None:
+        """Mark the uploads of an unpublished checkpoint, which may build on `base`, for deletion; never raises."""
         if in_doubt:
-            self._doubtful[checkpoint] = list(files)
+            self._doubtful[checkpoint] = _Doubtful(base, list(files))
         self.discard(files)
 
     def discard(self, files: Iterable[FileRef]) -> None:
@@ -310,4 +318,4 @@ class Retention:
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:
             del self._abandoned[next(iter(self._abandoned))]
-        self._garbage |= paths - self._doubtful_files()
+        self._garbage |= paths - {f.path for doubtful in self._doubtful.values() for f in doubtful.files}

@@ -104,7 +104,8 @@ def _open(
         # The files in storage passed their checks, so that only the copy on this machine may be damaged. Frames of the
         # error may keep the database and its lock open: so try outside the `except` block, in another directory.
         gc.collect()
-        shutil.rmtree(database, ignore_errors=True)
+        for path in directory.glob("db-*"):
+            shutil.rmtree(path, ignore_errors=True)
         assert restoring is not None
         database = directory / f"db-{program.generation}-again"
         _fetch(restoring, database, copies=False)
