@@ -143,6 +143,32 @@ def test_a_snapshot_writes_no_more_than_its_budget(kept: Kept) -> None:
     assert max(up / down for up, down in uploads) < (1 + LIMITS.budget) * 2
 
 
+def test_a_state_that_grows_is_not_written_again(kept: Kept) -> None:
+    for number in range(60):
+        keys = {b"\0\1%05d" % n: bytes(VALUE_BYTES) for n in range(number * 60, number * 60 + 60)}
+        kept.backend.write({"a": keys.items()})
+        kept.model["a"] |= keys
+        files = kept.take()
+        assert kept.log._rewritten_bytes == 0
+    kept.go_back(files)
+
+
+def test_equal_values_do_not_let_the_log_grow_for_ever(kept: Kept) -> None:
+    """They look as if each of them counted: in the end the log gets a new base with files."""
+    keys = {b"\0\1%05d" % n: bytes(VALUE_BYTES) for n in range(300)}
+    kept.model["a"] = keys
+    longest = with_files = raw_bytes = 0
+    for _ in range(100):
+        kept.backend.write({"a": keys.items()})
+        files = kept.take()
+        longest = max(longest, log_bytes(files))
+        with_files += bool(tables(files))
+        raw_bytes = max(raw_bytes, kept.backend.raw_bytes())
+    assert with_files
+    assert longest < 2.2 * LIMITS.log * raw_bytes
+    kept.go_back(files)
+
+
 def test_only_cold_keys_are_kept_by_being_written_again(kept: Kept) -> None:
     kept.change(500, keys=400)
     kept.take()

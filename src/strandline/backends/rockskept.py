@@ -23,7 +23,7 @@ _RECORD = "log"
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What snapshots begin with, as it is recorded for another process that goes on with the database."""
+    """The beginning of snapshots, as it is recorded for another process that goes on with the database."""
 
     base: str
     """The name of the base's directory; nothing if the base is empty."""
