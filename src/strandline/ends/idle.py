@@ -39,7 +39,7 @@ class IdleConnections(Generic[C]):
     """Intact connections between two deliveries.
 
     What a connection has read or set before may have changed since: other processes write the same target, and it may
-    have been restarted, replaced by a server with older data, or restored. So whoever takes a connection has to read
+    have been restarted, replaced by a server with older data, or restored. So after `take`, the target has to read
     the lane's record again, and each transaction has to check, as on a new connection, that no other writer has claimed
     or written the lane. A connection whose last use raised an error must not be kept.
 
@@ -49,7 +49,7 @@ class IdleConnections(Generic[C]):
     def __init__(self, idle_s: float = 120.0, most: int = 32) -> None:
         self._idle_s, self._most = idle_s, most
         self._connections: dict[Key, C] = {}
-        self._asked: dict[Key, float] = {}
+        self._last_uses: dict[Key, float] = {}
         self._lock = threading.Lock()
         # Also when the process exits.
         weakref.finalize(self, _end_all, self._connections)
@@ -57,12 +57,12 @@ class IdleConnections(Generic[C]):
     def __reduce__(self) -> Any:
         return IdleConnections, (self._idle_s, 0)
 
-    def is_frequent(self, key: Key) -> bool:
-        """Return whether this was asked of the key a short time ago; a connection that rests for long need not rest."""
+    def note_use(self, key: Key) -> bool:
+        """Note a use of a lane; return whether the one before was a short time ago, so that a kept connection pays."""
         now = time.monotonic()
         with self._lock:
-            before = self._asked.get(key, -self._idle_s)
-            self._asked[key] = now
+            before = self._last_uses.get(key, float("-inf"))
+            self._last_uses[key] = now
         return self._most > 0 and now - before < self._idle_s
 
     def take(self, key: Key) -> C | None:
@@ -87,8 +87,8 @@ class IdleConnections(Generic[C]):
         with self._lock:
             keys = [key for key in self._connections if writer is None or is_of(key, writer)]
             old = [self._connections.pop(key) for key in keys]
-            for key in [key for key in self._asked if writer is None or is_of(key, writer)]:
-                del self._asked[key]
+            for key in [key for key in self._last_uses if writer is None or is_of(key, writer)]:
+                del self._last_uses[key]
         for each in old:
             each.end()
 

@@ -357,7 +357,7 @@ class PostgresLane(Connection):
 
     def close(self) -> None:
         key = key_of(self._writer, self._lane)
-        if self._is_intact and self._target.idle.is_frequent(key) and self._reset():
+        if self._target.idle.note_use(key) and self._is_intact and self._reset():
             self._target.idle.put(key, self)
         else:
             self.end()
