@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, SinkError, StrandlineError
 from strandline.core.failure import shortened
+from strandline.ends.readahead import ReadAhead
 from strandline.ends.rejected import RejectedRows
 from strandline.ends.staged import StagedFile, TransactionRows, first_mark, split_waiting
 from strandline.ends.target import Connection, Target, Writer
@@ -55,6 +58,8 @@ class Delivery:
     """Whether rows of an earlier sink of the job wait: rows that refer to them wait, too."""
     is_late: bool = False
     """Whether rows are late, perhaps since a slow target aborts large transactions: begin with small ones."""
+    ahead: ReadAhead | None = None
+    """Rows that were read before; None in tasks."""
 
     def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> LaneResult:
         """Write the rows after the lane's mark in the target."""
@@ -137,7 +142,7 @@ class _Attempt:
         size = min(_FEWEST_ROWS, max_rows) if self._d.is_late else max_rows
         for rest in split_waiting(waiting, since, max_rows, self._target.max_bytes):
             try:
-                part = TransactionRows.read(rest, self._folder, self._d.writer.label)
+                part = TransactionRows.read(rest, self._read)
             except CorruptionError:
                 # Another writer may have delivered and deleted the files.
                 if connection.reached() == since:
@@ -173,6 +178,10 @@ class _Attempt:
                     connection.write([], since, mark)
                     yield 0, 1, mark
                 since = mark
+
+    def _read(self, file: StagedFile) -> Sequence[pa.RecordBatch]:
+        rows = self._d.ahead.take(file) if self._d.ahead is not None else None
+        return file.read(self._folder, self._d.writer.label) if rows is None else rows
 
     def _check(self, since: str, *, begins: bool) -> None:
         if begins and since >= first_mark(self._d.writer.generation):
