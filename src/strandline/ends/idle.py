@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from strandline.ends.target import Writer
 
-Key = tuple[str, int, int, tuple[Any, ...]]
-"""The sink, the generation and the lane that a connection is for, and what else identifies its target."""
+Key = tuple[str, int, tuple[Any, ...]]
+"""The sink and the generation that a connection is for, and what else it must have in common with another one."""
 
 
 class Keepable(Protocol):
@@ -25,9 +25,9 @@ class Keepable(Protocol):
 C = TypeVar("C", bound=Keepable)
 
 
-def key_of(writer: Writer, lane: int, *target: Any) -> Key:
-    """Return the key of a lane's connection."""
-    return (writer.sink, writer.generation, lane, target)
+def key_of(writer: Writer, *others: Any) -> Key:
+    """Return the key of a writer's connections."""
+    return (writer.sink, writer.generation, others)
 
 
 def is_of(key: Key, writer: Writer) -> bool:
@@ -48,7 +48,8 @@ class IdleConnections(Generic[C]):
 
     def __init__(self, idle_s: float = 120.0, most: int = 32) -> None:
         self._idle_s, self._most = idle_s, most
-        self._connections: dict[Key, C] = {}
+        self._connections: list[tuple[Key, C]] = []
+        """Those that are idle for the longest time come first."""
         self._last_uses: dict[Key, float] = {}
         self._lock = threading.Lock()
         # Also when the process exits.
@@ -58,7 +59,7 @@ class IdleConnections(Generic[C]):
         return IdleConnections, (self._idle_s, 0)
 
     def note_use(self, key: Key) -> bool:
-        """Note a use of a lane; return whether the one before was a short time ago, so that a kept connection pays."""
+        """Note a use; return whether the one before was a short time ago, so that it pays to keep a connection."""
         now = time.monotonic()
         with self._lock:
             before = self._last_uses.get(key, float("-inf"))
@@ -66,33 +67,36 @@ class IdleConnections(Generic[C]):
         return self._most > 0 and now - before < self._idle_s
 
     def take(self, key: Key) -> C | None:
+        """Return the connection with this key that was used last."""
         with self._lock:
-            return self._connections.pop(key, None)
+            places = [place for place, (each, _) in enumerate(self._connections) if each == key]
+            return self._connections.pop(places[-1])[1] if places else None
 
     def put(self, key: Key, connection: C) -> None:
         """Keep a connection; end those that have been idle for long, or are too many."""
-        now = time.monotonic()
+        connection.idle_since = now = time.monotonic()
+        old = []
         with self._lock:
-            old = [self._connections.pop(key)] if key in self._connections else []
-            connection.idle_since = now
-            self._connections[key] = connection
-            for each, other in list(self._connections.items()):
-                if len(self._connections) > self._most or now - other.idle_since > self._idle_s:
-                    old.append(self._connections.pop(each))
-        for other in old:
-            other.end()
+            self._connections.append((key, connection))
+            for pair in list(self._connections):
+                if len(self._connections) > self._most or now - pair[1].idle_since > self._idle_s:
+                    self._connections.remove(pair)
+                    old.append(pair[1])
+        for each in old:
+            each.end()
 
     def end(self, writer: Writer | None = None) -> None:
         """End the connections of a writer, or all."""
         with self._lock:
-            keys = [key for key in self._connections if writer is None or is_of(key, writer)]
-            old = [self._connections.pop(key) for key in keys]
+            old = [each for key, each in self._connections if writer is None or is_of(key, writer)]
+            # In place: the finalizer has this list.
+            self._connections[:] = [pair for pair in self._connections if pair[1] not in old]
             for key in [key for key in self._last_uses if writer is None or is_of(key, writer)]:
                 del self._last_uses[key]
         for each in old:
             each.end()
 
 
-def _end_all(connections: dict[Key, C]) -> None:
+def _end_all(connections: list[tuple[Key, C]]) -> None:
     while connections:
-        connections.popitem()[1].end()
+        connections.pop()[1].end()

@@ -104,7 +104,7 @@ class KafkaTarget(Target):
         return isinstance(error, UnavailableError)
 
     def key_of(self, writer: Writer, lane: int) -> Key:
-        return key_of(writer, lane, self.cluster.servers, self.prefix)
+        return key_of(writer, self.cluster.servers, self.prefix, lane)
 
 
 _QUIET_S = 0.3

@@ -1,11 +1,11 @@
 """A table of PostgreSQL as a target: COPY, and for rows with a key a merge, in one transaction with the lane's mark.
 
-The driver keeps the connections of lanes while deliveries follow each other closely. All that a kept connection saves
-is the server's work for a new session: a delivery that takes one asks the same of the server as on a new one (the
-name of the record, whether the server is writable, the lane's mark, the columns of the table), and its transactions
-check the claim and the mark. So it makes no difference to what is written whether the server has been restarted, has
-become a replica, was restored, or a proxy has given the session to another server. What a trigger leaves in the session
-is discarded between deliveries: settings, advisory locks, temporary tables, a role.
+The driver keeps connections while deliveries follow each other closely. All that a kept connection saves is the
+server's work for a new session: a delivery asks the same on it as on a new one (the name of the record's table, whether
+the server is writable, the lane's mark, the columns of the table), and its transactions check the claim and the mark.
+So it makes no difference to what is written whether the server has been restarted, has become a replica, was restored,
+or a proxy has given the session to another server. What a trigger leaves in the session is discarded between
+deliveries: settings, advisory locks, temporary tables, a role.
 """
 
 from __future__ import annotations
@@ -177,8 +177,9 @@ class PostgresTarget(DatabaseTarget):
             raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
 
     def connect(self, writer: Writer, lane: int) -> PostgresLane:
-        connection = self.idle.take(key_of(writer, lane))
-        if connection is not None and not connection.renew():
+        # From any lane: there are no more of them than lanes that are written at a time.
+        connection = self.idle.take(key_of(writer))
+        if connection is not None and not connection.renew(lane):
             connection.end()
             connection = None
         return connection or PostgresLane(self, writer, lane)
@@ -288,7 +289,7 @@ class PostgresTarget(DatabaseTarget):
 
 
 class PostgresLane(Connection):
-    """A lane's connection."""
+    """A connection, for one lane at a time."""
 
     idle_since = 0.0
 
@@ -297,7 +298,7 @@ class PostgresLane(Connection):
         self._opened_at = time.monotonic()
         self._is_intact = False
         """Whether the last use has raised no error."""
-        self._db = target.open(_application(writer, str(lane)))
+        self._db = target.open(_application(writer, "rows"))
         try:
             self._begin()
         except BaseException:
@@ -313,9 +314,9 @@ class PostgresLane(Connection):
             if not self._record:
                 raise self._record_error(f"the table {self._target.record} is gone")
 
-    def renew(self) -> bool:
-        """Prepare a kept connection for a delivery; return whether it can be used."""
-        now = time.monotonic()
+    def renew(self, lane: int) -> bool:
+        """Prepare a kept connection for the delivery of a lane; return whether it can be used."""
+        now, self._lane = time.monotonic(), lane
         if now - self.idle_since > _IDLE_S or now - self._opened_at > _LIFE_S:
             return False
         # Whatever is wrong, a new connection finds it out, or does not have it.
@@ -356,9 +357,9 @@ class PostgresLane(Connection):
             raise self._row_error(error) from None
 
     def close(self) -> None:
-        key = key_of(self._writer, self._lane)
-        if self._target.idle.note_use(key) and self._is_intact and self._reset():
-            self._target.idle.put(key, self)
+        idle = self._target.idle
+        if idle.note_use(key_of(self._writer, self._lane)) and self._is_intact and self._reset():
+            idle.put(key_of(self._writer), self)
         else:
             self.end()
 
@@ -454,9 +455,9 @@ def record_name(db: Any, record: str) -> str | None:
     return f"{quoted(row[0])}.{quoted(row[1])}".replace("%", "%%") if row else None
 
 
-def _application(writer: Writer, lane: str) -> str:
+def _application(writer: Writer, purpose: str) -> str:
     """Return the session's application name, by which `claim` finds sessions of older generations."""
-    return f"strandline/{writer.sink}/{writer.generation}/{lane}"
+    return f"strandline/{writer.sink}/{writer.generation}/{purpose}"
 
 
 def _first_line(error: Exception) -> str:
