@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -35,8 +36,10 @@ class ReadAhead:
             with self._lock:
                 if size > self._most_bytes:
                     continue
-                self._files[file.path] = size, self._pool.submit(file.read, self._folder, self._sink)
-                self._bytes += size
+                # While the process exits, no thread can be started.
+                with suppress(RuntimeError):
+                    self._files[file.path] = size, self._pool.submit(file.read, self._folder, self._sink)
+                    self._bytes += size
                 while self._bytes > self._most_bytes:
                     self._remove(next(iter(self._files)))
 
