@@ -172,7 +172,8 @@ class Transactional(Sink):
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         generation, parallel = self._opened.generation, self.target.parallel
         committables = write_tasks(df, RowStager(self._place, self._sink, generation, epoch, parallel), self.shape)
-        if self._ahead is not None and self._is_small:
+        # Another thread may end the run meanwhile.
+        if (ahead := self._ahead) is not None and self._is_small:
             tasks = decode_committables(committables, COMMITTABLES, self._writer.label)
             self._ahead.add(
                 file for each in tasks if isinstance(each, StagedTask) for file in files_of(self._sink, each)
