@@ -175,9 +175,7 @@ class Transactional(Sink):
         # Another thread may end the run meanwhile.
         if (ahead := self._ahead) is not None and self._is_small:
             tasks = decode_committables(committables, COMMITTABLES, self._writer.label)
-            self._ahead.add(
-                file for each in tasks if isinstance(each, StagedTask) for file in files_of(self._sink, each)
-            )
+            ahead.add(file for each in tasks if isinstance(each, StagedTask) for file in files_of(self._sink, each))
         return committables
 
     def shape(self, df: DataFrame) -> DataFrame:
