@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -63,12 +64,12 @@ class Delivery:
 
     def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> LaneResult:
         """Write the rows after the lane's mark in the target."""
-        folder, rows, refused, mark = folder_at(self.place), 0, 0, self.marks.get(lane, "")
+        rows, refused, mark = 0, 0, self.marks.get(lane, "")
         sink, generation = (self.place.url, self.writer.sink), self.writer.generation
         may_wait = _given_up.get(sink) != generation
         delay_s, until = FIRST_DELAY_S, time.monotonic() + (self.patience_s if may_wait else 0.0)
         while True:
-            attempt = _Attempt(self, lane, folder)
+            attempt = _Attempt(self, lane)
             try:
                 for row_count, refused_count, new_mark in attempt.write(waiting):
                     rows, refused, mark = rows + row_count, refused + refused_count, new_mark
@@ -122,8 +123,8 @@ class Delivery:
 class _Attempt:
     """One attempt to write a lane's waiting rows, over one connection at a time."""
 
-    def __init__(self, delivery: Delivery, lane: int, folder: Folder) -> None:
-        self._d, self._target, self._lane, self._folder = delivery, delivery.target, lane, folder
+    def __init__(self, delivery: Delivery, lane: int) -> None:
+        self._d, self._target, self._lane = delivery, delivery.target, lane
         self._connection: Connection | None = None
 
     def close(self) -> None:
@@ -178,6 +179,11 @@ class _Attempt:
                     connection.write([], since, mark)
                     yield 0, 1, mark
                 since = mark
+
+    @cached_property
+    def _folder(self) -> Folder:
+        # To open a directory syncs those above it.
+        return folder_at(self._d.place)
 
     def _read(self, file: StagedFile) -> Sequence[pa.RecordBatch]:
         rows = self._d.ahead.take(file) if self._d.ahead is not None else None
