@@ -56,6 +56,7 @@ class Kept:
         """Begin a run, with a sink that waits for its target."""
         self.sink = self.trial.start(sink=sink)
         self.sink.patience_s = 10.0
+        self.identity = self.sink._sink
 
     def sql(self, text: str, *values: Any) -> list[Any]:
         with self.server.connect(self.dsn) as db:
@@ -69,7 +70,7 @@ class Kept:
 
     def sessions(self) -> list[int]:
         """Return the server's processes for the sink."""
-        name = f"strandline/{self.sink._sink}/%"
+        name = f"strandline/{self.identity}/%"
         return [pid for (pid,) in self.sql("select pid from pg_stat_activity where application_name like %s", name)]
 
     def writers(self) -> int:
@@ -230,6 +231,14 @@ def test_a_session_does_not_live_for_ever(one: Kept, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(postgres, "_LIFE_S", 0.0)
     one.deliver()
     assert one.writers() == 2
+
+
+def test_a_sink_that_nobody_closes_leaves_no_session(one: Kept) -> None:
+    one.deliver(2)
+    assert one.sessions()
+    one.sink = None
+    _await_none(one)
+    one.begin()
 
 
 def test_tasks_keep_no_session(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class IdleConnections(Generic[C]):
         """Those that are idle for the longest time come first."""
         self._last_uses: dict[Key, float] = {}
         self._lock = threading.Lock()
-        # Also when the process exits.
+        # Also when the process exits. A kept connection must not refer to this object.
         weakref.finalize(self, _end_all, self._connections)
 
     def __reduce__(self) -> Any:

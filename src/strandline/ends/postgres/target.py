@@ -179,7 +179,7 @@ class PostgresTarget(DatabaseTarget):
     def connect(self, writer: Writer, lane: int) -> PostgresLane:
         # From any lane: there are no more of them than lanes that are written at a time.
         connection = self.idle.take(key_of(writer))
-        if connection is not None and not connection.renew(lane):
+        if connection is not None and not connection.renew(self, lane):
             connection.end()
             connection = None
         return connection or PostgresLane(self, writer, lane)
@@ -314,9 +314,10 @@ class PostgresLane(Connection):
             if not self._record:
                 raise self._record_error(f"the table {self._target.record} is gone")
 
-    def renew(self, lane: int) -> bool:
+    def renew(self, target: PostgresTarget, lane: int) -> bool:
         """Prepare a kept connection for the delivery of a lane; return whether it can be used."""
-        now, self._lane = time.monotonic(), lane
+        self._target, self._lane = target, lane
+        now = time.monotonic()
         if now - self.idle_since > _IDLE_S or now - self._opened_at > _LIFE_S:
             return False
         # Whatever is wrong, a new connection finds it out, or does not have it.
@@ -359,6 +360,8 @@ class PostgresLane(Connection):
     def close(self) -> None:
         idle = self._target.idle
         if idle.note_use(key_of(self._writer, self._lane)) and self._is_intact and self._reset():
+            # A target that is dropped without a call of `end` is released, with its connections.
+            del self._target
             idle.put(key_of(self._writer), self)
         else:
             self.end()
