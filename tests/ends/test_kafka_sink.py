@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,11 +19,13 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.ids import Epoch
-from strandline.ends.kafka.client import call_within
+from strandline.ends.kafka import target as kafka_target
+from strandline.ends.kafka.client import Cluster, call_within
 from strandline.ends.kafka.record import LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, MessageColumns
 from strandline.testing.sinks.conformance import Check, Promise, checks, name_of
+from strandline.testing.sinks.trial import TASKS
 from tests.crashing import Crash
 from tests.ends.inprocess import OF_WAITING_ROWS
 from tests.ends.kafkatargets import FRESH, Numbers, batch, by, expect, forget, sink_of, trial, write_on
@@ -201,6 +204,49 @@ def test_a_kept_connection_does_not_wait_for_a_transaction_that_another_process_
     assert connection.reached() == "m1"
     connection.write(batch(("a", "2")), "m1", "m2")
     expect(kafka, topic, "1", "2")
+
+
+def threads_of_clients() -> int:
+    """Return how many threads Kafka's clients have in this process."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum(name.startswith("rdk:") for name in names)
+
+
+def test_one_producer_a_lane_writes_many_deliveries_and_ends_with_the_run(
+    kafka: Kafka, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, made, before = kafka_target.create_client, list[str](), threads_of_clients()
+
+    def counted(kind: Any, cluster: Cluster, settings: Any) -> Any:
+        made.append(settings["transactional.id"])
+        return create(kind, cluster, settings)
+
+    monkeypatch.setattr(kafka_target, "create_client", counted)
+    played = trial(kafka, target)
+    sink = played.start()
+    assert sink.commit(played.stage(sink, 1)) == []
+    assert len(set(made)) == TASKS
+    made.clear()
+    for epoch in range(2, 6):
+        assert sink.commit(played.stage(sink, epoch)) == []
+    assert not made
+    played.expect(1, 2, 3, 4, 5)
+    sink.close()
+    eventually(lambda: threads_of_clients() <= before, "its clients are gone", 60)
+
+
+@pytest.mark.long
+def test_a_broker_that_is_restarted_between_deliveries(kafka: Kafka, target: KafkaTarget) -> None:
+    played = trial(kafka, target)
+    sink = played.start()
+    sink.patience_s = 60
+    for epoch in range(1, 7):
+        if epoch in (3, 5):
+            kafka.end() if epoch == 3 else kafka.kill()
+            kafka.run()
+        assert sink.commit(played.stage(sink, epoch)) == []
+    played.expect(*range(1, 7))
+    sink.close()
 
 
 STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.decided", "kafka.committed")

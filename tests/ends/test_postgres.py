@@ -353,6 +353,8 @@ def test_a_server_that_became_a_replica_is_waited_for(postgresql: Server, dsn: s
     pending = trial.write(sink, 2, trial.rows(2))
     with postgresql.connect() as db:
         db.execute(f"alter database {DATABASE} set default_transaction_read_only = on")
+        # No session outlives a failover.
+        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [DATABASE])
         assert sink.commit(pending) == pending
         db.execute(f"alter database {DATABASE} reset default_transaction_read_only")
     with pytest.raises(CorruptionError, match="the target has less on record than it had"):

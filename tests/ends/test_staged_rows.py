@@ -17,10 +17,17 @@ from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError
 from strandline.core.ids import Epoch
 from strandline.ends import staged
+from strandline.ends.readahead import ReadAhead
 from strandline.testing.sinks.trial import Crash, numbers_of
 from tests.ends import inprocess
 from tests.ends.ledgers import LEDGERS, Kept, Ledger, trial_of, waiting_files
 from tests.soak import examples
+
+
+@pytest.fixture(autouse=True)
+def read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read as they are delivered, as after a start: test_read_ahead.py has those that were read before."""
+    monkeypatch.setattr(ReadAhead, "add", lambda self, files: None)
 
 
 def test_staged_rows_that_are_gone_are_an_error_unless_they_are_on_record(ledger: Any) -> None:

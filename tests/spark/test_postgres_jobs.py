@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -80,6 +81,9 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
         assert run.status().restarts == 1
     with postgresql.connect(dsn) as db:
         counting.check_postgres(db, users)
+        sessions = "select application_name from pg_stat_activity where application_name like 'strandline/%'"
+        eventually(lambda: not db.execute(sessions).fetchall(), "the run's sessions have ended")
+    eventually(lambda: not any("read-ahead" in each.name for each in threading.enumerate()), "its threads have ended")
     check_nothing_told(case.root)
 
 

@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, SinkError, StrandlineError
 from strandline.core.failure import shortened
+from strandline.ends.readahead import ReadAhead
 from strandline.ends.rejected import RejectedRows
 from strandline.ends.staged import StagedFile, TransactionRows, first_mark, split_waiting
 from strandline.ends.target import Connection, Target, Writer
@@ -55,15 +59,17 @@ class Delivery:
     """Whether rows of an earlier sink of the job wait: rows that refer to them wait, too."""
     is_late: bool = False
     """Whether rows are late, perhaps since a slow target aborts large transactions: begin with small ones."""
+    ahead: ReadAhead | None = None
+    """Rows that were read before; None in tasks."""
 
     def deliver(self, lane: int, waiting: Sequence[StagedFile]) -> LaneResult:
         """Write the rows after the lane's mark in the target."""
-        folder, rows, refused, mark = folder_at(self.place), 0, 0, self.marks.get(lane, "")
+        rows, refused, mark = 0, 0, self.marks.get(lane, "")
         sink, generation = (self.place.url, self.writer.sink), self.writer.generation
         may_wait = _given_up.get(sink) != generation
         delay_s, until = FIRST_DELAY_S, time.monotonic() + (self.patience_s if may_wait else 0.0)
         while True:
-            attempt = _Attempt(self, lane, folder)
+            attempt = _Attempt(self, lane)
             try:
                 for row_count, refused_count, new_mark in attempt.write(waiting):
                     rows, refused, mark = rows + row_count, refused + refused_count, new_mark
@@ -117,8 +123,8 @@ class Delivery:
 class _Attempt:
     """One attempt to write a lane's waiting rows, over one connection at a time."""
 
-    def __init__(self, delivery: Delivery, lane: int, folder: Folder) -> None:
-        self._d, self._target, self._lane, self._folder = delivery, delivery.target, lane, folder
+    def __init__(self, delivery: Delivery, lane: int) -> None:
+        self._d, self._target, self._lane = delivery, delivery.target, lane
         self._connection: Connection | None = None
 
     def close(self) -> None:
@@ -137,7 +143,7 @@ class _Attempt:
         size = min(_FEWEST_ROWS, max_rows) if self._d.is_late else max_rows
         for rest in split_waiting(waiting, since, max_rows, self._target.max_bytes):
             try:
-                part = TransactionRows.read(rest, self._folder, self._d.writer.label)
+                part = TransactionRows.read(rest, self._read)
             except CorruptionError:
                 # Another writer may have delivered and deleted the files.
                 if connection.reached() == since:
@@ -173,6 +179,15 @@ class _Attempt:
                     connection.write([], since, mark)
                     yield 0, 1, mark
                 since = mark
+
+    @cached_property
+    def _folder(self) -> Folder:
+        # To open a directory syncs those above it.
+        return folder_at(self._d.place)
+
+    def _read(self, file: StagedFile) -> Sequence[pa.RecordBatch]:
+        rows = self._d.ahead.take(file) if self._d.ahead is not None else None
+        return file.read(self._folder, self._d.writer.label) if rows is None else rows
 
     def _check(self, since: str, *, begins: bool) -> None:
         if begins and since >= first_mark(self._d.writer.generation):

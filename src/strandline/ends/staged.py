@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -216,10 +216,11 @@ class TransactionRows:
     _batches: Sequence[pa.RecordBatch]
 
     @classmethod
-    def read(cls, remainders: Sequence[Remainder], folder: Folder, sink: str) -> TransactionRows:
+    def read(
+        cls, remainders: Sequence[Remainder], read: Callable[[StagedFile], Sequence[pa.RecordBatch]]
+    ) -> TransactionRows:
         """Read the rows from their files."""
-        batches = [b for r in remainders for b in _skip(r.file.read(folder, sink), r.delivered)]
-        return cls(remainders, batches)
+        return cls(remainders, [b for r in remainders for b in _skip(read(r.file), r.delivered)])
 
     @cached_property
     def _ends(self) -> list[int]:

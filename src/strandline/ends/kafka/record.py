@@ -138,7 +138,7 @@ class SinkRecord:
                 errors, group_id=self.name_of(lane), enable_auto_commit=False,
                 isolation_level="read_committed" if committed else "read_uncommitted",
                 # The request is repeated until the brokers have applied the last commit.
-                retry_backoff_ms=10,
+                retry_backoff_ms=2,
             ),
         )  # fmt: skip
 

@@ -10,8 +10,6 @@ then looks for newer runs. A new run first registers its claim, and then reads t
 
 from __future__ import annotations
 
-import atexit
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from msgspec import structs
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
+from strandline.ends.idle import IdleConnections, Key, is_of, key_of
 from strandline.ends.kafka.client import (
     ClientErrors,
     Cluster,
@@ -93,7 +92,9 @@ class KafkaTarget(Target):
             raise fenced_error(writer, max(claims))
 
     def connect(self, writer: Writer, lane: int) -> KafkaConnection:
-        connection = idle.take(_key_of(self, writer, lane))
+        # To take a lane again costs a dozen requests. If another process has only taken the lane since, the first
+        # transaction fails, and the caller connects again.
+        connection = idle.take(self.key_of(writer, lane))
         if connection is not None and not connection.is_current():
             connection.end()
             connection = None
@@ -102,55 +103,14 @@ class KafkaTarget(Target):
     def may_pass(self, error: Exception) -> bool:
         return isinstance(error, UnavailableError)
 
-
-def _key_of(target: KafkaTarget, writer: Writer, lane: int) -> tuple[Any, ...]:
-    return (target.cluster.servers, target.prefix, writer.sink, writer.generation, lane)
+    def key_of(self, writer: Writer, lane: int) -> Key:
+        return key_of(writer, self.cluster.servers, self.prefix, lane)
 
 
 _QUIET_S = 0.3
 """Brokers that were available all the time have completed a commit after this time."""
 _CURRENT_S = 0.5
 """Timeout of the check of a kept connection."""
-_MOST_IDLE = 32
-_IDLE_S = 120.0
-
-
-class _IdleConnections:
-    """Intact connections of this process, kept for reuse: to take a lane again costs a dozen requests.
-
-    If another process has written the lane since, `is_current` is false. If one has only taken it, the first
-    transaction fails, and the caller connects again.
-    """
-
-    def __init__(self) -> None:
-        self._connections: dict[tuple[Any, ...], KafkaConnection] = {}
-        self._lock = threading.Lock()
-
-    def take(self, key: tuple[Any, ...]) -> KafkaConnection | None:
-        with self._lock:
-            return self._connections.pop(key, None)
-
-    def put(self, key: tuple[Any, ...], connection: KafkaConnection) -> None:
-        now = time.monotonic()
-        with self._lock:
-            old = [self._connections.pop(key)] if key in self._connections else []
-            connection.idle_since = now
-            self._connections[key] = connection
-            for each, other in list(self._connections.items()):
-                if len(self._connections) > _MOST_IDLE or now - other.idle_since > _IDLE_S:
-                    old.append(self._connections.pop(each))
-        for other in old:
-            other.end()
-
-    def end(self, writer: Writer | None = None) -> None:
-        """End the connections of a writer, or all."""
-        with self._lock:
-            keys = [key for key in self._connections if writer is None or key[2:4] == (writer.sink, writer.generation)]
-            old = [self._connections.pop(key) for key in keys]
-        for each in old:
-            each.end()
-        for key in [key for key in _records if writer is not None and key[2:4] == (writer.sink, writer.generation)]:
-            _records.pop(key, None)
 
 
 class KafkaConnection(Connection):
@@ -170,7 +130,7 @@ class KafkaConnection(Connection):
         self._is_intact = False
         self._was_deleted = False
         """Whether the topic with the record was deleted during the run."""
-        self._key = _key_of(target, writer, lane)
+        self._key = target.key_of(writer, lane)
         name = self._record.name_of(lane)
         settings = producer_settings(
             target, self._errors, self._reports, offsets=True, transactional_id=name, transaction_timeout_ms=60_000
@@ -359,10 +319,16 @@ class KafkaConnection(Connection):
         self._producer = self._consumer = None
 
 
-_records: dict[tuple[Any, ...], LaneRecord] = {}
+_records: dict[Key, LaneRecord] = {}
 """The last record of each lane in this process: a broker that has just started may return an older one."""
-idle = _IdleConnections()
-atexit.register(idle.end)
+idle: IdleConnections[KafkaConnection] = IdleConnections()
+
+
+def end_connections(writer: Writer) -> None:
+    """End what this process keeps for a writer."""
+    idle.end(writer)
+    for key in [key for key in _records if is_of(key, writer)]:
+        _records.pop(key, None)
 
 
 def fenced_error(writer: Writer, newest: int) -> FencedError:

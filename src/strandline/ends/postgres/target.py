@@ -1,10 +1,19 @@
-"""A table of PostgreSQL as a target: COPY, and for rows with a key a merge, in one transaction with the lane's mark."""
+"""A table of PostgreSQL as a target: COPY, and for rows with a key a merge, in one transaction with the lane's mark.
+
+The driver keeps connections while deliveries follow each other closely. All that a kept connection saves is the
+server's work for a new session: a delivery asks the same on it as on a new one (the name of the record's table, whether
+the server is writable, the lane's mark, the columns of the table), and its transactions check the claim and the mark.
+So it makes no difference to what is written whether the server has been restarted, has become a replica, was restored,
+or a proxy has given the session to another server. What a trigger leaves in the session is discarded between
+deliveries: settings, advisory locks, temporary tables, a role.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -12,9 +21,17 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
+from strandline.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    SinkError,
+    StrandlineError,
+)
 from strandline.core.failure import shortened
 from strandline.ends.begins import decode_begins, encode_begins
+from strandline.ends.idle import IdleConnections, key_of
 from strandline.ends.postgres.catalog import CatalogTable, check_table, create_sql, identifier, read_table
 from strandline.ends.postgres.merge import RowWriter
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
@@ -36,6 +53,13 @@ and case when application_name like %s then split_part(application_name, '/', 3)
 _SETTINGS = """set local statement_timeout = {timeout}; set local idle_in_transaction_session_timeout = {timeout};
 set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}; set local array_nulls = on"""
 _SPARE_S = 5.0
+_IDLE_S = 20.0
+"""Connections that are idle for longer are not used again: a firewall may have dropped them without a word. Where
+deliveries are as rare as that, none is kept."""
+_LIFE_S = 300.0
+"""The longest life of a connection: the address, the password or the role's settings may have changed."""
+_RENEWAL_S = 2.0
+"""Timeout of the first answer on a kept connection, and of the last one before it is kept."""
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
 _READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE, _REFERENCE = "25006", "25P03", "25P04", "23505", "23503"
@@ -76,6 +100,7 @@ class PostgresTarget(DatabaseTarget):
         self._create = create
         self._timeout_ms = timeout_ms
         self._columns: pa.Schema | None = None
+        self.idle: IdleConnections[PostgresLane] = IdleConnections(_IDLE_S)
         self._parameters()
         self.destination = repr(self)
 
@@ -152,7 +177,12 @@ class PostgresTarget(DatabaseTarget):
             raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
 
     def connect(self, writer: Writer, lane: int) -> PostgresLane:
-        return PostgresLane(self, writer, lane)
+        # From any lane: there are no more of them than lanes that are written at a time.
+        connection = self.idle.take(key_of(writer))
+        if connection is not None and not connection.renew(self, lane):
+            connection.end()
+            connection = None
+        return connection or PostgresLane(self, writer, lane)
 
     def may_pass(self, error: Exception) -> bool:
         psycopg = _psycopg()
@@ -185,13 +215,13 @@ class PostgresTarget(DatabaseTarget):
         return db
 
     @contextmanager
-    def time_limit(self, db: Any) -> Iterator[None]:
+    def time_limit(self, db: Any, seconds: float | None = None) -> Iterator[None]:
         """Shut the connection down after a timeout, so that a call which waits for an answer raises an error.
 
         The server's timeouts do not help if it does not answer; TCP's do not help if a proxy in between answers.
         """
         with closing(socket.socket(fileno=os.dup(db.pgconn.socket))) as copied:
-            timer = threading.Timer(self._timeout_ms / 1000 + _SPARE_S, _shut, [copied])
+            timer = threading.Timer(seconds or self._timeout_ms / 1000 + _SPARE_S, _shut, [copied])
             timer.daemon = True
             try:
                 timer.start()
@@ -259,24 +289,52 @@ class PostgresTarget(DatabaseTarget):
 
 
 class PostgresLane(Connection):
-    """A lane's connection."""
+    """A connection, for one lane at a time."""
+
+    idle_since = 0.0
 
     def __init__(self, target: PostgresTarget, writer: Writer, lane: int) -> None:
         self._target, self._writer, self._lane = target, writer, lane
-        self._table: CatalogTable | None = None
-        self._db = target.open(_application(writer, str(lane)))
+        self._opened_at = time.monotonic()
+        self._is_intact = False
+        """Whether the last use has raised no error."""
+        self._db = target.open(_application(writer, "rows"))
         try:
-            with target.time_limit(self._db):
-                self._record = record_name(self._db, target.record) or ""
-                self._settings = target.settings(self._db)
-            if not self._record:
-                raise self._record_error(f"the table {target.record} is gone")
+            self._begin()
         except BaseException:
             self._db.close()
             raise
 
+    def _begin(self, seconds: float | None = None) -> None:
+        """Ask what may have changed since the last delivery."""
+        self._table: CatalogTable | None = None
+        with self._use(seconds):
+            self._record = record_name(self._db, self._target.record) or ""
+            self._settings = self._target.settings(self._db)
+            if not self._record:
+                raise self._record_error(f"the table {self._target.record} is gone")
+
+    def renew(self, target: PostgresTarget, lane: int) -> bool:
+        """Prepare a kept connection for the delivery of a lane; return whether it can be used."""
+        self._target, self._lane = target, lane
+        now = time.monotonic()
+        if now - self.idle_since > _IDLE_S or now - self._opened_at > _LIFE_S:
+            return False
+        # Whatever is wrong, a new connection finds it out, or does not have it.
+        with suppress(_psycopg().Error, StrandlineError):
+            self._begin(_RENEWAL_S)
+        return self._is_intact
+
+    @contextmanager
+    def _use(self, seconds: float | None = None) -> Iterator[None]:
+        """Limit the time of the connection's use, and note whether it raises an error."""
+        self._is_intact = False
+        with self._target.time_limit(self._db, seconds):
+            yield
+        self._is_intact = True
+
     def reached(self) -> str | None:
-        with self._target.time_limit(self._db):
+        with self._use():
             row = self._db.execute(
                 f"select mark from {self._record} where sink = %s and lane = %s", [self._writer.sink, self._lane]
             ).fetchone()
@@ -285,7 +343,7 @@ class PostgresLane(Connection):
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         psycopg = _psycopg()
         try:
-            with self._target.time_limit(self._db), self._db.transaction():
+            with self._use(), self._db.transaction():
                 self._db.execute(self._settings)
                 self._check(since)
                 self._put(batches)
@@ -300,7 +358,23 @@ class PostgresLane(Connection):
             raise self._row_error(error) from None
 
     def close(self) -> None:
+        idle = self._target.idle
+        if idle.note_use(key_of(self._writer, self._lane)) and self._is_intact and self._reset():
+            # A target that is dropped without a call of `end` is released, with its connections.
+            del self._target
+            idle.put(key_of(self._writer), self)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Close the connection; the server aborts its transaction."""
         self._db.close()
+
+    def _reset(self) -> bool:
+        """Discard what triggers have left in the session; return whether it can be kept."""
+        with suppress(_psycopg().Error), self._use(_RENEWAL_S):
+            self._db.execute("discard all")
+        return self._is_intact
 
     def _check(self, since: str | None) -> None:
         """Check that no other writer has claimed the sink or written the lane; lock both until the transaction ends.
@@ -384,9 +458,9 @@ def record_name(db: Any, record: str) -> str | None:
     return f"{quoted(row[0])}.{quoted(row[1])}".replace("%", "%%") if row else None
 
 
-def _application(writer: Writer, lane: str) -> str:
+def _application(writer: Writer, purpose: str) -> str:
     """Return the session's application name, by which `claim` finds sessions of older generations."""
-    return f"strandline/{writer.sink}/{writer.generation}/{lane}"
+    return f"strandline/{writer.sink}/{writer.generation}/{purpose}"
 
 
 def _first_line(error: Exception) -> str:

@@ -86,6 +86,12 @@ class PostgresSink(DatabaseSink):
     """Rows into a table of PostgreSQL."""
 
     made_by = "sinks.postgres()"
+    target: PostgresTarget
+
+    def close(self) -> None:
+        super().close()
+        if self._context is not None:
+            self.target.idle.end(self._writer)
 
 
 def sqlite(

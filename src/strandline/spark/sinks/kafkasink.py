@@ -38,7 +38,7 @@ from strandline.ends.kafka.client import (
     translate_error,
 )
 from strandline.ends.kafka.producer import TOPIC, DeliveryReports, flush_rows, produce, producer_settings
-from strandline.ends.kafka.target import KafkaTarget, idle
+from strandline.ends.kafka.target import KafkaTarget, end_connections
 from strandline.plan.columns import quoted
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
@@ -172,7 +172,7 @@ class KafkaSink(_Topics, Transactional):
     def close(self) -> None:
         super().close()
         if self._context is not None:
-            idle.end(self._writer)
+            end_connections(self._writer)
 
 
 class KafkaSinkAtOnce(_Topics, Sink):

@@ -30,6 +30,7 @@ from strandline.core.ids import Epoch, Generation
 from strandline.ends.arguments import check_location, check_options
 from strandline.ends.committables import decode_committables
 from strandline.ends.delivery import FIRST_DELAY_S, LONGEST_DELAY_S, Delivery, LaneResult, reason_of
+from strandline.ends.readahead import ReadAhead
 from strandline.ends.rejected import RejectedRows
 from strandline.ends.staged import COMMITTABLES, LaneMarks, RowStager, StagedFile, StagedTask, files_of, generation_of
 from strandline.ends.target import Target, Writer
@@ -119,6 +120,9 @@ class Transactional(Sink):
         self._options = check_options(what, "storage_options", storage_options)
         self._context: SinkContext | None = None
         self._status: SinkStatus | None = None
+        self._ahead: ReadAhead | None = None
+        self._is_small = True
+        """Whether the driver has delivered the last rows itself, and reads the next ones ahead."""
         self._rows = self._refused = 0
         self._marks: dict[int, str] = {}
         self._late_since = 0.0
@@ -157,10 +161,22 @@ class Transactional(Sink):
         self._marks = {}
         self._has_claimed = self._has_cleaned = False
         self._checked_lanes = set()
+        self._stop_reading()
+        self._ahead = ReadAhead(folder_at(self._place), self._writer.label, _SMALL_BYTES)
+
+    def _stop_reading(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         generation, parallel = self._opened.generation, self.target.parallel
-        return write_tasks(df, RowStager(self._place, self._sink, generation, epoch, parallel), self.shape)
+        committables = write_tasks(df, RowStager(self._place, self._sink, generation, epoch, parallel), self.shape)
+        # Another thread may end the run meanwhile.
+        if (ahead := self._ahead) is not None and self._is_small:
+            tasks = decode_committables(committables, COMMITTABLES, self._writer.label)
+            ahead.add(file for each in tasks if isinstance(each, StagedTask) for file in files_of(self._sink, each))
+        return committables
 
     def shape(self, df: DataFrame) -> DataFrame:
         """Return the rows for the target, by a computation that is the same in all epochs."""
@@ -280,8 +296,9 @@ class Transactional(Sink):
             waiting.sort(key=lambda each: each.number)
         is_late = bool(self._late_since) or not self._has_recovered
         delivery = Delivery(
-            self.target, self._writer, self._place, self._refusals, patience_s, self._marks, self.is_behind, is_late
-        )
+            self.target, self._writer, self._place, self._refusals, patience_s, self._marks, self.is_behind, is_late,
+            self._ahead,
+        )  # fmt: skip
         silent = self._ask(delivery, lanes) if self._late_since and len(lanes) > 1 else {}
         results = silent | self._run(delivery, {lane: each for lane, each in lanes.items() if lane not in silent})
         self._remember({lane: result.mark for lane, result in results.items()})
@@ -325,15 +342,21 @@ class Transactional(Sink):
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[StagedFile]]) -> dict[int, LaneResult]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
         is_small = size <= _SMALL_BYTES and (self.in_threads or len(lanes) < 2)
+        if size:
+            self._is_small = self.target.on_driver or is_small
         if self.target.on_driver or is_small or not size:
             if len(lanes) < 2:
                 return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
             with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:
                 running = {lane: pool.submit(delivery.deliver, lane, waiting) for lane, waiting in lanes.items()}
             return {lane: future.result() for lane, future in running.items()}
+        if self._ahead is not None:
+            self._ahead.clear()
         numbers = self._opened.spark.range(0, len(lanes), 1, len(lanes))
         try:
-            rows = map_batches(numbers, _DeliverLanes(SEAL, delivery, dict(lanes)), _RESULT).collect()
+            rows = map_batches(
+                numbers, _DeliverLanes(SEAL, replace(delivery, ahead=None), dict(lanes)), _RESULT
+            ).collect()
         except Exception as error:
             raise unwrap_error(error) from error
         return {row.lane: LaneResult(row.rows, row.refused, row.mark, row.failure) for row in rows}
@@ -348,6 +371,9 @@ class Transactional(Sink):
             files = ((info.path, generation_of(self._sink, info.path)) for info in folder.list(self._sink))
             folder.delete([path for path, number in files if number is not None and number < self._opened.generation])
             self._has_cleaned = True
+
+    def close(self) -> None:
+        self._stop_reading()
 
     def _letters(self) -> str:
         return "they are left out" if self._dead_letters is None else f"they are in {self._dead_letters}"
