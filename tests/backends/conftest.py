@@ -31,7 +31,8 @@ class LoggingBackend(RocksDBBackend):
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
         assert self.changelog is not None
         files = self.changelog.append(changes, into)
-        self.changelog.clean()
+        while self.changelog.clean():
+            pass
         return files
 
 

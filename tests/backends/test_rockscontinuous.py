@@ -72,7 +72,8 @@ class Kept:
         self.count += 1
         assert self.backend.changelog is not None
         files = self.backend.changelog.append({}, self.root / f"snapshot-{self.count}")
-        self.backend.changelog.clean()
+        while self.backend.changelog.clean():
+            pass
         return files
 
     def leave_files(self) -> list[LocalFile]:

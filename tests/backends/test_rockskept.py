@@ -46,7 +46,8 @@ def take(backend: RocksDBBackend, into: Path, version: int) -> list[Any]:
     assert backend.live is not None
     files = backend.changelog.append({}, into)
     backend.live.note(version, cleaning=True)
-    backend.changelog.clean()
+    while backend.changelog.clean():
+        pass
     backend.live.note(version)
     return files
 

@@ -149,7 +149,7 @@ def test_a_session_that_does_not_answer_any_more_is_given_up_soon(
     one: Kept, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a firewall that has forgotten the connection."""
-    monkeypatch.setattr(postgres, "_RENEWAL_S", 0.2)
+    monkeypatch.setattr(postgres, "_RENEWAL_S", 1.5)
     with closing(Proxy(postgresql.port)) as proxy:
         one.begin(sl.sinks.postgres(one.dsn.replace(f":{postgresql.port}/", f":{proxy.port}/"), "results", writers=1))
         one.deliver(2)

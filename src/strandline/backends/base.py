@@ -76,8 +76,9 @@ class LoggedSnapshots(Protocol):
         """Begin later snapshots with a new base; drop the old one and the log before the new one."""
         ...
 
-    def clean(self) -> None:
-        """Do what bounds the log beside new bases. After each snapshot."""
+    def clean(self) -> bool:
+        """Do what bounds the log beside new bases, for a moment; return whether to go on. After each snapshot."""
+        ...
 
 
 class Live(Protocol):

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import shutil
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -38,8 +39,10 @@ _LOGS = 8
 """A log is at most this part of all logs, and only whole logs can go."""
 _SLACK_BYTES = 64 * MIB
 _CHUNK_ENTRIES = 2000
-_READ_BYTES = 16 * MIB
-"""What is read before it is looked up: the more at once, the fewer blocks of RocksDB are read."""
+_READ_BYTES = 1 * MIB
+"""Read at once, and then looked up."""
+_CLEAN_S = 0.2
+"""How long one step of the cleaning takes: the thread that writes has other work, too."""
 _HOPELESS = 2
 """A log that is this much too long gets a new base with files."""
 _SAMPLES = 64
@@ -132,10 +135,11 @@ class ContinuousLog(RocksDBLog):
         self._end_cleaning()
         super().begin_at(base)
 
-    def clean(self) -> None:
+    def clean(self) -> bool:
         """Write entries again that only the oldest log has, within the budget, while the log is too long."""
         if self.base is None or self.size_bytes <= _LEAST_LOG_BYTES:
-            return
+            return False
+        end_s = time.monotonic() + _CLEAN_S
         with self._translating:
             for _ in range(max(1, _LEAST_SAMPLES - len(self._sizes))):
                 self._sample()
@@ -144,6 +148,8 @@ class ContinuousLog(RocksDBLog):
             if self._logs[max(self._logs)].size_bytes > max(longest / _LOGS, _LEAST_LOG_BYTES):
                 self._cleanable.begin_log()
             while self._budget_bytes > 0 and self.base.size_bytes + self.size_bytes > longest:
+                if time.monotonic() > end_s:
+                    return True
                 if self._oldest is None and not self._begin_cleaning():
                     break
                 if not self._clean_some(min(self._budget_bytes, _READ_BYTES)):
@@ -152,6 +158,7 @@ class ContinuousLog(RocksDBLog):
                 # Much was written again and again with the same value, which the log cannot tell from what counts.
                 self.base = None
                 self._note()
+        return False
 
     def _clean_some(self, wanted_bytes: int) -> bool:
         """Read on in the oldest log, and write again what counts. Return whether there may be more of it."""

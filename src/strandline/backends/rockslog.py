@@ -115,8 +115,8 @@ class RocksDBLog(ABC):
         """Forget what was kept: files came into the database, or left it, without a log."""
 
     @abstractmethod
-    def clean(self) -> None:
-        """Do what bounds the log beside new bases. After each snapshot."""
+    def clean(self) -> bool:
+        """Do what bounds the log beside new bases, for a moment; return whether to go on. After each snapshot."""
 
     @abstractmethod
     def _note(self) -> None:
@@ -287,8 +287,9 @@ class BasedLog(RocksDBLog):
     def invalidate(self) -> None:
         """Do nothing: it has no base yet."""
 
-    def clean(self) -> None:
+    def clean(self) -> bool:
         """Do nothing: new bases bound it."""
+        return False
 
     def _note(self) -> None:
         """Do nothing: another process begins with a new base."""

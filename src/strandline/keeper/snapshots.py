@@ -80,6 +80,9 @@ class Snapshots:
         self._live = self._backend.live
         self._written: Epoch | None = None
         """The version that was frozen last, for the writer."""
+        self._in_backend = Epoch(0)
+        """The version that the backend has, as the writer knows it."""
+        self._goes_on_cleaning = False
         self._changelog = self._backend.changelog
         self._writer = _running(1, "strandline-writer")
         # For the snapshots in flight, and for some that were given up, whose last request is not over.
@@ -213,6 +216,7 @@ class Snapshots:
         try:
             self.raise_error()
             self._backend.write(frozen.changes())
+            self._in_backend = version
             frozen.release()
             self._note(version)
         except BaseException as error:
@@ -240,15 +244,16 @@ class Snapshots:
                 self._note(version)
                 changes = {}
             files = self._persist(checkpoint, changes, into)
+            self._in_backend = version
             # Again: logs that are flushed may be gone.
-            self._note(version, cleaning=self._changelog is not None)
+            self._note(version)
             frozen.release()
         except BaseException as error:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._loggable(error)}"))
             return
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
-        self._clean(version)
+        self._clean()
         self._rebase()
 
     def _persist(self, checkpoint: CheckpointId, changes: Changes, into: Path) -> list[LocalFile]:
@@ -270,13 +275,25 @@ class Snapshots:
                 self._next_base = None
         return files
 
-    def _clean(self, version: Epoch) -> None:
-        if self._changelog is not None:
-            try:
-                self._changelog.clean()
-                self._note(version)
-            except BaseException as error:
-                self._fail(error)
+    def _go_on_cleaning(self) -> None:
+        self._goes_on_cleaning = False
+        self._clean()
+
+    def _clean(self) -> None:
+        """Clean the changelog for a moment, and go on after what waits to be written."""
+        if self._changelog is None or self._error is not None or self._goes_on_cleaning:
+            return
+        try:
+            self._note(self._in_backend, cleaning=True)
+            self._goes_on_cleaning = self._changelog.clean()
+            self._note(self._in_backend)
+        except BaseException as error:
+            self._fail(error)
+            return
+        if self._goes_on_cleaning:
+            # At the end of the keeper, it takes no more work.
+            with suppress(RuntimeError):
+                self._writer.submit(self._go_on_cleaning)
 
     def _rebase(self) -> None:
         """Write the next base of the changelog, if that is due."""
