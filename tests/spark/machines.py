@@ -1,6 +1,7 @@
 """A standalone cluster of Spark whose machines are processes with hosts and disks of their own, and a job for it.
 
-    python -m tests.spark.machines ROOT MASTER      the driver: counts by key, from Kafka to Kafka, until ROOT/stop appears
+    python -m tests.spark.machines ROOT MASTER      the driver: counts by key, until ROOT/stop appears, from Kafka to Kafka
+                                                    or, where no servers are given, from ROOT/in to ROOT/out
 
 The machines' addresses are of loopback: 127.0.0.1 has the master and drivers, 127.0.0.2 and .3 have a worker each. Where
 this process is root, each worker has namespaces in which it has a name and `local_dir` is a disk of its own.
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,11 @@ class Machines:
         driver = self._running.pop("driver")
         assert driver.wait(TIMEOUT_S) == 0, self.output("driver")
 
+    def disk(self, number: int) -> Path:
+        """Return the path of a machine's own `local_dir`, as others see it."""
+        seen = Path(f"/proc/{self._running[f'worker-{number}'].pid}/root")
+        return seen / self.local_dir.relative_to("/")
+
     def output(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")[-3000:]
 
@@ -145,15 +152,7 @@ def main() -> None:
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s", **jvm.executors(),
         },
     )  # fmt: skip
-    for jar in kafkaserver.connector():
-        spark.sql(f"ADD JAR '{jar}'")
-    read = sl.kafka.read(spark, given["kafka"], given["topics"][0], options={"maxOffsetsPerTrigger": "200"})
-    event = F.from_json(F.col("value").cast("string"), "user string, kind string, v bigint").alias("e")
-    job = small.job(
-        sl.stream(read.select(event).select("e.*")), root, root / "disk", process=Count(),
-        sink=sl.sinks.kafka(given["kafka"], given["topics"][1], key="user"), restart=sl.Restart(delay="500ms"),
-        checkpoints=sl.Checkpoints(given["url"], every="500ms", retain=2, storage_options=given["options"]),
-    )  # fmt: skip
+    job = (_of_kafka if "kafka" in given else _of_files)(spark, root, given)
     run = job.start(spark)
     while not (root / "stop").exists():
         run.await_termination(0.1)
@@ -163,11 +162,34 @@ def main() -> None:
     spark.stop()
 
 
+def _of_kafka(spark: Any, root: Path, given: dict[str, Any]) -> sl.Job:
+    for jar in kafkaserver.connector():
+        spark.sql(f"ADD JAR '{jar}'")
+    read = sl.kafka.read(spark, given["kafka"], given["topics"][0], options={"maxOffsetsPerTrigger": "200"})
+    event = F.from_json(F.col("value").cast("string"), "user string, kind string, v bigint").alias("e")
+    return small.job(
+        sl.stream(read.select(event).select("e.*")), root, root / "disk", process=Count(),
+        sink=sl.sinks.kafka(given["kafka"], given["topics"][1], key="user"), restart=sl.Restart(delay="500ms"),
+        checkpoints=sl.Checkpoints(given["url"], every="500ms", retain=2, storage_options=given["options"]),
+    )  # fmt: skip
+
+
+def _of_files(spark: Any, root: Path, given: dict[str, Any]) -> sl.Job:
+    return small.job(
+        sl.stream(small.source(spark, root / "in")), root, root / "disk", process=Count(),
+        sink=sl.sinks.files(str(root / "out"), format="json"), restart=sl.Restart(delay="500ms"),
+        checkpoints=sl.Checkpoints(root / "ck", every="500ms", retain=2, **given.get("checkpoints", {})),
+    )  # fmt: skip
+
+
 def _write_status(root: Path, status: sl.Status) -> None:
     said = {
         "state": status.state, "epoch": status.epoch, "restarts": status.restarts, "restored": status.restored_from,
         "hosts": sorted({keeper.host for keeper in status.keepers}), "failure": status.last_failure,
         "completed": status.checkpoints.get("completed", 0),
+        "keepers": {f"{keeper.uid}/{keeper.partition}": keeper.host for keeper in status.keepers},
+        "standbys": [asdict(each) for each in status.standbys],
+        "newest": status.last_checkpoint.checkpoint if status.last_checkpoint else None,
     }  # fmt: skip
     (root / "status.tmp").write_text(json.dumps(said))
     (root / "status.tmp").rename(root / "status.json")

@@ -64,9 +64,16 @@ class Exchange:
     """The routes and the anchor of a job's operators of one parallelism; these share the placement of partitions."""
 
     def __init__(
-        self, spark: SparkSession, parallelism: int, job_group: str = "strandline", after: Exchange | None = None
+        self,
+        spark: SparkSession,
+        parallelism: int,
+        job_group: str = "strandline",
+        after: Exchange | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """`hosts` are the hosts on which the partitions are placed, if Spark can."""
         self._parallelism = parallelism
+        self._preferred = hosts
         self.job_group = job_group
         """The Spark job group by which the run's own Spark jobs are cancelled."""
         # For one partition, Spark would use its default number of partitions, for the anchor, too.
@@ -102,6 +109,11 @@ class Exchange:
         """The executor of each partition."""
         self._settle()
         return places_of(self._anchor.rows, self._parallelism)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each partition, "" if its executor is lost."""
+        return [place.removeprefix("executor_").rpartition("_")[0] for place in self.places]
 
     def route(
         self,
@@ -179,14 +191,19 @@ class Exchange:
             # One after the other: tasks of two exchanges at once would compete for executors.
             if self._after:
                 self._after._settle()
-            self._anchor.rows.count()
+            self._compute()
             for _ in range(_MOVES):
                 if lie_evenly(self._anchor.rows, self._parallelism):
                     break
                 # An executor registered late or was still loading classes, or tasks of another job ran.
                 self._anchor.release(blocking=True)
                 self._place()
-                self._anchor.rows.count()
+                self._compute()
+
+    def _compute(self) -> None:
+        if self._preferred:
+            self._anchor.compute_on(self._preferred, rows=2)
+        self._anchor.rows.count()
 
     @property
     def anchor(self) -> Any:
@@ -203,13 +220,21 @@ class Exchange:
 class Exchanges:
     """The exchanges of a job, one for all operators of the same parallelism."""
 
-    def __init__(self, spark: SparkSession, parallelisms: Mapping[str, int], job_group: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        parallelisms: Mapping[str, int],
+        job_group: str,
+        hosts: Mapping[int, Sequence[str]] | None = None,
+    ) -> None:
+        """`hosts` are, by parallelism, the hosts on which partitions are placed, if Spark can."""
         self.job_group = job_group
         """The Spark job group by which the run's own Spark jobs are cancelled."""
         self._exchanges: dict[int, Exchange] = {}
         last = None
         for number in sorted({*parallelisms.values()}, reverse=True):
-            last = self._exchanges[number] = Exchange(spark, number, job_group, last)
+            preferred = (hosts or {}).get(number, ())
+            last = self._exchanges[number] = Exchange(spark, number, job_group, last, preferred)
         self._parallelisms = dict(parallelisms)
         self._workers = threading.Thread(target=self._start_workers, name="strandline-workers", daemon=True)
         self._workers.start()
@@ -230,6 +255,11 @@ class Exchanges:
     def places(self) -> list[list[str]]:
         """The executor of each partition, by exchange."""
         return [exchange.places for exchange in self._exchanges.values()]
+
+    @property
+    def hosts(self) -> dict[int, list[str]]:
+        """By parallelism, the host of each partition."""
+        return {number: exchange.hosts for number, exchange in self._exchanges.items()}
 
     @property
     def anchors(self) -> list[Any]:

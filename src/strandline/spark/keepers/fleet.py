@@ -143,6 +143,11 @@ class Fleet:
         return bool(self._only_executor)
 
     @property
+    def hosts(self) -> dict[int, list[str]]:
+        """By parallelism, the host of each partition, as Spark names it; "" if its executor is lost."""
+        return self._exchanges.hosts
+
+    @property
     def is_as_restored(self) -> bool:
         """Whether no epoch has been applied since the restore: a dead keeper can then restore the same state again."""
         return all(ack.epoch == self._restored for ack in self.last.values())
