@@ -39,10 +39,10 @@ _CORES, _MEMORY = 1, "1g"
 class Machines:
     """The master, two workers, and the driver of a job whose checkpoints lie at `url`."""
 
-    def __init__(self, root: Path, **given: Any) -> None:
+    def __init__(self, root: Path, *, disk: str = "disk", **given: Any) -> None:
         self.root = root
-        self.local_dir = root / "disk"
-        for name in ("disk", "tmp", "work"):
+        self.local_dir = root / disk
+        for name in (disk, "tmp", "work"):
             (root / name).mkdir()
         (root / "given.json").touch(mode=0o600)
         (root / "given.json").write_text(json.dumps(given))

@@ -248,7 +248,7 @@ class EpochDriver:
         return self.paused.is_set() or self.is_draining or self.drained
 
     def are_standbys_behind(self, as_answered: bool) -> bool:
-        """Whether keepers have not heard of the newest checkpoint; with `as_answered`, or a standby lacked files of it."""
+        """Whether keepers have not heard of the newest checkpoint, or, `as_answered`, standbys lacked files of it."""
         if (confirmed := self._coordinator.confirmed) is None:
             return False
         standbys = [each for ack in dict(self.progress.acks).values() for each in ack.standbys]
