@@ -159,6 +159,7 @@ def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_wi
     monkeypatch.setattr(fleet, "JobWatch", lambda spark: SimpleNamespace(are_stalled=lambda: False))
     one._only_executor, one._over, one._loss, one._spark = None, threading.Event(), "", spark  # type: ignore[assignment]
     one._executors, one._is_suspicious = SimpleNamespace(has_lost_one=has_lost_one), False  # type: ignore[assignment]
+    one._placed = []
     watch = threading.Thread(target=one._watch_executors)
     watch.start()
     try:
@@ -181,7 +182,7 @@ def test_a_job_without_operators_is_broken_off_where_tasks_wait_for_an_executor_
     one, spark = Fleet.__new__(Fleet), SimpleNamespace(places=[], job_group="job", cancelled=threading.Event())
     spark.cancelJobGroup = lambda group: spark.cancelled.set()
     one._sc, one._spark, one._exchanges, one.slots, one._threads = spark, spark, spark, set(), []  # type: ignore[assignment]
-    one._over, one._loss, one._is_suspicious = threading.Event(), "", False
+    one._over, one._loss, one._is_suspicious, one._placed = threading.Event(), "", False, []
     one._executors = SimpleNamespace(has_lost_one=lambda: gone)  # type: ignore[assignment]
     one.keep_alive()
     try:

@@ -2,9 +2,11 @@
 
     python -m strandline.keeper.nursery CHANNEL WATCHED_PID PADDING
 
-The driver starts it with its first keeper, for all of its jobs. It ends with the driver, or after a minute without
-requests and without living keepers; keepers continue without it. As their parent it knows their exit codes. If it
-cannot start a keeper, the driver starts one as a program. Keepers overwrite PADDING with their own arguments.
+The driver starts it with its first keeper, for all of its jobs; CHANNEL is a descriptor. On an executor, Spark's first
+worker that starts a keeper of a job with standbys starts it; CHANNEL is the path at which it listens to all workers. It
+ends with the driver or executor, or after a minute without requests and without living keepers; keepers continue
+without it. As their parent it knows their exit codes. If it cannot start a keeper, the caller starts one as a program.
+Keepers overwrite PADDING with their own arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _MAX_EXIT_CODES = 1000
 
 def main() -> None:
     """Answer requests for keepers and exit codes until the driver ends, or needs none for a while."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=int(sys.argv[1])) if sys.argv[1].isdigit() else _listen(Path(sys.argv[1]))
+    listens = bool(channel.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     # Also watch the driver's process: if it dies, the channel stays open as long as a fork of the driver has it.
     descriptors = [channel.fileno()]
     with contextlib.suppress(OSError):
@@ -52,14 +55,40 @@ def main() -> None:
         children.reap()
         if not events and (children.alive or time.monotonic() - last_used < _IDLE_S):
             continue
-        if events != [(descriptors[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
+        if events != [(descriptors[0], select.POLLIN)]:
             break
-        request = msgspec.msgpack.decode(data, type=KeeperStart | int)
-        if isinstance(request, int):
-            # An empty message would mean the end of the nursery.
-            channel.send(str(children.exit_code(request)).encode())
-        else:
-            channel.send(_fork_keeper(request, descriptors, children))
+        if listens:
+            # A worker that ends meanwhile must not end the nursery of others.
+            with contextlib.suppress(OSError), channel.accept()[0] as connection:
+                connection.settimeout(_ENDING_S)
+                _answer(connection, [*descriptors, connection.fileno()], children)
+        elif not _answer(channel, descriptors, children):
+            break
+    if listens:
+        Path(sys.argv[1]).unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    """Return a socket that listens at a path, in the place of one that is left there."""
+    listener, temporary = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), path.with_suffix(f".{os.getpid()}.tmp")
+    listener.bind(str(temporary))
+    temporary.chmod(0o600)
+    listener.listen(16)
+    temporary.rename(path)
+    return listener
+
+
+def _answer(channel: socket.socket, descriptors: list[int], children: Children) -> bool:
+    """Answer one request; return False if the other side has ended."""
+    if not (data := channel.recv(MESSAGE_BYTES)):
+        return False
+    request = msgspec.msgpack.decode(data, type=KeeperStart | int)
+    if isinstance(request, int):
+        # An empty message would mean the end of the nursery.
+        channel.send(str(children.exit_code(request)).encode())
+    else:
+        channel.send(_fork_keeper(request, descriptors, children))
+    return True
 
 
 class Children:

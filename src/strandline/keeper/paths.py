@@ -48,6 +48,10 @@ class Places:
         """Return the socket of a keeper of this run."""
         return self._fitting(self.root / f"{_short(uid)}-{partition}-{generation}.sock")
 
+    def nursery(self, executor: int) -> Path:
+        """Return the socket of the nursery of an executor's process."""
+        return self._fitting(self.root / f"n.{executor}.sock")
+
     def run_socket(self) -> Path:
         """Return a new socket for the driver of a run. Its path is no longer than a keeper's."""
         return self._fitting(self.root / f"run.{unique_name()[:6]}.sock")

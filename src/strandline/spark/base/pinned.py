@@ -9,7 +9,7 @@ lost, readers fail; they never read rows that were computed twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -27,26 +27,22 @@ class Pinned:
         self._core = sc._jsc.sc()
         self._core.persistentRdds().remove(self.rdd.id())
 
-    def compute_on(self, hosts: Sequence[str], rows: int) -> None:
-        """Compute the rows, the first partitions on these hosts; each of those has this number of rows, others none.
+    def compute_on(self, hosts: Sequence[str]) -> None:
+        """Compute the rows, the first partitions on these hosts.
 
         A host that is busy for longer than `spark.locality.wait.node`, or gone, has its partitions computed elsewhere.
         """
-        session = self.rows.sparkSession
-        sc: Any = session.sparkContext
-        jvm, internal = sc._jvm, cast(Any, session._jsparkSession)
-        places = jvm.java.util.ArrayList()
+        sc: Any = self.rows.sparkSession.sparkContext
+        jvm = sc._jvm
+        numbers = jvm.java.util.ArrayList()
         for number in range(self.rdd.getNumPartitions()):
-            count = sc._gateway.new_array(jvm.java.lang.Object, 1)
-            count[0] = rows if number < len(hosts) else 0
-            names = jvm.PythonUtils.toSeq(list(hosts[number : number + 1]))
-            places.add(jvm.scala.Tuple2(jvm.org.apache.spark.sql.RowFactory.create(count), names))
-        located = self._core.makeRDD(jvm.PythonUtils.toSeq(places), jvm.scala.reflect.ClassTag.Any())
-        schema = jvm.org.apache.spark.sql.types.StructType.fromDDL("n int")
-        beside = DataFrame(internal.createDataFrame(located.toJavaRDD(), schema), session)
-        beside = beside.selectExpr("explode(array_repeat(0, n))")
-        # Tasks of both RDDs at once have the preferred places of the second one, since the first one has none.
-        self.rdd.toJavaRDD().zip(beside._jdf.toJavaRDD()).count()
+            numbers.add(jvm.scala.Tuple2(number, jvm.PythonUtils.toSeq(list(hosts[number : number + 1]))))
+        located = self._core.makeRDD(jvm.PythonUtils.toSeq(numbers), jvm.scala.reflect.ClassTag.Any())
+        # A task of two RDDs has the preferred places of the second one if the first one has none. They need as many
+        # elements: one each, since `glom` makes one of a partition.
+        self.rdd.toJavaRDD().glom().zip(located.toJavaRDD()).count()
+        # Spark's driver sees the new blocks with the next job.
+        self.rdd.count()
 
     def release(self, *, blocking: bool = False) -> None:
         """Drop the rows; they cannot be read afterwards."""

@@ -148,6 +148,8 @@ class Attempt:
     def _watch_until(self, is_over: Callable[[], bool]) -> bool:
         looked, checked, collected = 0.0, time.monotonic(), 0.0
         while not is_over():
+            # Spark's thread may be blocked by tasks that wait for a lost executor.
+            self._fleet.check_executors()
             if self.driver.failed.wait(_POLL_S):
                 assert self.driver.error is not None
                 raise self.driver.error
@@ -179,8 +181,6 @@ class Attempt:
                     # A query that waits for rows would wait for ever.
                     raise SparkError("Spark's session has been stopped")
                 keep_accepting_calls(self._b.spark)
-                # Spark's thread may be blocked by tasks that wait for a lost executor.
-                self._fleet.check_executors()
                 self._watch.check_logs()
                 self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
@@ -223,6 +223,11 @@ class Attempt:
             return False
         draining.done.set()
         return True
+
+    @property
+    def may_begin_again_at_once(self) -> bool:
+        """Whether the next attempt need not wait: a host was lost, and others have its partitions' files."""
+        return self.has_standbys and self._fleet.has_lost_host
 
     def look_at_sources(self) -> list[SourceStatus]:
         """Return the position and the backlog of each source."""

@@ -162,7 +162,8 @@ class Preparation:
             self._program(owned, operator, origin, memory_bytes, followed.get(operator.uid, {}))
             for operator in operators
         ]
-        fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
+        has_standbys = bool(b.checkpoints.standbys)
+        fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges, has_standbys=has_standbys)
         self.cleanup.callback(fleet.close)
         # Before the restore: keepers with little state wait for those with much.
         fleet.keep_alive()

@@ -202,8 +202,9 @@ class Exchange:
 
     def _compute(self) -> None:
         if self._preferred:
-            self._anchor.compute_on(self._preferred, rows=2)
-        self._anchor.rows.count()
+            self._anchor.compute_on(self._preferred)
+        else:
+            self._anchor.rows.count()
 
     @property
     def anchor(self) -> Any:

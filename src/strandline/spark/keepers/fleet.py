@@ -40,6 +40,9 @@ _REQUEST_S = 0.5
 _PINGS_A_LEASE = 4
 _EXEC_S = 2.0
 _EXEC_POLL_S = 0.001
+_LOSS_S = 0.1
+"""The interval of looks for lost executors: a look takes a millisecond."""
+_DROP_S = 2.0
 _EXECUTORS_S = 1.0
 _STOP_S = 20.0
 """Time-out of stop requests through Spark, whose tasks wait for busy executors."""
@@ -57,6 +60,8 @@ class Fleet:
         generation: Generation,
         programs: Sequence[Program],
         exchanges: Exchanges,
+        *,
+        has_standbys: bool = False,
     ) -> None:
         sc: Any = spark.sparkContext
         self._spark = spark
@@ -64,7 +69,9 @@ class Fleet:
         self._places = places
         self._exchanges = exchanges
         self._generation = generation
-        self._refs = {program.uid: KeeperRef(places, program.uid, self._generation) for program in programs}
+        self._refs = {
+            program.uid: KeeperRef(places, program.uid, self._generation, has_standbys) for program in programs
+        }
         # Also kept in memory: a broadcast's value is read from a file; if Spark encrypts that, at each access, and not
         # thread-safely.
         self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
@@ -91,6 +98,8 @@ class Fleet:
         self._starts: list[Future[list[bytes]]] = []
         """The last requests that start keepers on this machine: after an error, some still wait for an answer."""
         self._over = threading.Event()
+        self._placed: list[list[str]] = []
+        """The executor of each partition at first, by exchange."""
         self._loss = ""
         """The message of the error after the loss of an executor."""
         self._threads: list[threading.Thread] = []
@@ -199,24 +208,32 @@ class Fleet:
         Spark may let those tasks wait for the lost executor like for a busy one.
         """
         assert self._executors is not None
-        before: list[list[str]] = []
-        jobs, has_lost_one = None, False
+        jobs, lost_s, checked_s = None, -_DROP_S, 0.0
         while not self._over.is_set():
             # The session may have been stopped.
             with contextlib.suppress(Exception):
-                before = before or self._exchanges.places
-                # One round later, because Spark needs time to drop the places of the lost executor.
-                if has_lost_one:
+                self._placed = self._placed or self._exchanges.places
+                now_s = time.monotonic()
+                if self._executors.has_lost_one():
+                    self._is_suspicious, lost_s = True, now_s
                     jobs = jobs or JobWatch(self._spark)
-                    if self._exchanges.places != before:
-                        self._loss = "an executor was lost with its keepers"
-                if jobs is not None and jobs.are_stalled():
-                    self._loss = self._loss or "an executor was lost, and tasks wait for it"
+                # Spark needs some time to drop the places of the lost executor.
+                if now_s - lost_s < _DROP_S and self._exchanges.places != self._placed:
+                    self._loss = "an executor was lost with its keepers"
+                if jobs is not None and now_s - checked_s > _EXECUTORS_S:
+                    checked_s = now_s
+                    if jobs.are_stalled():
+                        self._loss = self._loss or "an executor was lost, and tasks wait for it"
                 if self._loss:
                     self._cancel(self._exchanges.job_group)
-                has_lost_one = self._executors.has_lost_one()
-                self._is_suspicious |= has_lost_one
-            self._over.wait(_EXECUTORS_S)
+            self._over.wait(_LOSS_S)
+
+    @property
+    def has_lost_host(self) -> bool:
+        """Whether keepers were lost with their executor, also if the watch has not noticed yet."""
+        with contextlib.suppress(Exception):
+            return self._executors is not None and bool(self._placed) and self._exchanges.places != self._placed
+        return False
 
     def check_executors(self) -> None:
         """Raise KeeperError if an executor was lost that had keepers or that tasks wait for."""
