@@ -14,6 +14,8 @@ from typing import Any
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
+from strandline.spark.base.located import located
+
 
 class Pinned:
     """The pinned rows of a DataFrame, in `rows`, with their RDD. The first reader computes them."""
@@ -32,15 +34,12 @@ class Pinned:
 
         A host that is busy for longer than `spark.locality.wait.node`, or gone, has its partitions computed elsewhere.
         """
-        sc: Any = self.rows.sparkSession.sparkContext
-        jvm = sc._jvm
-        numbers = jvm.java.util.ArrayList()
-        for number in range(self.rdd.getNumPartitions()):
-            numbers.add(jvm.scala.Tuple2(number, jvm.PythonUtils.toSeq(list(hosts[number : number + 1]))))
-        located = self._core.makeRDD(jvm.PythonUtils.toSeq(numbers), jvm.scala.reflect.ClassTag.Any())
+        numbers = range(self.rdd.getNumPartitions())
+        places = [*hosts, *[""] * len(numbers)][: len(numbers)]
+        beside = located(self.rows.sparkSession.sparkContext, numbers, places)
         # A task of two RDDs has the preferred places of the second one if the first one has none. They need as many
         # elements: one each, since `glom` makes one of a partition.
-        self.rdd.toJavaRDD().glom().zip(located.toJavaRDD()).count()
+        self.rdd.toJavaRDD().glom().zip(beside.toJavaRDD()).count()
         # Spark's driver sees the new blocks with the next job.
         self.rdd.count()
 

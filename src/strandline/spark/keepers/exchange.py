@@ -26,6 +26,7 @@ from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.expressions import integers, parse_expression, select, to_java_columns
+from strandline.spark.base.located import located_rows
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.session import has_one_process
@@ -104,9 +105,19 @@ class Exchange:
         self._settle()
         return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
+    def present(self) -> DataFrame | None:
+        """Return one row for each partition whose executor is not lost, there; None if all are lost.
+
+        Unlike `partitions`, it has no tasks of lost ones, which fail several times.
+        """
+        places = {partition: place for partition, place in enumerate(self.places) if place}
+        if not places:
+            return None
+        return located_rows(self._unplaced.sparkSession, PARTITION, [*places], [*places.values()])
+
     @property
     def places(self) -> list[str]:
-        """The executor of each partition."""
+        """The executor of each partition, "" if it is lost."""
         self._settle()
         return places_of(self._anchor.rows, self._parallelism)
 

@@ -441,7 +441,9 @@ class Fleet:
             refs = [self._refs[uid] for uid in uids]
             worker = ControlWorker(refs, instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s)
             with self.cancellable(group), self._cancel_after(timeout_s, group):
-                rows: list[Any] = exchange.partitions.mapInArrow(worker, schema_of("ack binary")).collect()
+                partitions = exchange.present() if kind == p.STOP and self.has_lost_host else exchange.partitions
+                answers = partitions.mapInArrow(worker, schema_of("ack binary")) if partitions is not None else None
+                rows: list[Any] = answers.collect() if answers is not None else []
             return [bytes(row.ack) for row in rows]
 
         (first, *others) = self._exchanges.shared
