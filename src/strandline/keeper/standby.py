@@ -50,6 +50,7 @@ class Standby:
         self._is_new = threading.Event()
         # Before the first epoch: keepers sweep the machine after it.
         for each in followed:
+            # The thread meets the same error and reports it.
             with suppress(OSError):
                 mark_standby(self._directory(each), self._generation)
         threading.Thread(target=self._run, name="strandline-standby", daemon=True).start()
@@ -67,9 +68,9 @@ class Standby:
 
     def forget(self) -> None:
         """Remove all files: the job will not restart on this machine soon. What is left is for a sweep."""
-        with self._lock:
-            followed, self._states = list(self._states), {}
+        followed = list(self._states)
         if self._copying.acquire(timeout=_END_S):
+            # Not released: nothing is copied any more.
             for each in followed:
                 with suppress(OSError):
                     remove_standby(self._directory(each), self._generation)
@@ -92,37 +93,44 @@ class Standby:
             manifest = self._jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
             for each in self.states():
                 self._copy(Followed(each.uid, each.partition), manifest)
-            return True
-        except NotFoundError:
-            # It was subsumed meanwhile: the keeper will hear of a newer one.
-            return True
-        except (StrandlineError, OSError) as error:
-            failure = discreet(error)
-            log.warning("standby: checkpoint %d is not copied: %s", checkpoint, failure)
-            return False
-        finally:
-            self._note_failure(failure)
-
-    def _note_failure(self, failure: str) -> None:
+        except Exception as error:
+            if not self._is_subsumed(checkpoint):
+                failure = f"checkpoint {checkpoint} is not copied: {discreet(error)}"
         with self._lock:
+            is_known = all(state.failure == failure for state in self._states.values())
             self._states = {
                 each: msgspec.structs.replace(state, failure=failure) for each, state in self._states.items()
             }
+        if failure and not is_known:
+            log.warning("standby: %s", failure)
+        return not failure
+
+    def _is_subsumed(self, checkpoint: CheckpointId) -> bool:
+        """Whether a newer checkpoint has replaced one: the keeper hears of it by the next request."""
+        try:
+            self._jobdir.head(manifest_path(checkpoint))
+        except NotFoundError:
+            return True
+        except StrandlineError:
+            pass
+        return self._newest != checkpoint
 
     def _copy(self, followed: Followed, manifest: Manifest) -> None:
         directory = self._directory(followed)
-        if not mark_standby(directory, self._generation):
-            return
         files = {file.sha256: file for file in _files_of(manifest, followed) if file.inline is None}
         into = standby_files(directory)
-        into.mkdir(mode=0o700, exist_ok=True)
-        present = {path.name for path in into.iterdir()}
         for sha256, file in files.items():
-            if sha256 not in present:
-                self._download(followed, file, into / sha256)
+            with self._copying:
+                if not mark_standby(directory, self._generation):
+                    return
+                into.mkdir(mode=0o700, exist_ok=True)
+                if not (into / sha256).exists():
+                    self._download(followed, file, into / sha256)
         # Last: as long as the copy of a newer checkpoint is incomplete, a restore uses what there is of the one before.
-        for name in present - files.keys():
-            (into / name).unlink(missing_ok=True)
+        with self._copying:
+            for path in into.iterdir() if into.exists() else ():
+                if path.name not in files:
+                    path.unlink(missing_ok=True)
         self._change(followed, checkpoint=manifest.checkpoint, total_bytes=sum(file.size for file in files.values()))
 
     def _download(self, followed: Followed, file: FileRef, target: Path) -> None:
@@ -133,13 +141,11 @@ class Standby:
             temporary.rename(target)
         finally:
             temporary.unlink(missing_ok=True)
-        state = self._states.get(followed)
-        self._change(followed, downloaded_bytes=file.size + (state.downloaded_bytes if state else 0))
+        self._change(followed, downloaded_bytes=file.size + self._states[followed].downloaded_bytes)
 
     def _change(self, followed: Followed, **fields: int) -> None:
         with self._lock:
-            if (state := self._states.get(followed)) is not None:
-                self._states[followed] = msgspec.structs.replace(state, **fields)
+            self._states[followed] = msgspec.structs.replace(self._states[followed], **fields)
 
 
 def _files_of(manifest: Manifest, followed: Followed) -> list[FileRef]:
