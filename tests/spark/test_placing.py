@@ -59,3 +59,27 @@ def test_they_are_placed_one_exchange_after_the_other(spark: Any, monkeypatch: p
     made.of("a")._settle()
     assert seen == [3, 2, 1]
     made.close()
+
+
+@pytest.mark.spark
+def test_partitions_are_placed_on_given_hosts_and_work_there(spark: Any) -> None:
+    """Where a host is gone, Spark does not wait for it."""
+    (here,) = set(Exchange(spark, 2).hosts)
+    made = Exchange(spark, 3, hosts=[here, "no.such.host", here])
+    assert sorted(row[0] for row in made.partitions.collect()) == [0, 1, 2]
+    assert made.hosts == [here] * 3
+    present = made.present()
+    assert present is not None
+    assert sorted(row[0] for row in present.collect()) == [0, 1, 2]
+    session = spark.newSession()
+    prepare_session(session)
+    routed = made.route(session.createDataFrame([("a",), ("b",)], "k string"), ["k"], 128)
+    assert {row[PARTITION] for row in routed.collect() if row[KEY_GROUP] is None} == {0, 1, 2}
+    made.close()
+
+
+@pytest.mark.spark
+def test_of_one_partition_there_is_an_empty_one_beside_it(spark: Any) -> None:
+    made = Exchange(spark, 1, hosts=["localhost"])
+    assert [row[0] for row in made.partitions.collect()] == [0]
+    made.close()

@@ -62,9 +62,11 @@ def choose_hosts(warm: Sequence[Sequence[str]], executors: Mapping[str, int]) ->
     total = sum(executors.values())
     room = Counter({host: -(-len(warm) * count // total) for host, count in executors.items()})
     chosen: dict[int, str] = {}
+    # First those that have the fewest hosts to go to.
+    order = sorted(range(len(warm)), key=lambda partition: len(executors.keys() & set(warm[partition])))
     for rank in range(max(map(len, warm), default=0)):
-        for partition, hosts in enumerate(warm):
-            host = hosts[rank] if rank < len(hosts) else ""
+        for partition in order:
+            host = warm[partition][rank] if rank < len(warm[partition]) else ""
             if partition not in chosen and room[host] > 0:
                 chosen[partition] = host
                 room[host] -= 1
