@@ -319,25 +319,19 @@ def executor() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def beside(births: Births, executor: subprocess.Popen[bytes], at: int) -> int:
+def beside(births: Births, executor: subprocess.Popen[bytes], at: int, port: int = 0) -> int:
     """Start a keeper as a worker of an executor does, in a process that ends."""
     code = """if 1:
         import os, sys
         from pathlib import Path
-        from strandline.keeper.spawning import start_beside
-        path, watched, log, *arguments = sys.argv[1:]
-        print(start_beside(Path(path), int(watched), arguments, Path(log), os.environ))
+        from strandline.keeper.spawning import Beat, start_beside
+        path, watched, log, port, name, *arguments = sys.argv[1:]
+        beat = Beat("127.0.0.1", int(port), "token", name)
+        print(start_beside(Path(path), int(watched), arguments, Path(log), os.environ, beat))
     """
     arguments = births.arguments(at, executor.pid)
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        str(births.root / "n.sock"),
-        str(executor.pid),
-        str(births.log(at)),
-        *arguments,
-    ]
+    paths = [str(births.root / "n.sock"), str(executor.pid), str(births.log(at)), str(port), f"op/{at}"]
+    command = [sys.executable, "-c", code, *paths, *arguments]
     births.pids.append(int(subprocess.run(command, check=True, capture_output=True).stdout))
     return births.pids[-1]
 
@@ -380,3 +374,21 @@ def test_where_a_nursery_cannot_listen_an_executors_keepers_are_programs(
     beside(births, executor, 0)
     assert births.ping(0).pid == births.pids[0]
     assert not nurseries(executor.pid)
+
+
+def test_a_nursery_of_an_executor_sends_heartbeats_while_it_has_keepers(
+    births: Births, executor: subprocess.Popen[bytes]
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as driver:
+        driver.bind(("127.0.0.1", 0))
+        driver.settimeout(10)
+        for at in (0, 1):
+            beside(births, executor, at, driver.getsockname()[1])
+        # The name of the first keeper stays.
+        assert {driver.recv(100) for _ in range(5)} == {b"token op/0"}
+        for pid in births.pids:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not any(map(process_start, births.pids)), "the keepers are gone")
+        driver.settimeout(1.5)
+        with pytest.raises(TimeoutError):
+            list(iter(lambda: driver.recv(100), b""))

@@ -26,11 +26,12 @@ import msgspec
 
 from strandline.keeper import process
 from strandline.keeper.lean import ready_to_fork, renew_randomness
-from strandline.keeper.spawning import MESSAGE_BYTES, KeeperStart
+from strandline.keeper.spawning import MESSAGE_BYTES, Beat, KeeperStart
 from strandline.keeper.watchdog import process_start
 
 _IDLE_S = 60.0
 _REAP_S = 1.0
+_BEAT_S = 0.1
 _ENDING_S = 1.0
 _MAX_EXIT_CODES = 1000
 
@@ -47,9 +48,12 @@ def main() -> None:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     ready_to_fork()
-    children, last_used = Children(), time.monotonic()
+    children, heart, last_used = Children(), Heart(), time.monotonic()
     while True:
-        events = poll.poll((_REAP_S if children.alive else _IDLE_S) * 1000)
+        if children.alive:
+            heart.send()
+        wait_s = _IDLE_S if not children.alive else _BEAT_S if heart.beats else _REAP_S
+        events = poll.poll(wait_s * 1000)
         # Before `reap`: a keeper that has just died counts as use, since its job may be about to restart.
         last_used = time.monotonic() if events or children.alive else last_used
         children.reap()
@@ -61,8 +65,8 @@ def main() -> None:
             # A worker that ends meanwhile must not end the nursery of others.
             with contextlib.suppress(OSError), channel.accept()[0] as connection:
                 connection.settimeout(_ENDING_S)
-                _answer(connection, [*descriptors, connection.fileno()], children)
-        elif not _answer(channel, descriptors, children):
+                _answer(connection, [*descriptors, connection.fileno()], children, heart)
+        elif not _answer(channel, descriptors, children, heart):
             break
     if listens:
         Path(sys.argv[1]).unlink(missing_ok=True)
@@ -78,7 +82,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _answer(channel: socket.socket, descriptors: list[int], children: Children) -> bool:
+def _answer(channel: socket.socket, descriptors: list[int], children: Children, heart: Heart) -> bool:
     """Answer one request; return False if the other side has ended."""
     if not (data := channel.recv(MESSAGE_BYTES)):
         return False
@@ -88,7 +92,42 @@ def _answer(channel: socket.socket, descriptors: list[int], children: Children) 
         channel.send(str(children.exit_code(request)).encode())
     else:
         channel.send(_fork_keeper(request, descriptors, children))
+        heart.follow(request.beat)
     return True
+
+
+class Heart:
+    """Sends heartbeats to the driver of the newest attempt."""
+
+    def __init__(self) -> None:
+        self._beat: Beat | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def beats(self) -> bool:
+        """Whether there are heartbeats to send."""
+        return self._socket is not None
+
+    def follow(self, beat: Beat | None) -> None:
+        """Send to this driver from now on; an attempt's first name counts."""
+        if beat is None or not beat.port or (self._beat is not None and self._beat.token == beat.token):
+            return
+        self._beat = beat
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        # Without an address, only Spark notices a loss of this host.
+        with contextlib.suppress(OSError):
+            family, kind, _, _, address = socket.getaddrinfo(beat.host, beat.port, type=socket.SOCK_DGRAM)[0]
+            self._socket = socket.socket(family, kind)
+            self._socket.setblocking(False)
+            self._socket.connect(address)
+
+    def send(self) -> None:
+        """Send one, if there is a driver; one that cannot be sent is as good as lost."""
+        if self._socket is not None and self._beat is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(f"{self._beat.token} {self._beat.name}".encode())
 
 
 class Children:

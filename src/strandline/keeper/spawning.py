@@ -30,6 +30,18 @@ _STARTUP_VARIABLES = (
 """Prefixes of variables that Python and a keeper's libraries read when they start: a fork cannot change them."""
 
 
+class Beat(msgspec.Struct, frozen=True):
+    """The address to which an executor's nursery sends heartbeats, as long as it has keepers, and their content."""
+
+    host: str
+    port: int
+    """0: it sends none."""
+    token: str
+    """Known to the driver's executors alone; one for each attempt."""
+    name: str = ""
+    """The first keeper that the nursery started in the attempt: the driver knows its executor."""
+
+
 class KeeperStart(msgspec.Struct, frozen=True):
     """A request to fork a keeper, with the attributes of a process."""
 
@@ -38,6 +50,7 @@ class KeeperStart(msgspec.Struct, frozen=True):
     directory: bytes
     log: bytes
     umask: int
+    beat: Beat | None = None
 
 
 class Nursery:
@@ -117,13 +130,13 @@ class Nursery:
 
 
 def start_beside(
-    path: Path, watched_pid: int, arguments: Sequence[str], log: Path, environment: Mapping[str, str]
+    path: Path, watched_pid: int, arguments: Sequence[str], log: Path, environment: Mapping[str, str], beat: Beat
 ) -> int:
     """Start a keeper as a fork of the nursery that listens at a path, or as a program; return its pid.
 
     Starts the nursery if there is none. It ends with the process `watched_pid`.
     """
-    if (request := _request(arguments, log, environment)) is not None:
+    if (request := _request(arguments, log, environment, beat)) is not None:
         if pid := _ask_at(path, request):
             return pid
         nursery = start_program("strandline.keeper.nursery", [str(path), str(watched_pid), _PADDING], log, environment)
@@ -145,11 +158,13 @@ def _ask_at(path: Path, request: bytes) -> int:
     return 0
 
 
-def _request(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> bytes | None:
+def _request(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str], beat: Beat | None = None
+) -> bytes | None:
     """Return the message by which a nursery starts a keeper; None if it would be too long."""
     encoded = [os.fsencode(argument) for argument in arguments]
     variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-    start = KeeperStart(encoded, variables, _working_directory(), os.fsencode(log), _umask())
+    start = KeeperStart(encoded, variables, _working_directory(), os.fsencode(log), _umask(), beat)
     request = msgspec.msgpack.encode(start)
     is_too_long = len(request) > MESSAGE_BYTES or sum(len(argument) + 1 for argument in encoded) > len(_PADDING)
     return None if is_too_long else request

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -343,9 +343,9 @@ def has_free_slots(spark: SparkSession) -> bool:
     return bool(executors) and all(each.activeTasks() < each.maxTasks() for each in executors)
 
 
-def executor_hosts(spark: SparkSession) -> Counter[str]:
-    """Return the hosts of executors, as Spark names them, each with the number of its executors."""
-    return Counter(str(each.hostPort()).rpartition(":")[0] for each in _executors(spark))
+def executor_hosts(spark: SparkSession, lost: Collection[str]) -> Counter[str]:
+    """Return the hosts of executors, as Spark names them, each with the number of its executors that are not lost."""
+    return Counter(str(each.hostPort()).rpartition(":")[0] for each in _executors(spark) if each.id() not in lost)
 
 
 def await_executors(spark: SparkSession) -> None:

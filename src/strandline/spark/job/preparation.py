@@ -144,7 +144,8 @@ class Preparation:
         make_local_dirs(b.spark)
         group = f"strandline-{b.places.root.name}-{owned.generation}"
         is_cluster = not has_one_process(b.spark.sparkContext.master or "")
-        preferred = b.placement.preferred(parallelisms.values(), executor_hosts(b.spark)) if is_cluster else {}
+        executors = executor_hosts(b.spark, b.placement.silent) if is_cluster else {}
+        preferred = b.placement.preferred(parallelisms.values(), executors)
         exchanges = Exchanges(b.spark, parallelisms, group, preferred)
         self.cleanup.callback(exchanges.close)
         by_node = {operator.node: operator for operator in operators}
@@ -162,8 +163,8 @@ class Preparation:
             self._program(owned, operator, origin, memory_bytes, followed.get(operator.uid, {}))
             for operator in operators
         ]
-        has_standbys = bool(b.checkpoints.standbys)
-        fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges, has_standbys=has_standbys)
+        silent = b.placement.silent if b.checkpoints.standbys else None
+        fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges, silent)
         self.cleanup.callback(fleet.close)
         # Before the restore: keepers with little state wait for those with much.
         fleet.keep_alive()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -105,12 +105,14 @@ class Exchange:
         self._settle()
         return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
-    def present(self) -> DataFrame | None:
+    def present(self, lost: Collection[str]) -> DataFrame | None:
         """Return one row for each partition whose executor is not lost, there; None if all are lost.
 
-        Unlike `partitions`, it has no tasks of lost ones, which fail several times.
+        Unlike `partitions`, it has no tasks of lost ones, which fail several times or wait. `lost` are executors that
+        Spark takes for alive.
         """
-        places = {partition: place for partition, place in enumerate(self.places) if place}
+        present = (place if executor_of(place) not in lost else "" for place in self.places)
+        places = {partition: place for partition, place in enumerate(present) if place}
         if not places:
             return None
         return located_rows(self._unplaced.sparkSession, PARTITION, [*places], [*places.values()])
@@ -124,7 +126,12 @@ class Exchange:
     @property
     def hosts(self) -> list[str]:
         """The host of each partition, "" if its executor is lost."""
-        return [place.removeprefix("executor_").rpartition("_")[0] for place in self.places]
+        self._settle()
+        return self._list_hosts()
+
+    def _list_hosts(self) -> list[str]:
+        places = places_of(self._anchor.rows, self._parallelism)
+        return [host_of(place) for place in places]
 
     def route(
         self,
@@ -204,6 +211,9 @@ class Exchange:
                 self._after._settle()
             self._compute()
             for _ in range(_MOVES):
+                # What was asked for is even; Spark may count an executor that is lost.
+                if self._preferred and self._list_hosts() == list(self._preferred):
+                    break
                 if lie_evenly(self._anchor.rows, self._parallelism):
                     break
                 # An executor registered late or was still loading classes, or tasks of another job ran.
@@ -346,6 +356,16 @@ def find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
         routes.get(spark_hash([number], [IntegerType()]) % tasks, []).append(number)
         number += 1
     return [(numbers[0], numbers[1]) for numbers in routes.values()]
+
+
+def host_of(place: str) -> str:
+    """Return the host at a place, as Spark names it."""
+    return place.removeprefix("executor_").rpartition("_")[0]
+
+
+def executor_of(place: str) -> str:
+    """Return Spark's number of the executor at a place."""
+    return place.rpartition("_")[2]
 
 
 def lie_evenly(pinned: DataFrame, partitions: int) -> bool:

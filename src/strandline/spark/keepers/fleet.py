@@ -31,7 +31,8 @@ from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
-from strandline.spark.keepers.watch import ExecutorWatch, JobWatch, KeeperWatch, Slot
+from strandline.spark.keepers.losses import LossWatch
+from strandline.spark.keepers.watch import KeeperWatch, Slot
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
@@ -40,10 +41,6 @@ _REQUEST_S = 0.5
 _PINGS_A_LEASE = 4
 _EXEC_S = 2.0
 _EXEC_POLL_S = 0.001
-_LOSS_S = 0.1
-"""The interval of looks for lost executors: a look takes a millisecond."""
-_DROP_S = 2.0
-_EXECUTORS_S = 1.0
 _STOP_S = 20.0
 """Time-out of stop requests through Spark, whose tasks wait for busy executors."""
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -60,18 +57,20 @@ class Fleet:
         generation: Generation,
         programs: Sequence[Program],
         exchanges: Exchanges,
-        *,
-        has_standbys: bool = False,
+        silent: set[str] | None = None,
     ) -> None:
+        """`silent` gets the executors of hosts that send no heartbeats; None: hosts send none, without standbys."""
         sc: Any = spark.sparkContext
         self._spark = spark
         self._sc = sc
         self._places = places
         self._exchanges = exchanges
         self._generation = generation
-        self._refs = {
-            program.uid: KeeperRef(places, program.uid, self._generation, has_standbys) for program in programs
-        }
+        self._only_executor = _only_executor(spark)
+        self._silent = set[str]() if silent is None else silent
+        self._losses = None if self._only_executor else LossWatch(spark, exchanges, silent, self._suspect)
+        beat = None if self._losses is None else self._losses.beat
+        self._refs = {program.uid: KeeperRef(places, program.uid, self._generation, beat) for program in programs}
         # Also kept in memory: a broadcast's value is read from a file; if Spark encrypts that, at each access, and not
         # thread-safely.
         self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
@@ -80,7 +79,6 @@ class Fleet:
         self._broadcasts: dict[str, Broadcast[bytes]] = {
             uid: sc.broadcast(SEAL.encrypt(program)) for uid, program in self._programs.items()
         }
-        self._only_executor = _only_executor(spark)
         self._acks: Accumulator[list[bytes]] = sc.accumulator([], Messages())
         self.slots: set[Slot] = {
             (program.uid, partition) for program in programs for partition in map(Partition, range(program.parallelism))
@@ -89,7 +87,6 @@ class Fleet:
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
         self._watch = KeeperWatch()
-        self._executors = None if self._only_executor else ExecutorWatch(sc)
         self._is_suspicious = False
         """Whether a keeper may have ended since all last answered."""
         self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
@@ -98,10 +95,6 @@ class Fleet:
         self._starts: list[Future[list[bytes]]] = []
         """The last requests that start keepers on this machine: after an error, some still wait for an answer."""
         self._over = threading.Event()
-        self._placed: list[list[str]] = []
-        """The executor of each partition at first, by exchange."""
-        self._loss = ""
-        """The message of the error after the loss of an executor."""
         self._threads: list[threading.Thread] = []
 
     def function(self, uid: str, instructions: Instructions, output_schema: str) -> BatchFunction:
@@ -196,49 +189,26 @@ class Fleet:
         """Start the threads that renew all leases, also during long restores and epochs, and that watch executors."""
         if self.slots:
             self._threads.append(threading.Thread(target=self._renew, name="strandline-lease", daemon=True))
-        if self._executors is not None:
-            watch = threading.Thread(target=self._watch_executors, name="strandline-executors", daemon=True)
+        if self._losses is not None:
+            watch = threading.Thread(
+                target=self._losses.watch, args=(self._over,), name="strandline-executors", daemon=True
+            )
             self._threads.append(watch)
         for thread in self._threads:
             thread.start()
 
-    def _watch_executors(self) -> None:
-        """Cancel the job's Spark jobs after the loss of an executor that has keepers or that tasks wait for.
-
-        Spark may let those tasks wait for the lost executor like for a busy one.
-        """
-        assert self._executors is not None
-        jobs, lost_s, checked_s = None, -_DROP_S, 0.0
-        while not self._over.is_set():
-            # The session may have been stopped.
-            with contextlib.suppress(Exception):
-                self._placed = self._placed or self._exchanges.places
-                now_s = time.monotonic()
-                if self._executors.has_lost_one():
-                    self._is_suspicious, lost_s = True, now_s
-                    jobs = jobs or JobWatch(self._spark)
-                # Spark needs some time to drop the places of the lost executor.
-                if now_s - lost_s < _DROP_S and self._exchanges.places != self._placed:
-                    self._loss = "an executor was lost with its keepers"
-                if jobs is not None and now_s - checked_s > _EXECUTORS_S:
-                    checked_s = now_s
-                    if jobs.are_stalled():
-                        self._loss = self._loss or "an executor was lost, and tasks wait for it"
-                if self._loss:
-                    self._cancel(self._exchanges.job_group)
-            self._over.wait(_LOSS_S)
-
     @property
     def has_lost_host(self) -> bool:
-        """Whether keepers were lost with their executor, also if the watch has not noticed yet."""
-        with contextlib.suppress(Exception):
-            return self._executors is not None and bool(self._placed) and self._exchanges.places != self._placed
-        return False
+        """Whether keepers were lost with their executor."""
+        return self._losses is not None and self._losses.has_lost_keepers
 
     def check_executors(self) -> None:
         """Raise KeeperError if an executor was lost that had keepers or that tasks wait for."""
-        if self._loss:
-            raise KeeperError(self._loss)
+        if self._losses is not None and self._losses.loss:
+            raise KeeperError(self._losses.loss)
+
+    def _suspect(self) -> None:
+        self._is_suspicious = True
 
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
@@ -383,6 +353,8 @@ class Fleet:
         for thread in self._threads:
             thread.join(_END_S)
         self._pool.shutdown(wait=False)
+        if self._losses is not None:
+            self._losses.close()
         for broadcast in self._broadcasts.values():
             # Spark keeps a temporary file of a broadcast until it is destroyed.
             with contextlib.suppress(Exception):
@@ -441,7 +413,9 @@ class Fleet:
             refs = [self._refs[uid] for uid in uids]
             worker = ControlWorker(refs, instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s)
             with self.cancellable(group), self._cancel_after(timeout_s, group):
-                partitions = exchange.present() if kind == p.STOP and self.has_lost_host else exchange.partitions
+                partitions = (
+                    exchange.present(self._silent) if kind == p.STOP and self.has_lost_host else exchange.partitions
+                )
                 answers = partitions.mapInArrow(worker, schema_of("ack binary")) if partitions is not None else None
                 rows: list[Any] = answers.collect() if answers is not None else []
             return [bytes(row.ack) for row in rows]

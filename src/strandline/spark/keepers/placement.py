@@ -24,6 +24,8 @@ class Placement:
 
     _warm: dict[int, list[tuple[str, ...]]] = field(default_factory=dict, init=False)
     """By parallelism, for each partition: its host, and then its standby's."""
+    silent: set[str] = field(default_factory=set, init=False)
+    """Spark's numbers of executors that send no heartbeats, although Spark takes them for alive."""
     _has_warned: bool = field(default=False, init=False)
 
     def preferred(self, parallelisms: Iterable[int], executors: Mapping[str, int]) -> dict[int, list[str]]:
