@@ -76,6 +76,32 @@ class Machines:
                 os.kill(pid, signal.SIGKILL)
         worker.wait()
 
+    def hang(self, number: int) -> None:
+        """A machine stands still with all that is on it, and no connection of it ends."""
+        for pid in self._on(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """A machine goes on that stood still."""
+        for pid in self._on(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def keepers(self, number: int) -> list[int]:
+        """Return the keepers on a machine."""
+        found = []
+        for pid in self._on(number):
+            with contextlib.suppress(OSError):
+                if b"strandline.keeper.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def _on(self, number: int) -> list[int]:
+        """Return the processes of a machine: keepers are no children of its worker."""
+        disk = _disk_of(Path(f"/proc/{self._running[f'worker-{number}'].pid}"))
+        return [int(each.name) for each in Path("/proc").glob("[0-9]*") if disk and _disk_of(each) == disk]
+
     def start_driver(self, **environment: str) -> None:
         """Start the driver, or start it again."""
         for name in ("stop", "status.json"):
@@ -112,8 +138,9 @@ class Machines:
         return (self.root / f"{name}.log").read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
+        hung = [pid for name in self._running if name.startswith("worker") for pid in self._on(int(name[-1]))]
         for process in self._running.values():
-            for pid in [*_descendants(process.pid), process.pid]:
+            for pid in [*hung, *_descendants(process.pid), process.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
@@ -201,6 +228,13 @@ def _descendants(pid: int) -> Iterator[int]:
             for child in map(int, children.read_text().split()):
                 yield from _descendants(child)
                 yield child
+
+
+def _disk_of(process: Path) -> str:
+    """Return the name of the disks that a process sees; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return str((process / "ns" / "mnt").readlink())
+    return ""
 
 
 def _listens(host: str, port: int) -> bool:

@@ -53,23 +53,50 @@ def cluster(local_dir: Path) -> Iterator[machines.Machines]:
     eventually(lambda: not made.relatives(), "nothing is left", 30)
 
 
-def test_a_lost_machine_goes_on_where_its_standby_is(cluster: machines.Machines) -> None:
-    work = Work(cluster.root)
+class Case:
+    """A cluster with a job that has standbys, and its work."""
 
-    def delivered() -> dict[str, Any]:
-        eventually(lambda: cluster.status() and work.is_delivered(), "everything is delivered", every_s=0.2)
-        return cluster.status()
+    def __init__(self, cluster: machines.Machines) -> None:
+        self.cluster, self.work = cluster, Work(cluster.root)
 
-    def are_warm(status: dict[str, Any]) -> bool:
-        return bool(status) and all(each["checkpoint"] == status["newest"] for each in status["standbys"])
+    def delivered(self) -> dict[str, Any]:
+        """Wait until all rows are there once; return the status."""
+        is_delivered = lambda: self.cluster.status() and self.work.is_delivered()  # noqa: E731
+        eventually(is_delivered, "everything is delivered", every_s=0.2)
+        return self.cluster.status()
 
+    def warmed(self) -> dict[str, Any]:
+        """Wait until each partition has a standby with the newest checkpoint; return the status."""
+
+        def are_warm() -> dict[str, Any] | None:
+            status = self.cluster.status()
+            standbys = status.get("standbys", [])
+            is_warm = standbys and all(each["host"] and each["checkpoint"] == status["newest"] for each in standbys)
+            return status if is_warm else None
+
+        found: dict[str, Any] = eventually(are_warm, "standbys have the newest checkpoint")
+        return found
+
+    def restores(self, number: int, keeper: str) -> list[tuple[str, str]]:
+        """Return what a keeper's restores took from copies and from storage, as its log on a machine says."""
+        log = self.cluster.disk(number) / "logs" / "small" / f"{keeper.replace('/', '-')}.log"
+        return re.findall(r"(\d+) bytes from the local copy, (\d+) from storage", log.read_text())
+
+
+@pytest.fixture
+def case(cluster: machines.Machines) -> Case:
+    made = Case(cluster)
     for _ in range(3):
-        work.add()
+        made.work.add()
     cluster.start_driver()
-    first = delivered()
-    owners = first["keepers"]
+    made.delivered()
+    return made
+
+
+def test_a_lost_machine_goes_on_where_its_standby_is(case: Case, cluster: machines.Machines) -> None:
+    status = case.warmed()
+    owners = status["keepers"]
     assert sorted(owners.values()) == ["machine-2", "machine-3"]
-    status = eventually(lambda: (s := cluster.status()) and are_warm(s) and s, "standbys have the newest checkpoint")
     # Each on the other machine, on its disk.
     assert {f"{each['uid']}/{each['partition']}" for each in status["standbys"]} == owners.keys()
     for each in status["standbys"]:
@@ -78,19 +105,37 @@ def test_a_lost_machine_goes_on_where_its_standby_is(cluster: machines.Machines)
         assert sum(file.stat().st_size for file in files.iterdir()) == each["total_bytes"] > 0
         assert each["downloaded_bytes"] >= each["total_bytes"]
     cluster.lose(2)
-    work.add()
-    assert delivered()["restarts"] == 1
+    case.work.add()
+    assert case.delivered()["restarts"] == 1
     assert set(cluster.status()["keepers"].values()) == {"machine-3"}
     (lost,) = (name for name, host in owners.items() if host == "machine-2")
-    log = (cluster.disk(3) / "logs" / "small" / f"{lost.replace('/', '-')}.log").read_text()
-    restores = re.findall(r"(\d+) bytes from the local copy, (\d+) from storage", log)
-    assert len(restores) == 1
-    assert int(restores[0][0]) > 0
-    assert restores[0][1] == "0"
+    ((from_copies, from_storage),) = case.restores(3, lost)
+    assert int(from_copies) > 0
+    assert from_storage == "0"
     # Nothing but the keepers' own files is left of the standby, and there is no second host.
-    work.add()
-    delivered()
+    case.work.add()
+    case.delivered()
     eventually(lambda: not list(cluster.disk(3).glob("*/count-*/standby")), "its files are dropped")
     assert {each["host"] for each in cluster.status()["standbys"]} == {""}
     cluster.finish()
     assert not list(cluster.disk(3).glob("*/count-*"))
+
+
+def test_a_machine_that_hangs_is_given_up_and_changes_nothing_when_it_goes_on(
+    case: Case, cluster: machines.Machines
+) -> None:
+    """Spark takes it for alive for a minute or more: no connection has ended."""
+    owners = case.warmed()["keepers"]
+    cluster.hang(2)
+    case.work.add()
+    status = case.delivered()
+    assert "no heartbeats come from 127.0.0.2" in status["failure"]
+    assert (status["restarts"], set(status["keepers"].values())) == (1, {"machine-3"})
+    (lost,) = (name for name, host in owners.items() if host == "machine-2")
+    assert [from_storage for _, from_storage in case.restores(3, lost)] == ["0"]
+    cluster.resume(2)
+    eventually(lambda: not cluster.keepers(2), "its keepers end")
+    case.work.add()
+    assert case.delivered()["restarts"] == 1
+    cluster.finish()
+    assert case.work.is_delivered()
