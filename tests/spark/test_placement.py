@@ -105,3 +105,7 @@ def test_another_parallelism_is_placed_by_spark() -> None:
     assert placement.preferred([2], {}) == {}
     placement.note({3: ["a", "b", "b"]})
     assert placement.preferred([2, 3], {"a": 2, "b": 2}) == {3: ["a", "b", "b"]}
+    placement.silent.add("7")
+    assert {number: sorted(hosts) for number, hosts in placement.preferred([2], {"a": 1, "b": 1}).items()} == {
+        2: ["a", "b"]
+    }

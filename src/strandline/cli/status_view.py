@@ -155,12 +155,18 @@ def _print_keepers(status: Status) -> None:
 
 
 def _print_standbys(standbys: list[StandbyStatus]) -> None:
-    numbers = ("partition", "checkpoint", "size", "downloaded")
-    output = Table("standby of", "partition", "host", *numbers[1:], "failure", right=numbers, spare=("failure",))
+    numbers = ("partition", "checkpoint", "size", "downloaded", "cpu")
+    output = Table("standby of", "partition", "host", *numbers[1:], "failure", right=numbers, spare=("cpu", "failure"))
     for each in standbys:
         sizes = map(size_text, (each.total_bytes, each.downloaded_bytes))
         output.add(
-            each.uid, each.partition, each.host or "no second host", each.checkpoint, *sizes, each.failure or "-"
+            each.uid,
+            each.partition,
+            each.host or "no second host",
+            each.checkpoint,
+            *sizes,
+            duration_text(each.cpu_ms),
+            each.failure or "-",
         )
     output.print()
 

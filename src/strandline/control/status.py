@@ -51,6 +51,8 @@ class StandbyStatus:
     """The size of these files."""
     downloaded_bytes: int = 0
     """Since its keeper began."""
+    cpu_ms: float = 0.0
+    """The processor time of that."""
     failure: str = ""
     """The reason why it does not go on; it tries again."""
 

@@ -117,6 +117,8 @@ class StandbyState(msgspec.Struct, frozen=True, kw_only=True):
     """The size of these files."""
     downloaded_bytes: int = 0
     """Since the keeper began."""
+    cpu_ms: float = 0.0
+    """The processor time of that."""
     failure: str = ""
     """The reason why it does not go on; it tries again."""
 

@@ -135,15 +135,18 @@ class Standby:
 
     def _download(self, followed: Followed, file: FileRef, target: Path) -> None:
         temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        started_s = time.thread_time()
         try:
             download(self._jobdir, file, temporary)
             failpoints.hit("standby.downloaded")
             temporary.rename(target)
         finally:
             temporary.unlink(missing_ok=True)
-        self._change(followed, downloaded_bytes=file.size + self._states[followed].downloaded_bytes)
+        before = self._states[followed]
+        cpu_ms = round(before.cpu_ms + (time.thread_time() - started_s) * 1000, 3)
+        self._change(followed, downloaded_bytes=before.downloaded_bytes + file.size, cpu_ms=cpu_ms)
 
-    def _change(self, followed: Followed, **fields: int) -> None:
+    def _change(self, followed: Followed, **fields: float) -> None:
         with self._lock:
             self._states[followed] = msgspec.structs.replace(self._states[followed], **fields)
 

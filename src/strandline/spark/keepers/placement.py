@@ -29,12 +29,13 @@ class Placement:
     _has_warned: bool = field(default=False, init=False)
 
     def preferred(self, parallelisms: Iterable[int], executors: Mapping[str, int]) -> dict[int, list[str]]:
-        """Return, by parallelism, the host that each partition is to have; nothing of one that did not run before.
+        """Return, by parallelism, the host that each partition is to have; nothing of those that Spark places.
 
         `executors` are the present hosts with the numbers of their executors.
         """
-        known = self._warm.keys() & set(parallelisms)
-        return {number: choose_hosts(self._warm[number], executors) for number in known} if executors else {}
+        # Spark would also place partitions on silent executors.
+        known = set(parallelisms) if self.silent else self._warm.keys() & set(parallelisms)
+        return {n: choose_hosts(self._warm.get(n, [()] * n), executors) for n in known} if executors else {}
 
     def note(self, hosts: Mapping[int, Sequence[str]]) -> None:
         """Note the hosts of an attempt's partitions, which have no standbys."""
