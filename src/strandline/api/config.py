@@ -152,6 +152,7 @@ class Checkpoints:
 class Restart:
     """Restarts after failures: up to `attempts` in a row, after a `delay` that doubles each time up to `max_delay`.
 
+    With `Checkpoints(standbys=1)`, the first one after the loss of a host does not wait.
     Every completed checkpoint resets the count. Errors in the user's function end the job at once unless
     `on_user_error` is set: the restarted job would read the same event.
 

@@ -32,6 +32,8 @@ from strandline.keeper.watchdog import process_start
 _IDLE_S = 60.0
 _REAP_S = 1.0
 _BEAT_S = 0.1
+_REQUEST_S = 0.5
+"""How long a worker may take to send what it has connected for: heartbeats wait for it."""
 _ENDING_S = 1.0
 _MAX_EXIT_CODES = 1000
 
@@ -64,7 +66,7 @@ def main() -> None:
         if listens:
             # A worker that ends meanwhile must not end the nursery of others.
             with contextlib.suppress(OSError), channel.accept()[0] as connection:
-                connection.settimeout(_ENDING_S)
+                connection.settimeout(_REQUEST_S)
                 _answer(connection, [*descriptors, connection.fileno()], children, heart)
         elif not _answer(channel, descriptors, children, heart):
             break
