@@ -257,17 +257,22 @@ def test_a_host_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert watch.has_lost_keepers
 
 
-def test_a_driver_that_stood_still_gives_no_host_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_driver_that_stood_still_or_is_cut_off_gives_no_host_up(
+    monkeypatch: pytest.MonkeyPatch, is_heard: bool
+) -> None:
     now = [100.0]
     monkeypatch.setattr(heartbeats, "core_setting", lambda spark, name: "127.0.0.1")
     monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with contextlib.closing(Heartbeats(None)) as receiver:  # type: ignore[arg-type]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            sender.connect((receiver.beat.host, receiver.beat.port))
-            sender.send(f"{receiver.beat.token} op/0".encode())
-        heard = []
+    spark: Any = None
+    with contextlib.closing(Heartbeats(spark)) as receiver, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect((receiver.beat.host, receiver.beat.port))
+        sender.send(f"{receiver.beat.token} op/0".encode())
+        found = []
         # Looks, a pause of this process, and looks again.
         for at in (0.1, 0.2, 9.0, 9.4, 9.8, 10.2):
             now[0] = 100.0 + at
-            heard.append(receiver.silent())
-        assert heard == [[], [], [], [], [], ["op/0"]]
+            if is_heard or at == 0.1:
+                sender.send(f"{receiver.beat.token} op/1".encode())
+            found.append(receiver.silent())
+        assert found == [[], [], [], [], [], ["op/0"] if is_heard else []]

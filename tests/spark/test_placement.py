@@ -1,17 +1,21 @@
-"""The hosts of partitions and of their standbys: without Spark."""
+"""The hosts of partitions and of their standbys; but for the last test, without Spark."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strandline as sl
 from strandline.core.ids import Partition
 from strandline.runtime.program import Followed
 from strandline.spark.keepers.placement import Placement, choose_followers, choose_hosts, choose_standbys
+from tests.spark import small
 
 
 @pytest.mark.parametrize(
@@ -109,3 +113,26 @@ def test_another_parallelism_is_placed_by_spark() -> None:
     assert {number: sorted(hosts) for number, hosts in placement.preferred([2], {"a": 1, "b": 1}).items()} == {
         2: ["a", "b"]
     }
+
+
+@pytest.mark.spark
+def test_on_one_machine_a_job_works_without_the_standbys_that_it_wants(
+    spark: Any, tmp_path: Path, local_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = sl.sinks.memory()
+    small.write_rows(tmp_path / "in", 0, [("ann", "x", 1), ("bob", "x", 1)])
+    job = small.job(
+        sl.stream(small.source(spark, tmp_path / "in")), tmp_path, local_dir, sink=sink,
+        checkpoints=sl.Checkpoints(tmp_path / "ck", standbys=1),
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING), job.start(spark) as run:
+        run.process_all_available(60)
+        run.checkpoint(60)
+        status = run.status()
+        assert [(each.uid, each.partition, each.host) for each in status.standbys] == [
+            ("count", 0, ""),
+            ("count", 1, ""),
+        ]
+        run.stop(checkpoint=True)
+    assert small.rows_of(sink) == Counter({("ann", 1): 1, ("bob", 1): 1})
+    assert sum("has no standbys" in record.message for record in caplog.records) == 1

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -223,9 +224,11 @@ class Exchange:
 
     def _compute(self) -> None:
         if self._preferred:
-            self._anchor.compute_on(self._preferred)
-        else:
-            self._anchor.rows.count()
+            # Another version of Spark may have other methods: then it chooses the places.
+            with suppress(Py4JError):
+                self._anchor.compute_on(self._preferred)
+                return
+        self._anchor.rows.count()
 
     @property
     def anchor(self) -> Any:

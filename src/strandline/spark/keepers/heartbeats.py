@@ -44,7 +44,7 @@ class Heartbeats:
         self._looked_s = time.monotonic()
 
     def silent(self) -> list[str]:
-        """Read what has come; return the names of those that were heard before and are silent."""
+        """Read what has come; return the names of those that were heard before and are silent, while others are not."""
         now_s = time.monotonic()
         # This process may have been stopped, and not the others.
         has_stalled, self._looked_s = now_s - self._looked_s > _STALL_S, now_s
@@ -55,7 +55,9 @@ class Heartbeats:
                 token, _, name = self._socket.recv(_MESSAGE_BYTES).decode(errors="replace").partition(" ")
                 if token == self.beat.token:
                     self._heard_s[name] = now_s
-        return [name for name, heard_s in self._heard_s.items() if now_s - heard_s > _SILENCE_S]
+        silent = [name for name, heard_s in self._heard_s.items() if now_s - heard_s > _SILENCE_S]
+        # If nothing comes, the driver is cut off: no host would be better than another.
+        return silent if len(silent) < len(self._heard_s) else []
 
     def close(self) -> None:
         """Close the socket."""

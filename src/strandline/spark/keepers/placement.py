@@ -51,7 +51,7 @@ class Placement:
             self._has_warned = True
             log.warning(
                 "job '%s' has no standbys, although it has Checkpoints(standbys=1): its keepers are all on one host; "
-                "it gets standbys with the next restart or rescale on several hosts",
+                "it gets them with the next restart or rescale on several hosts",
                 job,
             )
         return choose_followers(parallelisms, hosts, standbys)
