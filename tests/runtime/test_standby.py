@@ -140,6 +140,20 @@ def test_files_of_a_checkpoint_that_is_subsumed_meanwhile_stay_for_the_next_one(
     assert standby.states()[0].downloaded_bytes == 400_000
 
 
+def test_what_a_keeper_has_left_is_used_and_removed(followers: Followers) -> None:
+    """The partition was here before, and went elsewhere."""
+    for name, content in (("chk-3/a", CONTENT["a"]), ("chk-3/b", CONTENT["c"]), ("db-1/CURRENT", b"")):
+        path = followers.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (followers.directory / "keeper.lock").write_text("4711 12345 1")
+    followers.publish(4, "a", "b")
+    state = reached(followers.begin(generation=2), 4)
+    assert followers.kept() == {"a", "b"}
+    assert state.downloaded_bytes == 200_000
+    assert sorted(path.name for path in followers.directory.iterdir()) == ["keeper.lock", "standby"]
+
+
 def test_where_a_keeper_is_nothing_is_written(followers: Followers) -> None:
     followers.publish(1, "a")
     followers.directory.mkdir(parents=True)

@@ -59,7 +59,7 @@ def test_no_host_has_more_than_its_share(warm: list[list[str]], executors: dict[
 @given(st.integers(2, 6), st.integers(1, 30))
 def test_standbys_are_elsewhere_and_spread(hosts: int, partitions: int) -> None:
     owners = [f"host-{partition % hosts}" for partition in range(partitions)]
-    (standbys,) = choose_standbys({partitions: owners}).values()
+    (standbys,) = choose_standbys({partitions: owners}, {}).values()
     used = len(set(owners))
     for owner, standby in zip(owners, standbys, strict=True):
         assert standby != owner
@@ -72,9 +72,15 @@ def test_standbys_are_elsewhere_and_spread(hosts: int, partitions: int) -> None:
             assert all(int(share) <= of_host[other] <= share + 1 for other in set(owners) - {host})
 
 
+def test_standbys_stay_where_they_are_warm() -> None:
+    # Of four hosts, d is lost, and its partition goes on on its standby's host.
+    before = [("a", "c"), ("b", "a"), ("c", "b"), ("d", "c")]
+    assert choose_standbys({4: ["a", "b", "c", "c"]}, {4: before}) == {4: ["c", "a", "b", "a"]}
+
+
 def test_operators_of_another_parallelism_follow_where_an_operator_has_one_host() -> None:
     parallelisms, hosts = {"wide": 2, "narrow": 1}, {2: ["a", "b"], 1: ["a"]}
-    standbys = choose_standbys(hosts)
+    standbys = choose_standbys(hosts, {})
     assert standbys == {2: ["b", "a"], 1: ["b"]}
     assert choose_followers(parallelisms, hosts, standbys) == {
         "wide": {
@@ -86,7 +92,7 @@ def test_operators_of_another_parallelism_follow_where_an_operator_has_one_host(
 
 def test_the_keepers_of_a_host_share_what_it_follows() -> None:
     parallelisms, hosts = {"a": 4, "b": 4}, {4: ["x", "y", "x", "y"]}
-    followed = choose_followers(parallelisms, hosts, choose_standbys(hosts))
+    followed = choose_followers(parallelisms, hosts, choose_standbys(hosts, {}))
     counts = [len(each) for by_partition in followed.values() for each in by_partition.values()]
     assert counts == [1] * 8
     assert all(each.uid == uid for uid, them in followed.items() for each in next(iter(them.values())))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -19,13 +20,14 @@ from pathlib import Path
 import msgspec
 
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import download
 from strandline.core import failpoints
 from strandline.core.errors import NotFoundError, StrandlineError, discreet
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import MANIFEST, FileRef, Manifest
 from strandline.keeper.lock import mark_standby, remove_standby
-from strandline.keeper.paths import partition_directory, standby_files
+from strandline.keeper.paths import local_copies, partition_directory, standby_files
 from strandline.keeper.protocol import StandbyState
 from strandline.runtime.program import Followed
 
@@ -124,13 +126,19 @@ class Standby:
                 if not mark_standby(directory, self._generation):
                     return
                 into.mkdir(mode=0o700, exist_ok=True)
-                if not (into / sha256).exists():
+                if not (into / sha256).exists() and not _link_copy(directory, file, into / sha256):
                     self._download(followed, file, into / sha256)
         # Last: as long as the copy of a newer checkpoint is incomplete, a restore uses what there is of the one before.
         with self._copying:
+            if not mark_standby(directory, self._generation):
+                return
             for path in into.iterdir() if into.exists() else ():
                 if path.name not in files:
                     path.unlink(missing_ok=True)
+            # What a keeper of an earlier run has left here.
+            for path in directory.iterdir():
+                if path.is_dir() and path != into:
+                    shutil.rmtree(path, ignore_errors=True)
         self._change(followed, checkpoint=manifest.checkpoint, total_bytes=sum(file.size for file in files.values()))
 
     def _download(self, followed: Followed, file: FileRef, target: Path) -> None:
@@ -149,6 +157,17 @@ class Standby:
     def _change(self, followed: Followed, **fields: float) -> None:
         with self._lock:
             self._states[followed] = msgspec.structs.replace(self._states[followed], **fields)
+
+
+def _link_copy(directory: Path, file: FileRef, target: Path) -> bool:
+    """Link a file from the local copies that a keeper of an earlier run has left; return False if it is not there."""
+    for _, copy in local_copies(directory):
+        path = copy / file.name
+        with suppress(OSError):
+            if path.stat().st_size == file.size and sha256_of(path) == file.sha256:
+                os.link(path, target)
+                return True
+    return False
 
 
 def _files_of(manifest: Manifest, followed: Followed) -> list[FileRef]:

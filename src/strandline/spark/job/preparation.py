@@ -158,7 +158,7 @@ class Preparation:
         memory_bytes = self._partition_memory(parallelisms.values())
         followed = {}
         if b.checkpoints.standbys:
-            hosts = exchanges.hosts if is_cluster else {number: [] for number in parallelisms.values()}
+            hosts = exchanges.hosts if is_cluster else {number: [""] * number for number in parallelisms.values()}
             followed = b.placement.follow(b.name, parallelisms, hosts)
         programs = [
             self._program(owned, operator, origin, memory_bytes, followed.get(operator.uid, {}))

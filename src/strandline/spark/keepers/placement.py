@@ -45,7 +45,7 @@ class Placement:
         self, job: str, parallelisms: Mapping[str, int], hosts: Mapping[int, Sequence[str]]
     ) -> dict[str, dict[Partition, list[Followed]]]:
         """Choose the standbys of an attempt's partitions; return, by operator and partition, whose its keeper is."""
-        standbys = choose_standbys(hosts)
+        standbys = choose_standbys(hosts, self._warm)
         self._warm = {number: list(zip(each, standbys[number], strict=True)) for number, each in hosts.items()}
         if not any(standby for each in standbys.values() for standby in each) and not self._has_warned:
             self._has_warned = True
@@ -80,21 +80,28 @@ def choose_hosts(warm: Sequence[Sequence[str]], executors: Mapping[str, int]) ->
     return [chosen[partition] for partition in range(len(warm))]
 
 
-def choose_standbys(hosts: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
+def choose_standbys(
+    hosts: Mapping[int, Sequence[str]], warm: Mapping[int, Sequence[Sequence[str]]]
+) -> dict[int, list[str]]:
     """Return, by parallelism, the host of each partition's standby, which is not its own; "" if there is none.
 
     All hosts get about as many, and the partitions of one host have theirs on all others: if it is lost, each of those
-    gets a part of its work.
+    gets a part of its work. As far as that allows, it is one that was `warm` before.
     """
     present = sorted({host for each in hosts.values() for host in each if host})
-    load: Counter[str] = Counter()
     pairs: Counter[tuple[str, str]] = Counter()
     chosen: dict[int, list[str]] = {}
     for number, each in hosts.items():
-        chosen[number] = []
-        for owner in each:
-            others = [host for host in present if host != owner]
-            standby = min(others, key=lambda host: (pairs[owner, host], load[host]), default="") if owner else ""
+        load: Counter[str] = Counter()
+        share, chosen[number] = -(-number // max(1, len(present))), []
+        before = warm.get(number, [()] * number)
+        for owner, known in zip(each, before, strict=True):
+            ranked = [
+                (load[host] >= share, host not in known, pairs[owner, host], load[host], host)
+                for host in present
+                if host != owner
+            ]
+            standby = min(ranked)[-1] if owner and ranked else ""
             load[standby] += 1
             pairs[owner, standby] += 1
             chosen[number].append(standby)
