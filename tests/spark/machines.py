@@ -217,6 +217,7 @@ def _write_status(root: Path, status: sl.Status) -> None:
         "keepers": {f"{keeper.uid}/{keeper.partition}": keeper.host for keeper in status.keepers},
         "standbys": [asdict(each) for each in status.standbys],
         "newest": status.last_checkpoint.checkpoint if status.last_checkpoint else None,
+        "is_covered": not status.uncovered_ms and not status.checkpoints.get("in_progress"),
     }  # fmt: skip
     (root / "status.tmp").write_text(json.dumps(said))
     (root / "status.tmp").rename(root / "status.json")

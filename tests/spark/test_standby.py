@@ -66,13 +66,13 @@ class Case:
         return self.cluster.status()
 
     def warmed(self) -> dict[str, Any]:
-        """Wait until each partition has a standby with the newest checkpoint; return the status."""
+        """Wait until each partition has a standby with the newest checkpoint, and none follows; return the status."""
 
         def are_warm() -> dict[str, Any] | None:
             status = self.cluster.status()
             standbys = status.get("standbys", [])
             is_warm = standbys and all(each["host"] and each["checkpoint"] == status["newest"] for each in standbys)
-            return status if is_warm else None
+            return status if is_warm and status["is_covered"] else None
 
         found: dict[str, Any] = eventually(are_warm, "standbys have the newest checkpoint")
         return found
@@ -108,6 +108,7 @@ def test_a_lost_machine_goes_on_where_its_standby_is(case: Case, cluster: machin
     case.work.add()
     assert case.delivered()["restarts"] == 1
     assert set(cluster.status()["keepers"].values()) == {"machine-3"}
+    eventually(lambda: len(cluster.keepers(3)) == 2, "the keepers of the attempt before have ended")
     (lost,) = (name for name, host in owners.items() if host == "machine-2")
     ((from_copies, from_storage),) = case.restores(3, lost)
     assert int(from_copies) > 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from pyspark import Accumulator, Broadcast
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Generation, Partition
@@ -314,18 +314,33 @@ class Fleet:
         """End every keeper at once. With `forget`, delete their local copies too."""
         self._over.set()
         instructions = Instructions(generation=self._generation, epoch=Epoch(0), forget=forget)
-        try:
-            with self.cancellable():
-                self._control(instructions, p.STOP)
-        except Exception:
-            # The session may have been stopped. Keepers of this machine are killed without it; others end with their
-            # executor or their lease.
-            pass
+        # The session may have been stopped. Keepers of this machine are killed without it; others end with their
+        # executor or their lease.
+        with contextlib.suppress(Exception):
+            if self.has_lost_host:
+                self._stop_present(instructions)
+            else:
+                with self.cancellable():
+                    self._control(instructions, p.STOP)
         self.kill()
         deadline = time.monotonic() + _END_S
         while wait(self._starts, _REQUEST_S).not_done and time.monotonic() < deadline:
             # One of them has started a keeper since.
             self.kill()
+
+    def _stop_present(self, instructions: Instructions) -> None:
+        """End the keepers of the hosts that are left, without a wait: those of the next attempt end theirs, too."""
+
+        def ask(answers: DataFrame) -> None:
+            group = self._exchanges.job_group
+            with contextlib.suppress(Exception), self.cancellable(group), self._cancel_after(_STOP_S, group):
+                answers.collect()
+
+        for exchange, uids in self._exchanges.shared:
+            worker = ControlWorker([self._refs[uid] for uid in uids], instructions, p.STOP)
+            if (partitions := exchange.present(self._silent)) is not None:
+                answers = partitions.mapInArrow(worker, schema_of("ack binary"))
+                threading.Thread(target=ask, args=(answers,), name="strandline-stop", daemon=True).start()
 
     def kill(self) -> None:
         """Kill every keeper of this machine, busy or not; calls that wait for its answer fail."""
