@@ -70,10 +70,10 @@ def test_partitions_are_placed_on_given_hosts_and_work_there(spark: Any) -> None
     made = Exchange(spark, 3, hosts=[here, "no.such.host", here])
     assert sorted(row[0] for row in made.partitions.collect()) == [0, 1, 2]
     assert made.hosts == [here] * 3
-    present = made.present(lost=())
+    present = made.remaining_partitions(lost=())
     assert present is not None
     assert sorted(row[0] for row in present.collect()) == [0, 1, 2]
-    assert made.present(lost={exchange.executor_of(place) for place in made.places}) is None
+    assert made.remaining_partitions(lost={exchange.executor_of(place) for place in made.places}) is None
     session = spark.newSession()
     prepare_session(session)
     routed = made.route(session.createDataFrame([("a",), ("b",)], "k string"), ["k"], 128)

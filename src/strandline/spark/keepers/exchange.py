@@ -106,7 +106,7 @@ class Exchange:
         self._settle()
         return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
-    def present(self, lost: Collection[str]) -> DataFrame | None:
+    def remaining_partitions(self, lost: Collection[str]) -> DataFrame | None:
         """Return one row for each partition whose executor is not lost, there; None if all are lost.
 
         Unlike `partitions`, it has no tasks of lost ones, which fail several times or wait. `lost` are executors that

@@ -338,7 +338,7 @@ class Fleet:
 
         for exchange, uids in self._exchanges.shared:
             worker = ControlWorker([self._refs[uid] for uid in uids], instructions, p.STOP)
-            if (partitions := exchange.present(self._silent)) is not None:
+            if (partitions := exchange.remaining_partitions(self._silent)) is not None:
                 answers = partitions.mapInArrow(worker, schema_of("ack binary"))
                 threading.Thread(target=ask, args=(answers,), name="strandline-stop", daemon=True).start()
 
@@ -429,7 +429,9 @@ class Fleet:
             worker = ControlWorker(refs, instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s)
             with self.cancellable(group), self._cancel_after(timeout_s, group):
                 partitions = (
-                    exchange.present(self._silent) if kind == p.STOP and self.has_lost_host else exchange.partitions
+                    exchange.remaining_partitions(self._silent)
+                    if kind == p.STOP and self.has_lost_host
+                    else exchange.partitions
                 )
                 answers = partitions.mapInArrow(worker, schema_of("ack binary")) if partitions is not None else None
                 rows: list[Any] = answers.collect() if answers is not None else []
