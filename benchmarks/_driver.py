@@ -129,7 +129,7 @@ def driver(directory: Path) -> Iterator[Driver]:
 
 def _processes_of(directory: Path) -> list[int]:
     """Return the processes that were started by drivers of this directory: their environment names it."""
-    mark = f"SPARK_LOCAL_DIRS={directory}/".encode()
+    mark = f"SPARK_LOCAL_DIRS={directory}/spark".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -150,7 +150,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Nothing that Spark or its JVM prints may come between the answers.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    spark = make_session()
+    spark = make_session(Path(sys.argv[1]))
     try:
         _serve(spark, Path(sys.argv[1]), sys.stdin, answers)
     finally:

@@ -53,6 +53,13 @@ SPARK_SETTINGS = {
     "spark.sql.files.minPartitionNum": str(PARTITIONS),
 }
 
+_CLUSTER = {
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.executor.memory": "512m",
+    "spark.executor.cores": "1", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+}  # fmt: skip
+"""Settings that count where the master is a cluster's."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -64,6 +71,9 @@ class Shape:
     """Empty: the one of `add_mode`."""
     files: int = 1
     """The most that an epoch reads."""
+    master: str = ""
+    """Empty: a local one."""
+    standbys: int = 0
 
     def write(self, directory: Path) -> None:
         (directory / "shape.json").write_text(json.dumps(asdict(self)))
@@ -174,9 +184,10 @@ def copy_newest(directory: Path, status: dict[str, Any]) -> tuple[float, int]:
     return seconds, sum(file.size for file in files)
 
 
-def make_session() -> SparkSession:
+def make_session(directory: Path) -> SparkSession:
     """Return the session that the job runs in."""
-    return sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
+    master = Shape.read(directory).master
+    return sl.session("strandline-benchmark", master or f"local[{PARTITIONS}]", **SPARK_SETTINGS, **_CLUSTER)
 
 
 def _read(spark: SparkSession, directory: Path) -> DataFrame:
@@ -222,7 +233,9 @@ def make_job(spark: SparkSession, directory: Path) -> sl.Job:
     return sl.Job(
         JOB,
         sinks=[values.to(sl.sinks.noop())],
-        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=shape.every, **MODES[mode]),
+        checkpoints=sl.Checkpoints(
+            (directory / "checkpoints").as_uri(), every=shape.every, standbys=shape.standbys, **MODES[mode]
+        ),
         restart=sl.Restart(delay=RESTART_DELAY),
         settings=sl.Settings(
             backend="rocksdb",

@@ -147,6 +147,8 @@ def test_checkpoints() -> None:
         ({"min_pause": -1}, "checkpoints: min_pause is -1"),
         ({"max_concurrent": 0}, "max_concurrent is 0, expected 1 to 8"),
         ({"max_concurrent": "2"}, "max_concurrent is '2'"),
+        ({"standbys": -1}, "standbys is -1, expected 0 or 1"),
+        ({"standbys": True}, "standbys is True"),
         ({"max_concurrent": 2, "min_pause": "1s"}, "with a pause after each checkpoint, no two are in flight"),
     ],
 )

@@ -179,7 +179,7 @@ def test_files_that_check_themselves_are_linked_first_and_verified_later(
 ) -> None:
     copy, into = tmp_path / "snapshot", tmp_path / "in"
     unverified = Unverified((".sst",))
-    fetch(jobdir, refs, into, copy, unverified)
+    fetch(jobdir, refs, into, copy, unverified=unverified)
     # A backend may have deleted them meanwhile.
     (into / "2.sst").unlink()
     unverified.verify()
@@ -187,7 +187,7 @@ def test_files_that_check_themselves_are_linked_first_and_verified_later(
     damaged[7] ^= 1
     (copy / "1.sst").write_bytes(damaged)
     (copy / "2.sst").write_bytes(FILES["2.sst"][:-1])
-    fetch(jobdir, refs, tmp_path / "again", copy, unverified)
+    fetch(jobdir, refs, tmp_path / "again", copy, unverified=unverified)
     assert (tmp_path / "again" / "1.sst").read_bytes() == damaged
     assert (tmp_path / "again" / "2.sst").read_bytes() == FILES["2.sst"]
     with pytest.raises(CorruptionError, match=r"1\.sst.*the local copy is damaged"):
@@ -205,7 +205,7 @@ def test_of_many_files_most_are_verified_at_once(
     damaged = bytearray(FILES["1.sst"])
     damaged[7] ^= 1
     (copy / "1.sst").write_bytes(damaged)
-    fetch(jobdir, refs, tmp_path / "in", copy, Unverified((".sst",)))
+    fetch(jobdir, refs, tmp_path / "in", copy, unverified=Unverified((".sst",)))
     assert content(tmp_path / "in") == FILES
 
 
@@ -216,7 +216,7 @@ def test_files_that_wait_for_verification_leave_descriptors_to_others(jobdir: Jo
     unverified, limits = Unverified((".sst",)), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
     try:
-        fetch(jobdir, refs, tmp_path / "in", tmp_path / "snapshot", unverified)
+        fetch(jobdir, refs, tmp_path / "in", tmp_path / "snapshot", unverified=unverified)
         unverified.verify()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

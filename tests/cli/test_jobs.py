@@ -95,6 +95,10 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
     assert (data["state"], data["epoch"], data["pid"], data["directory"]) == ("running", 12, os.getpid(), "file:///ck")
     assert data["last_checkpoint"]["checkpoint"] == 7
     assert data["keepers"][0]["metrics"] == {"keys": 9}
+    assert [(one["host"], one["checkpoint"], one["cpu_ms"]) for one in data["standbys"]] == [
+        ("there", 7, 12.5),
+        ("", None, 0),
+    ]
     shown = strandline("status", "alerts", "--local-dir", local_dir).stdout
     assert data["operators"][1] == {"uid": "top", "name": "Top", "parallelism": 1, "max_parallelism": 128}
     for words in (
@@ -102,7 +106,7 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
         f"{time_text(1_700_000_000_000)}: it broke", "1,000 in its life; now 2.5/s", "for 3 s",
         "3.0 MB, in keepers of 64.0 MB of memory", "90 %", "2 files, 2.0 KB, for 5 s", "4 offsets",
         "waits 1.2 s, epoch 480 ms, durable 95 ms, published 22 ms",
-        "2.0 s old when visible; sink 'alerts' took 130 ms",
+        "2.0 s old when visible; sink 'alerts' took 130 ms", "no second host", "there", "6.0 MB",
     ):  # fmt: skip
         assert words in shown, words
     assert "badly" not in shown

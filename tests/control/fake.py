@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats, Phases, SinkStats
-from strandline.control.status import KeeperStatus, OperatorStatus, Savepoint, SourceStatus, State, Status
+from strandline.control.status import (
+    KeeperStatus,
+    OperatorStatus,
+    Savepoint,
+    SourceStatus,
+    StandbyStatus,
+    State,
+    Status,
+)
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
@@ -29,6 +37,10 @@ KEEPER = KeeperStatus(
     state_bytes=3 << 20, memory_bytes=64 << 20,
 )  # fmt: skip
 OTHER = replace(KEEPER, partition=1, pid=4712, all_rows_in=100, state_bytes=None, memory_bytes=None)
+STANDBYS = [
+    StandbyStatus("detect", 0, "there", 7, 5 << 20, 6 << 20, 12.5),
+    StandbyStatus("detect", 1),
+]
 FILES = SourceStatus(
     "clicks", "json files in /in", {"logOffset": 3}, files_behind=2, bytes_behind=2048, waiting_ms=5_000
 )
@@ -66,7 +78,7 @@ class FakeRun:
             last_checkpoint=STATS, last_failure="it broke\nbadly",
             last_failure_ms=1_700_000_000_000, epoch=12, watermarks=[REACHED], keepers=[KEEPER, OTHER],
             source_progress=[FILES, KAFKA], rows_in=1000, rows_per_s=2.5, uncovered_ms=3_000,
-            parallelism=2, follows=True, operators=OPERATORS,
+            parallelism=2, follows=True, operators=OPERATORS, standbys=STANDBYS,
         )  # fmt: skip
 
     def checkpoint(

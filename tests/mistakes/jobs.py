@@ -155,6 +155,7 @@ MISTAKES = [
         lambda: sl.Checkpoints("/x", max_concurrent=100),
         "max_concurrent is 100, expected 1 to 8",
     ),
+    made("two standbys", lambda: sl.Checkpoints("/x", standbys=2), "standbys is 2, expected 0 or 1", "another host"),
     made("no directory", lambda: sl.Checkpoints(" "), "the directory is empty", "give a path or URL"),
     made(
         "an interval without unit", lambda: sl.Checkpoints("/x", every="soon"), "checkpoints: every is 'soon'", "'10s'"

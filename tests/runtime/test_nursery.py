@@ -309,3 +309,86 @@ def test_randomness_is_each_forks_own(births: Births) -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
     assert len(set(done.stdout.split())) == 3
+
+
+@pytest.fixture
+def executor() -> Iterator[subprocess.Popen[bytes]]:
+    """Stands for an executor's process, whose workers come and go."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def beside(births: Births, executor: subprocess.Popen[bytes], at: int, port: int = 0) -> int:
+    """Start a keeper as a worker of an executor does, in a process that ends."""
+    code = """if 1:
+        import os, sys
+        from pathlib import Path
+        from strandline.keeper.spawning import Beat, start_beside
+        path, watched, log, port, name, *arguments = sys.argv[1:]
+        beat = Beat("127.0.0.1", int(port), "token", name)
+        print(start_beside(Path(path), int(watched), arguments, Path(log), os.environ, beat))
+    """
+    arguments = births.arguments(at, executor.pid)
+    paths = [str(births.root / "n.sock"), str(executor.pid), str(births.log(at)), str(port), f"op/{at}"]
+    command = [sys.executable, "-c", code, *paths, *arguments]
+    births.pids.append(int(subprocess.run(command, check=True, capture_output=True).stdout))
+    return births.pids[-1]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_workers_of_an_executor_share_a_nursery_that_ends_with_it(
+    births: Births, executor: subprocess.Popen[bytes]
+) -> None:
+    first, second = (beside(births, executor, at) for at in (0, 1))
+    (nursery,) = nurseries(executor.pid)
+    assert parent_of(first) == parent_of(second) == nursery
+    assert [births.ping(at).pid for at in (0, 1)] == [first, second]
+    assert (births.root / "n.sock").stat().st_mode & 0o777 == 0o600
+    executor.kill()
+    eventually(lambda: not nurseries(executor.pid), "the nursery ends with its executor")
+    eventually(lambda: not process_start(first) and not process_start(second), "and so do the keepers")
+    assert not list(births.root.glob("n.*"))
+
+
+def test_another_nursery_takes_the_place_of_one_that_was_killed(
+    births: Births, executor: subprocess.Popen[bytes]
+) -> None:
+    first = beside(births, executor, 0)
+    (nursery,) = nurseries(executor.pid)
+    os.kill(nursery, signal.SIGKILL)
+    eventually(lambda: not nurseries(executor.pid), "it is gone")
+    second = beside(births, executor, 1)
+    (other,) = nurseries(executor.pid)
+    assert parent_of(second) == other != nursery
+    assert births.ping(0).pid == first
+
+
+def test_where_a_nursery_cannot_listen_an_executors_keepers_are_programs(
+    births: Births, executor: subprocess.Popen[bytes]
+) -> None:
+    (births.root / "n.sock").mkdir()
+    beside(births, executor, 0)
+    assert births.ping(0).pid == births.pids[0]
+    assert not nurseries(executor.pid)
+
+
+def test_a_nursery_of_an_executor_sends_heartbeats_while_it_has_keepers(
+    births: Births, executor: subprocess.Popen[bytes]
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as driver:
+        driver.bind(("127.0.0.1", 0))
+        driver.settimeout(10)
+        for at in (0, 1):
+            beside(births, executor, at, driver.getsockname()[1])
+        # The name of the first keeper stays.
+        assert {driver.recv(100) for _ in range(5)} == {b"token op/0"}
+        for pid in births.pids:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not any(map(process_start, births.pids)), "the keepers are gone")
+        driver.settimeout(1.5)
+        with pytest.raises(TimeoutError):
+            list(iter(lambda: driver.recv(100), b""))

@@ -1,6 +1,7 @@
 """A standalone cluster of Spark whose machines are processes with hosts and disks of their own, and a job for it.
 
-    python -m tests.spark.machines ROOT MASTER      the driver: counts by key, from Kafka to Kafka, until ROOT/stop appears
+    python -m tests.spark.machines ROOT MASTER      the driver: counts by key, until ROOT/stop appears, from Kafka to Kafka
+                                                    or, where no servers are given, from ROOT/in to ROOT/out
 
 The machines' addresses are of loopback: 127.0.0.1 has the master and drivers, 127.0.0.2 and .3 have a worker each. Where
 this process is root, each worker has namespaces in which it has a name and `local_dir` is a disk of its own.
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,10 @@ _CORES, _MEMORY = 1, "1g"
 class Machines:
     """The master, two workers, and the driver of a job whose checkpoints lie at `url`."""
 
-    def __init__(self, root: Path, **given: Any) -> None:
+    def __init__(self, root: Path, *, disk: str = "disk", **given: Any) -> None:
         self.root = root
-        self.local_dir = root / "disk"
-        for name in ("disk", "tmp", "work"):
+        self.local_dir = root / disk
+        for name in (disk, "tmp", "work"):
             (root / name).mkdir()
         (root / "given.json").touch(mode=0o600)
         (root / "given.json").write_text(json.dumps(given))
@@ -74,6 +76,32 @@ class Machines:
                 os.kill(pid, signal.SIGKILL)
         worker.wait()
 
+    def hang(self, number: int) -> None:
+        """A machine stands still with all that is on it, and no connection of it ends."""
+        for pid in self._on(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """A machine goes on that stood still."""
+        for pid in self._on(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def keepers(self, number: int) -> list[int]:
+        """Return the keepers on a machine."""
+        found = []
+        for pid in self._on(number):
+            with contextlib.suppress(OSError):
+                if b"strandline.keeper.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def _on(self, number: int) -> list[int]:
+        """Return the processes of a machine: keepers are no children of its worker."""
+        disk = _disk_of(Path(f"/proc/{self._running[f'worker-{number}'].pid}"))
+        return [int(each.name) for each in Path("/proc").glob("[0-9]*") if disk and _disk_of(each) == disk]
+
     def start_driver(self, **environment: str) -> None:
         """Start the driver, or start it again."""
         for name in ("stop", "status.json"):
@@ -101,12 +129,18 @@ class Machines:
         driver = self._running.pop("driver")
         assert driver.wait(TIMEOUT_S) == 0, self.output("driver")
 
+    def disk(self, number: int) -> Path:
+        """Return the path of a machine's own `local_dir`, as others see it."""
+        seen = Path(f"/proc/{self._running[f'worker-{number}'].pid}/root")
+        return seen / self.local_dir.relative_to("/")
+
     def output(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
+        hung = [pid for name in self._running if name.startswith("worker") for pid in self._on(int(name[-1]))]
         for process in self._running.values():
-            for pid in [*_descendants(process.pid), process.pid]:
+            for pid in [*hung, *_descendants(process.pid), process.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
@@ -145,15 +179,7 @@ def main() -> None:
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s", **jvm.executors(),
         },
     )  # fmt: skip
-    for jar in kafkaserver.connector():
-        spark.sql(f"ADD JAR '{jar}'")
-    read = sl.kafka.read(spark, given["kafka"], given["topics"][0], options={"maxOffsetsPerTrigger": "200"})
-    event = F.from_json(F.col("value").cast("string"), "user string, kind string, v bigint").alias("e")
-    job = small.job(
-        sl.stream(read.select(event).select("e.*")), root, root / "disk", process=Count(),
-        sink=sl.sinks.kafka(given["kafka"], given["topics"][1], key="user"), restart=sl.Restart(delay="500ms"),
-        checkpoints=sl.Checkpoints(given["url"], every="500ms", retain=2, storage_options=given["options"]),
-    )  # fmt: skip
+    job = (_of_kafka if "kafka" in given else _of_files)(spark, root, given)
     run = job.start(spark)
     while not (root / "stop").exists():
         run.await_termination(0.1)
@@ -163,11 +189,35 @@ def main() -> None:
     spark.stop()
 
 
+def _of_kafka(spark: Any, root: Path, given: dict[str, Any]) -> sl.Job:
+    for jar in kafkaserver.connector():
+        spark.sql(f"ADD JAR '{jar}'")
+    read = sl.kafka.read(spark, given["kafka"], given["topics"][0], options={"maxOffsetsPerTrigger": "200"})
+    event = F.from_json(F.col("value").cast("string"), "user string, kind string, v bigint").alias("e")
+    return small.job(
+        sl.stream(read.select(event).select("e.*")), root, root / "disk", process=Count(),
+        sink=sl.sinks.kafka(given["kafka"], given["topics"][1], key="user"), restart=sl.Restart(delay="500ms"),
+        checkpoints=sl.Checkpoints(given["url"], every="500ms", retain=2, storage_options=given["options"]),
+    )  # fmt: skip
+
+
+def _of_files(spark: Any, root: Path, given: dict[str, Any]) -> sl.Job:
+    return small.job(
+        sl.stream(small.source(spark, root / "in")), root, root / "disk", process=Count(),
+        sink=sl.sinks.files(str(root / "out"), format="json"), restart=sl.Restart(delay="500ms"),
+        checkpoints=sl.Checkpoints(root / "ck", every="500ms", retain=2, **given.get("checkpoints", {})),
+    )  # fmt: skip
+
+
 def _write_status(root: Path, status: sl.Status) -> None:
     said = {
         "state": status.state, "epoch": status.epoch, "restarts": status.restarts, "restored": status.restored_from,
         "hosts": sorted({keeper.host for keeper in status.keepers}), "failure": status.last_failure,
         "completed": status.checkpoints.get("completed", 0),
+        "keepers": {f"{keeper.uid}/{keeper.partition}": keeper.host for keeper in status.keepers},
+        "standbys": [asdict(each) for each in status.standbys],
+        "newest": status.last_checkpoint.checkpoint if status.last_checkpoint else None,
+        "is_covered": not status.uncovered_ms and not status.checkpoints.get("in_progress"),
     }  # fmt: skip
     (root / "status.tmp").write_text(json.dumps(said))
     (root / "status.tmp").rename(root / "status.json")
@@ -179,6 +229,13 @@ def _descendants(pid: int) -> Iterator[int]:
             for child in map(int, children.read_text().split()):
                 yield from _descendants(child)
                 yield child
+
+
+def _disk_of(process: Path) -> str:
+    """Return the name of the disks that a process sees; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return str((process / "ns" / "mnt").readlink())
+    return ""
 
 
 def _listens(host: str, port: int) -> bool:

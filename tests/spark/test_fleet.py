@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,8 +23,10 @@ from strandline.keeper import spawning as birth
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Instructions
 from strandline.keeper.watchdog import process_start
-from strandline.spark.keepers import fleet
+from strandline.spark.keepers import fleet, heartbeats, losses
 from strandline.spark.keepers.fleet import Fleet, _command_of, _local_keepers
+from strandline.spark.keepers.heartbeats import Heartbeats
+from strandline.spark.keepers.losses import LossWatch
 
 
 def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:
@@ -84,7 +89,7 @@ def test_where_there_are_no_keepers_nobody_renews_their_leases() -> None:
     """A job without operators: there is no lease that says how often, and a thread would do nothing else."""
     none = Fleet.__new__(Fleet)
     none.slots, none._renew_s, none._over, none._threads = set(), 0.0, threading.Event(), []
-    none._executors = None
+    none._losses = None
     none.keep_alive()
     try:
         assert not [thread for thread in threading.enumerate() if thread.name == "strandline-lease"]
@@ -101,6 +106,7 @@ class Busy:
         self.job_group = "job"
         self.partitions = self
         self.places = ["executor 0", "executor 1"]
+        self.sparkContext = self
 
     def getLocalProperty(self, name: str) -> str | None:
         return self.groups[-1] if name == "spark.jobGroup.id" else None
@@ -137,16 +143,24 @@ def test_what_is_asked_through_spark_while_an_executor_is_busy_is_broken_off(
     monkeypatch.setattr(fleet, "schema_of", str)
     one, spark = Fleet.__new__(Fleet), Busy()
     one._sc, one._exchanges, one._refs, one._renew_s = spark, spark, {}, 0.1  # type: ignore[assignment]
+    one._losses = None
     with pytest.raises(RuntimeError, match="cancelled"):
         one._ask_through_spark(Instructions(generation=Generation(1), epoch=Epoch(0)), kind, start=False)
     assert spark.groups == [None, "job-lease" if kind == p.PING else "job", None]
+
+
+def watching(monkeypatch: pytest.MonkeyPatch, spark: Any, has_lost_one: Callable[[], bool], stalled: bool) -> LossWatch:
+    monkeypatch.setattr(losses, "_LOOK_S", 0.01)
+    monkeypatch.setattr(losses, "_STALL_CHECK_S", 0.0)
+    monkeypatch.setattr(losses, "ExecutorWatch", lambda context: SimpleNamespace(has_lost_one=has_lost_one))
+    monkeypatch.setattr(losses, "JobWatch", lambda spark: SimpleNamespace(are_stalled=lambda: stalled))
+    return LossWatch(spark, spark, None, lambda: None)
 
 
 def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_with_keepers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spark lets its tasks wait for the executor, as if it were busy: for an hour."""
-    monkeypatch.setattr(fleet, "_EXECUTORS_S", 0.05)
     monkeypatch.setattr(fleet, "schema_of", str)
     one, spark = Fleet.__new__(Fleet), Busy()
 
@@ -156,10 +170,9 @@ def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_wi
         return bool(spark.groups != [None])
 
     one._sc, one._exchanges, one._refs, one._renew_s = spark, spark, {"op": None}, 60.0  # type: ignore[assignment,dict-item]
-    monkeypatch.setattr(fleet, "JobWatch", lambda spark: SimpleNamespace(are_stalled=lambda: False))
-    one._only_executor, one._over, one._loss, one._spark = None, threading.Event(), "", spark  # type: ignore[assignment]
-    one._executors, one._is_suspicious = SimpleNamespace(has_lost_one=has_lost_one), False  # type: ignore[assignment]
-    watch = threading.Thread(target=one._watch_executors)
+    one._only_executor, one._over, one._spark = None, threading.Event(), spark  # type: ignore[assignment]
+    one._losses = watching(monkeypatch, spark, has_lost_one, stalled=False)
+    watch = threading.Thread(target=one._losses.watch, args=(one._over,))
     watch.start()
     try:
         with pytest.raises(KeeperError, match="an executor was lost"):
@@ -167,6 +180,7 @@ def test_what_is_asked_through_spark_is_broken_off_where_an_executor_has_gone_wi
     finally:
         one._over.set()
         watch.join(10)
+    assert one.has_lost_host
     with pytest.raises(KeeperError):
         one.check_executors()
 
@@ -176,13 +190,11 @@ def test_a_job_without_operators_is_broken_off_where_tasks_wait_for_an_executor_
     monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
     """They wait for one that is there, too, as long as others are busy: nothing is wrong then."""
-    monkeypatch.setattr(fleet, "_EXECUTORS_S", 0.01)
-    monkeypatch.setattr(fleet, "JobWatch", lambda spark: SimpleNamespace(are_stalled=lambda: True))
     one, spark = Fleet.__new__(Fleet), SimpleNamespace(places=[], job_group="job", cancelled=threading.Event())
     spark.cancelJobGroup = lambda group: spark.cancelled.set()
-    one._sc, one._spark, one._exchanges, one.slots, one._threads = spark, spark, spark, set(), []  # type: ignore[assignment]
-    one._over, one._loss, one._is_suspicious = threading.Event(), "", False
-    one._executors = SimpleNamespace(has_lost_one=lambda: gone)  # type: ignore[assignment]
+    spark.sparkContext = spark
+    one.slots, one._threads, one._over = set(), [], threading.Event()
+    one._losses = watching(monkeypatch, spark, lambda: gone, stalled=True)
     one.keep_alive()
     try:
         assert spark.cancelled.wait(10 if gone else 0.5) == gone
@@ -191,3 +203,76 @@ def test_a_job_without_operators_is_broken_off_where_tasks_wait_for_an_executor_
     finally:
         one._over.set()
         one._threads[0].join(10)
+
+
+class Silent:
+    """Stands for a cluster of two hosts, each with a partition, and for Spark, which is told of executors to kill."""
+
+    def __init__(self) -> None:
+        self.places = ["executor_a_0", "executor_b_1"]
+        self.killed: list[str] = []
+        self.cancelled = threading.Event()
+        self.job_group = "job"
+        self.sparkContext = self._jsc = self
+
+    def of(self, uid: str) -> Silent:
+        assert uid == "my/op"
+        return self
+
+    def sc(self) -> Silent:
+        return self
+
+    def killAndReplaceExecutor(self, executor: str) -> None:
+        self.killed.append(executor)
+
+    def cancelJobGroup(self, group: str) -> None:
+        self.cancelled.set()
+
+
+def test_a_host_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark, silent = Silent(), set[str]()
+    monkeypatch.setattr(heartbeats, "core_setting", lambda spark, name: "127.0.0.1")
+    monkeypatch.setattr(losses, "ExecutorWatch", lambda context: SimpleNamespace(has_lost_one=lambda: False))
+    watch, over = LossWatch(spark, spark, silent, lambda: None), threading.Event()  # type: ignore[arg-type]
+    assert watch.beat is not None
+    hosts = [f"{watch.beat.token} my/op/{partition}".encode() for partition in (0, 1)]
+    thread = threading.Thread(target=watch.watch, args=(over,))
+    thread.start()
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.connect((watch.beat.host, watch.beat.port))
+            for turn in range(100):
+                # The second one stops, and somebody else sends in its place.
+                sender.send(hosts[0])
+                sender.send(hosts[1] if turn < 5 else b"another my/op/1")
+                if spark.cancelled.wait(0.05):
+                    break
+    finally:
+        over.set()
+        thread.join(10)
+        watch.close()
+    assert turn > 5
+    assert (silent, spark.killed) == ({"1"}, ["1"])
+    assert watch.loss == "no heartbeats come from b: the host is lost, hangs or is cut off"
+    assert watch.has_lost_keepers
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_driver_that_stood_still_or_is_cut_off_gives_no_host_up(
+    monkeypatch: pytest.MonkeyPatch, is_heard: bool
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(heartbeats, "core_setting", lambda spark, name: "127.0.0.1")
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    spark: Any = None
+    with contextlib.closing(Heartbeats(spark)) as receiver, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect((receiver.beat.host, receiver.beat.port))
+        sender.send(f"{receiver.beat.token} op/0".encode())
+        found = []
+        # Looks, a pause of this process, and looks again.
+        for at in (0.1, 0.2, 9.0, 9.4, 9.8, 10.2):
+            now[0] = 100.0 + at
+            if is_heard or at == 0.1:
+                sender.send(f"{receiver.beat.token} op/1".encode())
+            found.append(receiver.silent())
+        assert found == [[], [], [], [], [], ["op/0"] if is_heard else []]

@@ -96,6 +96,8 @@ class Checkpoints:
     in the modes "changelog" and "continuous"; only the backend "rocksdb" has it.
     `max_concurrent` is how many may be in flight: with more than one, a slow upload does not delay the next checkpoint,
     which subsumes the slow one if it is complete first.
+    With `standbys=1`, a second host of a cluster keeps the files of each partition's newest checkpoint, too, and the
+    partition goes on there if its host is lost, without a download.
     `storage_options` go to the storage client; they are never logged or written to files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
@@ -113,6 +115,7 @@ class Checkpoints:
     continuous: Continuous = Continuous()
     local_log: bool | None = None
     max_concurrent: int = 1
+    standbys: int = 0
 
     def __repr__(self) -> str:
         texts = [f"directory={without_credentials(str(self.directory))!r}"]
@@ -147,6 +150,11 @@ class Checkpoints:
                 f"checkpoints: min_pause is {self.min_pause!r} and max_concurrent is {self.max_concurrent}: with a "
                 "pause after each checkpoint, no two are in flight",
                 hint="leave min_pause or max_concurrent out",
+            )
+        if isinstance(self.standbys, bool) or self.standbys not in (0, 1):
+            raise ConfigurationError(
+                f"checkpoints: standbys is {self.standbys!r}, expected 0 or 1",
+                hint="write standbys=1 for a second copy of each partition's files, on another host",
             )
         tolerable = self.tolerable_failures
         if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
@@ -183,6 +191,7 @@ class Checkpoints:
 class Restart:
     """Restarts after failures: up to `attempts` in a row, after a `delay` that doubles each time up to `max_delay`.
 
+    With `Checkpoints(standbys=1)`, the first one after the loss of a host does not wait.
     Every completed checkpoint resets the count. Errors in the user's function end the job at once unless
     `on_user_error` is set: the restarted job would read the same event.
 

@@ -211,17 +211,23 @@ def fetch(
     files: Sequence[FileRef],
     into: Path,
     local_copy: Path | None = None,
+    standby: Path | None = None,
     unverified: Unverified | None = None,
 ) -> tuple[int, int]:
     """Fetch the files of one partition's snapshot into the directory `into`, and verify their checksums.
 
-    A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
-    since a backend may write to them. Local files that `unverified` takes are for the caller to verify. Returns the
-    bytes from the local copy, and those from storage. Raises CorruptionError naming the file that is missing or damaged
-    in storage.
+    A file of the same size and checksum, which has the same name in `local_copy` or its checksum as its name in
+    `standby`, is linked instead of downloaded; small ones are copied, since a backend may write to them. Local files
+    that `unverified` takes are for the caller to verify. Returns the bytes from local files, and those from storage.
+    Raises CorruptionError naming the file that is missing or damaged in storage.
     """
     into.mkdir(parents=True, exist_ok=True)
-    from_local = sum(in_parallel(lambda file: _fetch_one(folder, file, into, local_copy, unverified), files))
+
+    def fetch_one(file: FileRef) -> int:
+        copies = [] if local_copy is None else [local_copy / file.name]
+        return _fetch_one(folder, file, into, copies + ([] if standby is None else [standby / file.sha256]), unverified)
+
+    from_local = sum(in_parallel(fetch_one, files))
     remote = sum(f.size for f in files if f.inline is None) - from_local
     return from_local, remote
 
@@ -275,10 +281,8 @@ def _missing(folder: Folder, file: FileRef) -> CorruptionError:
     return CorruptionError(f"{where}: missing, but its snapshot needs it", path=file.path)
 
 
-def _fetch_one(
-    folder: Folder, file: FileRef, into: Path, local_copy: Path | None, unverified: Unverified | None
-) -> int:
-    """Fetch one file; return the bytes from the local copy."""
+def _fetch_one(folder: Folder, file: FileRef, into: Path, copies: Sequence[Path], unverified: Unverified | None) -> int:
+    """Fetch one file; return the bytes from the first local copy that fits."""
     target = into / _checked_name(folder, file)
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.inline is not None:
@@ -287,13 +291,20 @@ def _fetch_one(
         target.write_bytes(file.inline)
         return 0
     later = unverified if unverified is not None and unverified.takes(file) else None
-    if local_copy is not None and _matches(local_copy / file.name, file, content=later is None):
-        # The owner of the local copy may delete it at any time.
-        with suppress(FileNotFoundError):
-            _link_or_copy(local_copy / file.name, target, file.size)
-            if later is not None:
-                later.add(target, file)
-            return file.size
+    for copy in copies:
+        if _matches(copy, file, content=later is None):
+            # The owner of the local copy may delete it at any time.
+            with suppress(FileNotFoundError):
+                _link_or_copy(copy, target, file.size)
+                if later is not None:
+                    later.add(target, file)
+                return file.size
+    download(folder, file, target)
+    return 0
+
+
+def download(folder: Folder, file: FileRef, target: Path) -> None:
+    """Download a file from storage, and verify it. Raises CorruptionError if it is missing or damaged there."""
     where = f"{folder.url}/{file.path} ('{file.name}')"
     # Twice, since the transfer may damage a file, and a checkpoint with a damaged file is never restored.
     wrong: list[str] = []
@@ -304,13 +315,13 @@ def _fetch_one(
             raise _missing(folder, file) from error
         size, sha256 = target.stat().st_size, sha256_of(target)
         if (size, sha256) == (file.size, file.sha256):
-            return 0
+            return
         target.unlink()
         wrong.append(f"{size} bytes with sha256 {sha256[:12]}…")
     if len(set(wrong)) > 1:
         raise UnavailableError(
-            f"{where}: {_DOWNLOADS} downloads to {into} on {socket.gethostname()} differ ({', '.join(wrong)}): the "
-            "transfer or this machine damages them",
+            f"{where}: {_DOWNLOADS} downloads to {target.parent} on {socket.gethostname()} differ "
+            f"({', '.join(wrong)}): the transfer or this machine damages them",
             hint="check the network, the memory of this machine, and the disk of local_dir",
         )
     raise CorruptionError(

@@ -13,7 +13,7 @@ from strandline.cli.liveline import checkpoint_text, watermark_text
 from strandline.cli.output import Table, age_text, duration_text, rate_text, size_text, time_text
 from strandline.control.client import Driver
 from strandline.control.journal import JournalEntry
-from strandline.control.status import SinkStatus, SourceStatus, Status
+from strandline.control.status import SinkStatus, SourceStatus, StandbyStatus, Status
 
 STATE_STYLES = {
     "running": "green", "starting": "yellow", "restarting": "yellow", "rescaling": "yellow", "failed": "bold red",
@@ -39,6 +39,8 @@ def print_status(driver: Driver, status: Status) -> None:
         _print_sinks(status.sinks)
     if status.keepers:
         _print_keepers(status)
+    if status.standbys:
+        _print_standbys(status.standbys)
 
 
 def parallelism_text(status: Status) -> str:
@@ -149,6 +151,23 @@ def _print_keepers(status: Status) -> None:
             f"{keeper.all_rows_in:,}", share, f"{keeper.all_rows_out:,}",
             duration_text(keeper.all_ms), duration_text(keeper.pause_ms), state, memory,
         )  # fmt: skip
+    output.print()
+
+
+def _print_standbys(standbys: list[StandbyStatus]) -> None:
+    numbers = ("partition", "checkpoint", "size", "downloaded", "cpu")
+    output = Table("standby of", "partition", "host", *numbers[1:], "failure", right=numbers, spare=("cpu", "failure"))
+    for each in standbys:
+        sizes = map(size_text, (each.total_bytes, each.downloaded_bytes))
+        output.add(
+            each.uid,
+            each.partition,
+            each.host or "no second host",
+            each.checkpoint,
+            *sizes,
+            duration_text(each.cpu_ms),
+            each.failure or "-",
+        )
     output.print()
 
 

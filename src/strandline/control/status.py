@@ -38,6 +38,26 @@ class KeeperStatus:
 
 
 @dataclass(frozen=True)
+class StandbyStatus:
+    """The standby of one partition, as of the last answer of the keeper that has it."""
+
+    uid: str
+    partition: int
+    host: str = ""
+    """Empty: there is none, since all keepers are on one host."""
+    checkpoint: int | None = None
+    """The newest checkpoint of which it has all files; None before the first."""
+    total_bytes: int = 0
+    """The size of these files."""
+    downloaded_bytes: int = 0
+    """Since its keeper began."""
+    cpu_ms: float = 0.0
+    """The processor time of that."""
+    failure: str = ""
+    """The reason why it does not go on; it tries again."""
+
+
+@dataclass(frozen=True)
 class SourceStatus:
     """One source: the offsets that were read, and the backlog."""
 
@@ -156,3 +176,5 @@ class Status:
     sinks: list[SinkStatus] = field(default_factory=list)
     """The sinks that write to other systems."""
     keepers: list[KeeperStatus] = field(default_factory=list)
+    standbys: list[StandbyStatus] = field(default_factory=list)
+    """With `Checkpoints(standbys=1)`, that of each partition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import IO
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Generation
 from strandline.keeper.forks import CloseOnFork
+from strandline.keeper.paths import standby_files
 from strandline.keeper.watchdog import process_start
 
 _NAME = "keeper.lock"
@@ -94,3 +96,36 @@ class PartitionLock:
             )
         with suppress(ProcessLookupError):
             os.kill(int(identity[0]), signal.SIGKILL)
+
+
+def mark_standby(directory: Path, generation: Generation) -> bool:
+    """Mark a partition's directory as that of a standby of this run; return False if a keeper or a newer run has it.
+
+    Sweeps keep what has the mark of the newest run. The lock is not held: a keeper that begins here does not wait.
+    """
+    # No process has the number 0: a keeper that begins meanwhile kills none.
+    mark = f"0 - {generation}"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / _NAME).open("a+") as lock:
+        lock.seek(0)
+        if lock.read() == mark:
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        lock.seek(0)
+        holder = lock.read().split()
+        if len(holder) == 3 and int(holder[2]) > generation:
+            return False
+        lock.truncate(0)
+        lock.write(mark)
+    return True
+
+
+def remove_standby(directory: Path, generation: Generation) -> None:
+    """Remove the directory of a standby of this run."""
+    if mark_standby(directory, generation):
+        shutil.rmtree(standby_files(directory), ignore_errors=True)
+        (directory / _NAME).unlink()
+        directory.rmdir()

@@ -2,9 +2,11 @@
 
     python -m strandline.keeper.nursery CHANNEL WATCHED_PID PADDING
 
-The driver starts it with its first keeper, for all of its jobs. It ends with the driver, or after a minute without
-requests and without living keepers; keepers continue without it. As their parent it knows their exit codes. If it
-cannot start a keeper, the driver starts one as a program. Keepers overwrite PADDING with their own arguments.
+The driver starts it with its first keeper, for all of its jobs; CHANNEL is a descriptor. On an executor, Spark's first
+worker that starts a keeper of a job with standbys starts it; CHANNEL is the path at which it listens to all workers. It
+ends with the driver or executor, or after a minute without requests and without living keepers; keepers continue
+without it. As their parent it knows their exit codes. If it cannot start a keeper, the caller starts one as a program.
+Keepers overwrite PADDING with their own arguments.
 """
 
 from __future__ import annotations
@@ -24,18 +26,22 @@ import msgspec
 
 from strandline.keeper import process
 from strandline.keeper.lean import ready_to_fork, renew_randomness
-from strandline.keeper.spawning import MESSAGE_BYTES, KeeperStart
+from strandline.keeper.spawning import MESSAGE_BYTES, Beat, KeeperStart
 from strandline.keeper.watchdog import process_start
 
 _IDLE_S = 60.0
 _REAP_S = 1.0
+_BEAT_S = 0.1
+_REQUEST_S = 0.5
+"""How long a worker may take to send what it has connected for: heartbeats wait for it."""
 _ENDING_S = 1.0
 _MAX_EXIT_CODES = 1000
 
 
 def main() -> None:
     """Answer requests for keepers and exit codes until the driver ends, or needs none for a while."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=int(sys.argv[1])) if sys.argv[1].isdigit() else _listen(Path(sys.argv[1]))
+    listens = bool(channel.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     # Also watch the driver's process: if it dies, the channel stays open as long as a fork of the driver has it.
     descriptors = [channel.fileno()]
     with contextlib.suppress(OSError):
@@ -44,22 +50,86 @@ def main() -> None:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     ready_to_fork()
-    children, last_used = Children(), time.monotonic()
+    children, heart, last_used = Children(), Heart(), time.monotonic()
     while True:
-        events = poll.poll((_REAP_S if children.alive else _IDLE_S) * 1000)
+        if children.alive:
+            heart.send()
+        wait_s = _IDLE_S if not children.alive else _BEAT_S if heart.beats else _REAP_S
+        events = poll.poll(wait_s * 1000)
         # Before `reap`: a keeper that has just died counts as use, since its job may be about to restart.
         last_used = time.monotonic() if events or children.alive else last_used
         children.reap()
         if not events and (children.alive or time.monotonic() - last_used < _IDLE_S):
             continue
-        if events != [(descriptors[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
+        if events != [(descriptors[0], select.POLLIN)]:
             break
-        request = msgspec.msgpack.decode(data, type=KeeperStart | int)
-        if isinstance(request, int):
-            # An empty message would mean the end of the nursery.
-            channel.send(str(children.exit_code(request)).encode())
-        else:
-            channel.send(_fork_keeper(request, descriptors, children))
+        if listens:
+            # A worker that ends meanwhile must not end the nursery of others.
+            with contextlib.suppress(OSError), channel.accept()[0] as connection:
+                connection.settimeout(_REQUEST_S)
+                _answer(connection, [*descriptors, connection.fileno()], children, heart)
+        elif not _answer(channel, descriptors, children, heart):
+            break
+    if listens:
+        Path(sys.argv[1]).unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    """Return a socket that listens at a path, in the place of one that is left there."""
+    listener, temporary = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), path.with_suffix(f".{os.getpid()}.tmp")
+    listener.bind(str(temporary))
+    temporary.chmod(0o600)
+    listener.listen(16)
+    temporary.rename(path)
+    return listener
+
+
+def _answer(channel: socket.socket, descriptors: list[int], children: Children, heart: Heart) -> bool:
+    """Answer one request; return False if the other side has ended."""
+    if not (data := channel.recv(MESSAGE_BYTES)):
+        return False
+    request = msgspec.msgpack.decode(data, type=KeeperStart | int)
+    if isinstance(request, int):
+        # An empty message would mean the end of the nursery.
+        channel.send(str(children.exit_code(request)).encode())
+    else:
+        channel.send(_fork_keeper(request, descriptors, children))
+        heart.follow(request.beat)
+    return True
+
+
+class Heart:
+    """Sends heartbeats to the driver of the newest attempt."""
+
+    def __init__(self) -> None:
+        self._beat: Beat | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def beats(self) -> bool:
+        """Whether there are heartbeats to send."""
+        return self._socket is not None
+
+    def follow(self, beat: Beat | None) -> None:
+        """Send to this driver from now on; an attempt's first name counts."""
+        if beat is None or not beat.port or (self._beat is not None and self._beat.token == beat.token):
+            return
+        self._beat = beat
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        # Without an address, only Spark notices a loss of this host.
+        with contextlib.suppress(OSError):
+            family, kind, _, _, address = socket.getaddrinfo(beat.host, beat.port, type=socket.SOCK_DGRAM)[0]
+            self._socket = socket.socket(family, kind)
+            self._socket.setblocking(False)
+            self._socket.connect(address)
+
+    def send(self) -> None:
+        """Send one, if there is a driver; one that cannot be sent is as good as lost."""
+        if self._socket is not None and self._beat is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(f"{self._beat.token} {self._beat.name}".encode())
 
 
 class Children:

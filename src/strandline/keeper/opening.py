@@ -26,6 +26,7 @@ from strandline.core.ids import Epoch, Partition
 from strandline.keeper.paths import drop_copies
 from strandline.keeper.restoring import PartitionRestore
 from strandline.keeper.snapshots import Known, Snapshots
+from strandline.keeper.standby import Standby
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
 from strandline.runtime.state.migration import move_states
@@ -50,6 +51,7 @@ class OpenPartition:
     partition: OperatorPartition
     snapshots: Snapshots
     restoring: PartitionRestore | None
+    standby: Standby | None
     follows: str = ""
     """The keeper that died, with whose state this one went on."""
 
@@ -119,7 +121,8 @@ def _open(
     if restoring is not None:
         snapshots.verify(restoring.unverified)
     version = restore.epoch if restore else Epoch(0)
-    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring)
+    standby = _standby(program, partition, directory, jobdir)
+    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring, standby)
 
 
 def _drop_unfinished(directory: Path) -> None:
@@ -151,7 +154,13 @@ def resume_partition(
         _write_behind_bytes(program),
     )  # fmt: skip
     log.info("goes on at epoch %d, with the state of the keeper before", version)
-    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring, known.keeper)
+    standby = _standby(program, partition, directory, jobdir)
+    return OpenPartition(program, OperatorPartition(task, version), snapshots, restoring, standby, known.keeper)
+
+
+def _standby(program: Program, partition: Partition, directory: Path, jobdir: JobDirectory) -> Standby | None:
+    followed = program.followed.get(partition)
+    return Standby(program.generation, directory.parent, followed, jobdir) if followed else None
 
 
 def _sources(program: Program, partition: Partition, directory: Path) -> tuple[JobDirectory, PartitionRestore | None]:

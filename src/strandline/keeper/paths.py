@@ -48,6 +48,10 @@ class Places:
         """Return the socket of a keeper of this run."""
         return self._fitting(self.root / f"{_short(uid)}-{partition}-{generation}.sock")
 
+    def nursery(self, executor: int) -> Path:
+        """Return the socket of the nursery of an executor's process."""
+        return self._fitting(self.root / f"n.{executor}.sock")
+
     def run_socket(self) -> Path:
         """Return a new socket for the driver of a run. Its path is no longer than a keeper's."""
         return self._fitting(self.root / f"run.{unique_name()[:6]}.sock")
@@ -84,7 +88,7 @@ class Places:
 
     def state(self, uid: str, partition: Partition) -> Path:
         """Return the directory of one operator partition."""
-        return self.root / f"{_safe(uid)}-{_short(uid)}-{partition}"
+        return partition_directory(self.root, uid, partition)
 
     def log(self, uid: str, partition: Partition) -> Path:
         """Return the log file of one operator partition's keepers."""
@@ -227,6 +231,11 @@ def _refuse_others(directory: Path, *, shared: bool) -> None:
     )
 
 
+def partition_directory(root: Path, uid: str, partition: Partition) -> Path:
+    """Return the directory of one operator partition in a job's directory."""
+    return root / f"{_safe(uid)}-{_short(uid)}-{partition}"
+
+
 def local_copy(state_dir: Path, checkpoint: CheckpointId) -> Path:
     """Return the directory of a partition's hard-linked copy of a checkpoint's files."""
     return state_dir / f"chk-{checkpoint}"
@@ -238,6 +247,11 @@ def local_copies(state_dir: Path) -> Iterator[tuple[CheckpointId, Path]]:
         number = path.name.removeprefix("chk-")
         if number.isdigit():
             yield CheckpointId(int(number)), path
+
+
+def standby_files(state_dir: Path) -> Path:
+    """Return the directory of the files that a standby keeps of a partition of another machine, by their checksums."""
+    return state_dir / "standby"
 
 
 def drop_copies(state_dir: Path, *, keep: Collection[CheckpointId | None]) -> None:

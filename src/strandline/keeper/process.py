@@ -245,6 +245,7 @@ class Keeper:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
         if everything:
+            self._service.forget_standbys()
             # Remove the lock last: the next keeper may start as soon as it is gone.
             self._lock.remove()
 

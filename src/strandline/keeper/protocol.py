@@ -105,6 +105,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
 
+class StandbyState(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a standby of a partition."""
+
+    uid: str
+    partition: Partition
+    host: str
+    checkpoint: CheckpointId | None = None
+    """The newest checkpoint of which it has all files; None before the first."""
+    total_bytes: int = 0
+    """The size of these files."""
+    downloaded_bytes: int = 0
+    """Since the keeper began."""
+    cpu_ms: float = 0.0
+    """The processor time of that."""
+    failure: str = ""
+    """The reason why it does not go on; it tries again."""
+
+
 @decodable
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """A keeper's report to the driver after an epoch or a poll."""
@@ -137,6 +155,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """The time before which no event-time timer is pending; None if there is none."""
     next_processing_us: int | None = None
     reports: list[Report] = []
+    standbys: list[StandbyState] = []
+    """The standbys that the keeper has."""
     metrics: dict[str, int] = {}
 
 

@@ -23,7 +23,7 @@ from strandline.core import failpoints
 from strandline.core.ids import Partition
 from strandline.core.keygroups import BROADCAST_GROUPS, range_of
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
-from strandline.keeper.paths import local_copy
+from strandline.keeper.paths import local_copy, standby_files
 from strandline.runtime.program import Program, Restore
 from strandline.snapshot.rows.codec import RowCodec
 from strandline.snapshot.rows.codecs import rows_of
@@ -76,7 +76,7 @@ class PartitionRestore:
         places = [database if part is self.base else _beside(database, part) for part in self.parts]
         self.unverified.clear()
         sizes = [
-            fetch(self._folder, part.files, into, self._copy_of(part) if copies else None, self.unverified)
+            fetch(self._folder, part.files, into, *(self._copies_of(part) if copies else (None, None)), self.unverified)
             for part, into in zip(self.parts, places, strict=True)
         ]
         return sum(from_copy for from_copy, _ in sizes), sum(from_storage for _, from_storage in sizes)
@@ -136,15 +136,16 @@ class PartitionRestore:
 
     def drop_copies(self) -> None:
         """Delete the local copies that `fetch` used, after damage was found: the next restore reads the storage."""
-        for copy in filter(None, map(self._copy_of, self.parts)):
+        for copy in (path for part in self.parts for path in self._copies_of(part) if path is not None):
             shutil.rmtree(copy, ignore_errors=True)
 
-    def _copy_of(self, part: PartitionInfo) -> Path | None:
-        """Return the path of the local copy of a part, if the part is of this job."""
+    def _copies_of(self, part: PartitionInfo) -> tuple[Path | None, Path | None]:
+        """Return the paths of the local copy and of a standby's files of a part, if the part is of this job."""
         if self.restore.place is not None:
-            return None
+            return None, None
         of_all = self._directory.name.removesuffix(f"-{self._partition}")
-        return local_copy(self._directory.with_name(f"{of_all}-{part.index}"), self.restore.checkpoint)
+        directory = self._directory.with_name(f"{of_all}-{part.index}")
+        return local_copy(directory, self.restore.checkpoint), standby_files(directory)
 
 
 def _beside(database: Path, part: PartitionInfo) -> Path:

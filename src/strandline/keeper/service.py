@@ -94,6 +94,7 @@ class PartitionService:
             pid=os.getpid(), host=socket.gethostname(), keeper=self._name,
             follows=self._opened.follows if self._opened else "",
             reports=self._opened.snapshots.reports() if self._opened else [],
+            standbys=self._opened.standby.states() if self._opened and self._opened.standby else [],
         )  # fmt: skip
 
     def close_function(self) -> None:
@@ -103,6 +104,11 @@ class PartitionService:
                 self._opened.partition.task.close()
         except StrandlineError as error:
             log.error("%s", error if self.log_values else error.discreet)
+
+    def forget_standbys(self) -> None:
+        """Remove the files of other machines' partitions."""
+        if self._opened is not None and self._opened.standby is not None:
+            self._opened.standby.forget()
 
     def drop_damaged(self, error: StrandlineError) -> None:
         """Delete the local copies if the open state is damaged: the job restarts, and restores it from storage."""
@@ -129,8 +135,7 @@ class PartitionService:
                 f"{self.version}, and was to process epoch {epoch}: the keeper restarted, or missed an epoch",
                 operator=opened.program.uid,
             )
-        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.in_flight)
-        opened.snapshots.raise_error()
+        self._apply_driver_state(opened, instructions)
         connection.send(p.READY)
         self._process(connection, opened, begin, epoch)
 
@@ -181,6 +186,12 @@ class PartitionService:
                 f"ended, and none can go on in its place: {error.message}",
                 operator=program.uid,
             ) from error
+
+    def _apply_driver_state(self, opened: OpenPartition, instructions: Instructions) -> None:
+        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.in_flight)
+        if opened.standby is not None:
+            opened.standby.follow(instructions.confirmed)
+        opened.snapshots.raise_error()
 
     def _process(self, connection: Connection, opened: OpenPartition, begin: Begin, epoch: Epoch) -> None:
         started = time.perf_counter()
@@ -285,8 +296,7 @@ class PartitionService:
         """Answer a poll, by which the driver triggers a checkpoint if there is no epoch."""
         self._position = ""
         opened = self._open(connection, instructions, instructions.epoch)
-        opened.snapshots.apply_driver_state(instructions.confirmed, instructions.in_flight)
-        opened.snapshots.raise_error()
+        self._apply_driver_state(opened, instructions)
         is_between = instructions.resume and instructions.trigger is None
         newest = instructions.epoch + 1 if is_between else instructions.epoch
         if not instructions.epoch <= self.version <= newest:

@@ -32,7 +32,7 @@ from strandline.core.failure import format_error
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
-from strandline.keeper.paths import drop_copies, local_copy, sweep_machine
+from strandline.keeper.paths import drop_copies, local_copy, standby_files, sweep_machine
 from strandline.keeper.protocol import Report
 from strandline.keeper.rebasing import NextBase
 from strandline.runtime.program import Program
@@ -127,6 +127,7 @@ class Snapshots:
                 if self._next_base is not None and mine.info.planned:
                     self._next_base.confirm(mine.info.planned, self._jobdir, confirmed, self._base_uploader)
                 drop_copies(self._directory, keep=(confirmed, *in_flight))
+                shutil.rmtree(standby_files(self._directory), ignore_errors=True)
                 if not self._has_swept:
                     self._has_swept = True
                     self._uploader.submit(sweep_machine, self._directory, self._program.generation)

@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from strandline.keeper.watchdog import process_start
+
 _ANSWER_S = 30.0
+_LOOK_S = 0.01
 _PADDING = " " * (1 << 14)
 """An argument of the nursery, which its keepers overwrite with theirs: more than twice the longest path."""
 MESSAGE_BYTES = 1 << 17
@@ -26,6 +30,18 @@ _STARTUP_VARIABLES = (
 """Prefixes of variables that Python and a keeper's libraries read when they start: a fork cannot change them."""
 
 
+class Beat(msgspec.Struct, frozen=True):
+    """The address to which an executor's nursery sends heartbeats, as long as it has keepers, and their content."""
+
+    host: str
+    port: int
+    """0: it sends none."""
+    token: str
+    """Known to the driver's executors alone; one for each attempt."""
+    name: str = ""
+    """The first keeper that the nursery started in the attempt: the driver knows its executor."""
+
+
 class KeeperStart(msgspec.Struct, frozen=True):
     """A request to fork a keeper, with the attributes of a process."""
 
@@ -34,6 +50,7 @@ class KeeperStart(msgspec.Struct, frozen=True):
     directory: bytes
     log: bytes
     umask: int
+    beat: Beat | None = None
 
 
 class Nursery:
@@ -46,11 +63,7 @@ class Nursery:
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> int | None:
         """Start a keeper; return its pid, or None if the nursery cannot start it."""
-        encoded = [os.fsencode(argument) for argument in arguments]
-        variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        start = KeeperStart(encoded, variables, _working_directory(), os.fsencode(log), _umask())
-        request = msgspec.msgpack.encode(start)
-        if len(request) > MESSAGE_BYTES or sum(len(argument) + 1 for argument in encoded) > len(_PADDING):
+        if (request := _request(arguments, log, environment)) is None:
             return None
         # The pid: a fork of the driver would share the channel, and needs its own nursery.
         key = os.getpid(), {name: environment[name] for name in environment if name.startswith(_STARTUP_VARIABLES)}
@@ -114,6 +127,47 @@ class Nursery:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def start_beside(
+    path: Path, watched_pid: int, arguments: Sequence[str], log: Path, environment: Mapping[str, str], beat: Beat
+) -> int:
+    """Start a keeper as a fork of the nursery that listens at a path, or as a program; return its pid.
+
+    Starts the nursery if there is none. It ends with the process `watched_pid`.
+    """
+    if (request := _request(arguments, log, environment, beat)) is not None:
+        if pid := _ask_at(path, request):
+            return pid
+        nursery = start_program("strandline.keeper.nursery", [str(path), str(watched_pid), _PADDING], log, environment)
+        deadline = time.monotonic() + _ANSWER_S
+        while process_start(nursery) and time.monotonic() < deadline:
+            if pid := _ask_at(path, request):
+                return pid
+            time.sleep(_LOOK_S)
+    return start_program("strandline.keeper.process", arguments, log, environment)
+
+
+def _ask_at(path: Path, request: bytes) -> int:
+    """Return the pid of the keeper that the nursery at a path has started; 0 if there is no nursery, or it cannot."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel, contextlib.suppress(OSError):
+        channel.settimeout(_ANSWER_S)
+        channel.connect(str(path))
+        channel.send(request)
+        return int(channel.recv(MESSAGE_BYTES) or 0)
+    return 0
+
+
+def _request(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str], beat: Beat | None = None
+) -> bytes | None:
+    """Return the message by which a nursery starts a keeper; None if it would be too long."""
+    encoded = [os.fsencode(argument) for argument in arguments]
+    variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    start = KeeperStart(encoded, variables, _working_directory(), os.fsencode(log), _umask(), beat)
+    request = msgspec.msgpack.encode(start)
+    is_too_long = len(request) > MESSAGE_BYTES or sum(len(argument) + 1 for argument in encoded) > len(_PADDING)
+    return None if is_too_long else request
 
 
 def _working_directory() -> bytes:

@@ -21,7 +21,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.backends.options import Grouping
 from strandline.core.errors import ConfigurationError, StateTypeError
-from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.settings import BackendName, Mode
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import (
@@ -103,6 +103,13 @@ def _shared(part: PartitionInfo, groups: range) -> int:
     return min(part.last_key_group + 1, groups.stop) - max(part.first_key_group, groups.start)
 
 
+class Followed(msgspec.Struct, frozen=True):
+    """A partition of another machine, of which a keeper is the standby."""
+
+    uid: str
+    partition: Partition
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """One keyed operator of one run of a job. `process` is the pickled user function; it never reaches a disk."""
 
@@ -133,6 +140,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     lease_ms: int
     restore: Restore | None = None
+    followed: dict[Partition, list[Followed]] = {}
+    """By partition of the operator: the partitions of which its keeper is the standby."""
     layout: RowLayout = RowLayout()
     """What rows come with."""
     measured: bool = False

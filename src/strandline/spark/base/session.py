@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -329,12 +330,22 @@ def task_slots(spark: SparkSession) -> int:
     return int(core.maxNumConcurrentTasks(core.resourceProfileManager().defaultResourceProfile()))
 
 
-def has_free_slots(spark: SparkSession) -> bool:
-    """Whether there are executors, and each has a free task slot."""
+def _executors(spark: SparkSession) -> list[Any]:
+    """Return Spark's records of the executors that it takes for alive; the driver is none."""
     sc: Any = spark.sparkContext
     infos = sc._jsc.sc().statusStore().executorList(True)
-    executors = [each for each in (infos.apply(at) for at in range(infos.size())) if each.id() != "driver"]
+    return [each for each in (infos.apply(at) for at in range(infos.size())) if each.id() != "driver"]
+
+
+def has_free_slots(spark: SparkSession) -> bool:
+    """Whether there are executors, and each has a free task slot."""
+    executors = _executors(spark)
     return bool(executors) and all(each.activeTasks() < each.maxTasks() for each in executors)
+
+
+def executor_hosts(spark: SparkSession, lost: Collection[str]) -> Counter[str]:
+    """Return the hosts of executors, as Spark names them, each with the number of its executors that are not lost."""
+    return Counter(str(each.hostPort()).rpartition(":")[0] for each in _executors(spark) if each.id() not in lost)
 
 
 def await_executors(spark: SparkSession) -> None:

@@ -37,6 +37,7 @@ from strandline.spark.job.failure_reporter import is_alive
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.timewatch import TimeWatch
 from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.keepers.placement import Placement
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.kafka import KafkaCommits
@@ -48,6 +49,8 @@ _POLL_S = 0.01
 _QUERY_CHECK_S = 0.2
 _IDLE_S = 0.15
 _COLLECT_S = 0.02
+_STANDBY_S = 2.0
+"""The interval of polls that ask standbys whether they have the newest checkpoint."""
 _FENCE_CHECK_S = 5.0
 _DELIVERY_TIMEOUT_S = 60.0
 """How long a finished job waits for the targets of its sinks."""
@@ -85,6 +88,8 @@ class Blueprint:
     trigger: dict[str, Any]
     clock: Clock
     options: StartOptions = StartOptions()
+    placement: Placement = field(default_factory=Placement)
+    """The hosts of partitions, from one attempt to the next."""
     holds: Holds = field(default_factory=Holds)
     """While held, no checkpoint of the job is subsumed, so that a savepoint can be made of it."""
     draining: Draining = field(default_factory=Draining)
@@ -129,6 +134,11 @@ class Attempt:
         """Spark's own query."""
         return self._watch.query
 
+    @property
+    def has_standbys(self) -> bool:
+        """Whether partitions are to have standbys."""
+        return bool(self._b.checkpoints.standbys)
+
     @suppress_error_logs()
     def watch(self, is_over: Callable[[], bool]) -> bool:
         """Watch the run until it ends; return True if the source is finished, False if `is_over`."""
@@ -138,6 +148,8 @@ class Attempt:
     def _watch_until(self, is_over: Callable[[], bool]) -> bool:
         looked, checked, collected = 0.0, time.monotonic(), 0.0
         while not is_over():
+            # Spark's thread may be blocked by tasks that wait for a lost executor.
+            self._fleet.check_executors()
             if self.driver.failed.wait(_POLL_S):
                 assert self.driver.error is not None
                 raise self.driver.error
@@ -169,8 +181,6 @@ class Attempt:
                     # A query that waits for rows would wait for ever.
                     raise SparkError("Spark's session has been stopped")
                 keep_accepting_calls(self._b.spark)
-                # Spark's thread may be blocked by tasks that wait for a lost executor.
-                self._fleet.check_executors()
                 self._watch.check_logs()
                 self._times.check(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
@@ -213,6 +223,11 @@ class Attempt:
             return False
         draining.done.set()
         return True
+
+    @property
+    def may_begin_again_at_once(self) -> bool:
+        """Whether the next attempt need not wait: a host was lost, and others have its partitions' files."""
+        return self.has_standbys and self._fleet.has_lost_host
 
     def look_at_sources(self) -> list[SourceStatus]:
         """Return the position and the backlog of each source."""
@@ -285,7 +300,9 @@ class Attempt:
             return
         # Before the sources have begun, a checkpoint would wait for them.
         due = self.coordinator.is_due and self._have_sources_begun()
-        if due or self.coordinator.pending is not None:
+        # The next epoch, by which standbys hear of the newest checkpoint, may be far away.
+        follows = self.has_standbys and self.driver.are_standbys_behind(idle_s > _STANDBY_S)
+        if due or follows or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
 
     def _have_sources_begun(self) -> bool:

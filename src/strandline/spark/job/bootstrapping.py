@@ -112,6 +112,7 @@ def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
         retain=1,
         min_pause="0s",
         max_concurrent=1,
+        standbys=0,
     )
 
 

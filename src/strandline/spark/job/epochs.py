@@ -126,6 +126,8 @@ class EpochDriver:
         """Whether event time has reached its end and all timers have fired: no epoch may follow."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
+        self._announced: CheckpointId | None = None
+        """The newest published checkpoint that keepers have heard of."""
 
     @property
     def batch(self) -> int:
@@ -244,6 +246,14 @@ class EpochDriver:
     @property
     def _is_resting(self) -> bool:
         return self.paused.is_set() or self.is_draining or self.drained
+
+    def are_standbys_behind(self, as_answered: bool) -> bool:
+        """Whether keepers have not heard of the newest checkpoint, or, `as_answered`, standbys lacked files of it."""
+        if (confirmed := self._coordinator.confirmed) is None:
+            return False
+        standbys = [each for ack in dict(self.progress.acks).values() for each in ack.standbys]
+        is_unheard = bool(standbys) and self._announced != confirmed.checkpoint
+        return is_unheard or (as_answered and any(each.checkpoint != confirmed.checkpoint for each in standbys))
 
     @property
     def is_running(self) -> bool:
@@ -481,6 +491,7 @@ class EpochDriver:
         # In this order: a checkpoint that completes in between is sent as both, and keepers use it as their base.
         in_flight = list(self._coordinator.in_flight)
         confirmed = self._coordinator.confirmed
+        self._announced = None if confirmed is None else confirmed.checkpoint
         return Instructions(
             generation=self._generation,
             epoch=epoch,

@@ -22,16 +22,16 @@ from strandline.control import journal
 from strandline.control.announcements import tell_always
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
-from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.ends.begins import Begin, with_begin
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import ParallelismOverride, most_on_one
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade
-from strandline.runtime.program import Program, Restore
+from strandline.runtime.program import Followed, Program, Restore
 from strandline.snapshot.opening.origin import Origin, decide, verify
-from strandline.spark.base.session import core_setting, has_one_process, make_local_dirs
+from strandline.spark.base.session import core_setting, executor_hosts, has_one_process, make_local_dirs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Blueprint, Check
 from strandline.spark.job.compat import check_compatible, check_start, watermark_changes
@@ -142,7 +142,11 @@ class Preparation:
         # 4. The keepers' programs name the files that each partition restores.
         parallelisms = {operator.uid: operator.parallelism for operator in operators}
         make_local_dirs(b.spark)
-        exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
+        group = f"strandline-{b.places.root.name}-{owned.generation}"
+        is_cluster = not has_one_process(b.spark.sparkContext.master or "")
+        executors = executor_hosts(b.spark, b.placement.silent) if is_cluster else {}
+        preferred = b.placement.preferred(parallelisms.values(), executors)
+        exchanges = Exchanges(b.spark, parallelisms, group, preferred)
         self.cleanup.callback(exchanges.close)
         by_node = {operator.node: operator for operator in operators}
         sources = b.plan.sources
@@ -152,8 +156,16 @@ class Preparation:
         if reads_sources:
             frames.plan_ahead()
         memory_bytes = self._partition_memory(parallelisms.values())
-        programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
-        fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
+        followed = {}
+        if b.checkpoints.standbys:
+            hosts = exchanges.hosts if is_cluster else {number: [""] * number for number in parallelisms.values()}
+            followed = b.placement.follow(b.name, parallelisms, hosts)
+        programs = [
+            self._program(owned, operator, origin, memory_bytes, followed.get(operator.uid, {}))
+            for operator in operators
+        ]
+        silent = b.placement.silent if b.checkpoints.standbys else None
+        fleet = self.fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges, silent)
         self.cleanup.callback(fleet.close)
         # Before the restore: keepers with little state wait for those with much.
         fleet.keep_alive()
@@ -256,7 +268,14 @@ class Preparation:
             check_start(self.blueprint.name, start, self.blueprint.plan.sources.names)
         return start
 
-    def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
+    def _program(
+        self,
+        owned: Claim,
+        operator: Operator,
+        origin: Origin,
+        memory_bytes: int,
+        followed: dict[Partition, list[Followed]],
+    ) -> Program:
         b, restore = self.blueprint, None
         if origin.manifest is not None:
             place = None if origin.is_own else origin.folder.place(b.checkpoints.storage_options)
@@ -282,6 +301,7 @@ class Preparation:
             log_values=b.settings.show_values == "logs",
             max_row_bytes=b.settings.max_row_bytes,
             restore=restore,
+            followed=followed,
             python_path=[str(Path(entry).absolute()) for entry in sys.path],
         )
 

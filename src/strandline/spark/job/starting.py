@@ -118,6 +118,8 @@ class Starting:
         )  # fmt: skip
         # 6. The keepers restore their state.
         acks = run.restore()
+        if not b.checkpoints.standbys and not fleet.is_local:
+            b.placement.note(fleet.hosts)
         # 7. Every byte of the checkpoint has been verified: sinks commit the output that it lists as pending, and
         #    remove later output. Rows for a target that is unavailable keep waiting.
         waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)

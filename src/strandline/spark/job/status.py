@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from msgspec import structs
+
 from strandline.checkpoint.history import CheckpointStats
-from strandline.control.status import KeeperStatus, OperatorStatus
+from strandline.control.status import KeeperStatus, OperatorStatus, StandbyStatus
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import time_text
@@ -24,7 +26,7 @@ INITIAL: Mapping[str, Any] = {"checkpoints": {}, "restored_from": None, "last_ch
 
 def status_after(attempt: Attempt) -> dict[str, Any]:
     """Return the fields after the end of an attempt, until the next one begins."""
-    return status_of_attempt(attempt, sources=False) | {"keepers": [], "rows_per_s": 0.0}
+    return status_of_attempt(attempt, sources=False) | {"keepers": [], "standbys": [], "rows_per_s": 0.0}
 
 
 def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
@@ -39,6 +41,7 @@ def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
         "uncovered_ms": coordinator.uncovered_ms,
         "source_progress": attempt.look_at_sources() if sources else [],
         "sinks": attempt.look_at_sinks(),
+        "standbys": _standbys(attempt.driver) if attempt.has_standbys else [],
         **status_of_epochs(attempt.driver),
     }
 
@@ -74,6 +77,16 @@ def _of_keeper(ack: Ack, work: Work) -> KeeperStatus:
         all_rows_in=work.rows_in, all_rows_out=work.rows_out, all_ms=round(work.took_ms, 3),
         state_bytes=_state_bytes(metrics), memory_bytes=metrics.get("process_bytes"),
     )  # fmt: skip
+
+
+def _standbys(driver: EpochDriver) -> list[StandbyStatus]:
+    """Return the standby of each partition, also where there is none."""
+    acks = dict(driver.progress.acks)
+    present = {(each.uid, each.partition): each for ack in acks.values() for each in ack.standbys}
+    return [
+        StandbyStatus(**structs.asdict(present[slot])) if slot in present else StandbyStatus(*slot)
+        for slot in sorted(acks)
+    ]
 
 
 def _state_bytes(metrics: Mapping[str, int]) -> int | None:

@@ -330,7 +330,8 @@ class Supervisor:
         if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
             raise error
         self._enter("restarting")
-        delay_ms = self._restart.delay_ms(self._in_a_row)
+        is_urgent = self._in_a_row == 1 and attempt is not None and attempt.may_begin_again_at_once
+        delay_ms = 0 if is_urgent else self._restart.delay_ms(self._in_a_row)
         self._failed_at = self._failed_at or time.monotonic()
         log.warning("job '%s' is restarted in %d ms: %s", self.blueprint.name, delay_ms, reason)
         restart_s = time.monotonic() + delay_ms / 1000

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -26,6 +27,7 @@ from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.expressions import integers, parse_expression, select, to_java_columns
+from strandline.spark.base.located import located_rows
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.pinned import Pinned
 from strandline.spark.base.session import has_one_process
@@ -64,9 +66,16 @@ class Exchange:
     """The routes and the anchor of a job's operators of one parallelism; these share the placement of partitions."""
 
     def __init__(
-        self, spark: SparkSession, parallelism: int, job_group: str = "strandline", after: Exchange | None = None
+        self,
+        spark: SparkSession,
+        parallelism: int,
+        job_group: str = "strandline",
+        after: Exchange | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """`hosts` are the hosts on which the partitions are placed, if Spark can."""
         self._parallelism = parallelism
+        self._preferred = hosts
         self.job_group = job_group
         """The Spark job group by which the run's own Spark jobs are cancelled."""
         # For one partition, Spark would use its default number of partitions, for the anchor, too.
@@ -97,11 +106,33 @@ class Exchange:
         self._settle()
         return self._anchor.rows.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
+    def remaining_partitions(self, lost: Collection[str]) -> DataFrame | None:
+        """Return one row for each partition whose executor is not lost, there; None if all are lost.
+
+        Unlike `partitions`, it has no tasks of lost ones, which fail several times or wait. `lost` are executors that
+        Spark takes for alive.
+        """
+        present = (place if executor_of(place) not in lost else "" for place in self.places)
+        places = {partition: place for partition, place in enumerate(present) if place}
+        if not places:
+            return None
+        return located_rows(self._unplaced.sparkSession, PARTITION, [*places], [*places.values()])
+
     @property
     def places(self) -> list[str]:
-        """The executor of each partition."""
+        """The executor of each partition, "" if it is lost."""
         self._settle()
         return places_of(self._anchor.rows, self._parallelism)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each partition, "" if its executor is lost."""
+        self._settle()
+        return self._list_hosts()
+
+    def _list_hosts(self) -> list[str]:
+        places = places_of(self._anchor.rows, self._parallelism)
+        return [host_of(place) for place in places]
 
     def route(
         self,
@@ -179,14 +210,25 @@ class Exchange:
             # One after the other: tasks of two exchanges at once would compete for executors.
             if self._after:
                 self._after._settle()
-            self._anchor.rows.count()
+            self._compute()
             for _ in range(_MOVES):
+                # What was asked for is even; Spark may count an executor that is lost.
+                if self._preferred and self._list_hosts() == list(self._preferred):
+                    break
                 if lie_evenly(self._anchor.rows, self._parallelism):
                     break
                 # An executor registered late or was still loading classes, or tasks of another job ran.
                 self._anchor.release(blocking=True)
                 self._place()
-                self._anchor.rows.count()
+                self._compute()
+
+    def _compute(self) -> None:
+        if self._preferred:
+            # Another version of Spark may have other methods: then it chooses the places.
+            with suppress(Py4JError):
+                self._anchor.compute_on(self._preferred)
+                return
+        self._anchor.rows.count()
 
     @property
     def anchor(self) -> Any:
@@ -203,13 +245,21 @@ class Exchange:
 class Exchanges:
     """The exchanges of a job, one for all operators of the same parallelism."""
 
-    def __init__(self, spark: SparkSession, parallelisms: Mapping[str, int], job_group: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        parallelisms: Mapping[str, int],
+        job_group: str,
+        hosts: Mapping[int, Sequence[str]] | None = None,
+    ) -> None:
+        """`hosts` are, by parallelism, the hosts on which partitions are placed, if Spark can."""
         self.job_group = job_group
         """The Spark job group by which the run's own Spark jobs are cancelled."""
         self._exchanges: dict[int, Exchange] = {}
         last = None
         for number in sorted({*parallelisms.values()}, reverse=True):
-            last = self._exchanges[number] = Exchange(spark, number, job_group, last)
+            preferred = (hosts or {}).get(number, ())
+            last = self._exchanges[number] = Exchange(spark, number, job_group, last, preferred)
         self._parallelisms = dict(parallelisms)
         self._workers = threading.Thread(target=self._start_workers, name="strandline-workers", daemon=True)
         self._workers.start()
@@ -230,6 +280,11 @@ class Exchanges:
     def places(self) -> list[list[str]]:
         """The executor of each partition, by exchange."""
         return [exchange.places for exchange in self._exchanges.values()]
+
+    @property
+    def hosts(self) -> dict[int, list[str]]:
+        """By parallelism, the host of each partition."""
+        return {number: exchange.hosts for number, exchange in self._exchanges.items()}
 
     @property
     def anchors(self) -> list[Any]:
@@ -304,6 +359,16 @@ def find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
         routes.get(spark_hash([number], [IntegerType()]) % tasks, []).append(number)
         number += 1
     return [(numbers[0], numbers[1]) for numbers in routes.values()]
+
+
+def host_of(place: str) -> str:
+    """Return the host at a place, as Spark names it."""
+    return place.removeprefix("executor_").rpartition("_")[0]
+
+
+def executor_of(place: str) -> str:
+    """Return Spark's number of the executor at a place."""
+    return place.rpartition("_")[2]
 
 
 def lie_evenly(pinned: DataFrame, partitions: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from pyspark import Accumulator, Broadcast
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Generation, Partition
@@ -31,7 +31,8 @@ from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.base.task_errors import SEAL
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
-from strandline.spark.keepers.watch import ExecutorWatch, JobWatch, KeeperWatch, Slot
+from strandline.spark.keepers.losses import LossWatch
+from strandline.spark.keepers.watch import KeeperWatch, Slot
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
@@ -40,7 +41,6 @@ _REQUEST_S = 0.5
 _PINGS_A_LEASE = 4
 _EXEC_S = 2.0
 _EXEC_POLL_S = 0.001
-_EXECUTORS_S = 1.0
 _STOP_S = 20.0
 """Time-out of stop requests through Spark, whose tasks wait for busy executors."""
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -57,14 +57,20 @@ class Fleet:
         generation: Generation,
         programs: Sequence[Program],
         exchanges: Exchanges,
+        silent: set[str] | None = None,
     ) -> None:
+        """`silent` gets the executors of hosts that send no heartbeats; None: hosts send none, without standbys."""
         sc: Any = spark.sparkContext
         self._spark = spark
         self._sc = sc
         self._places = places
         self._exchanges = exchanges
         self._generation = generation
-        self._refs = {program.uid: KeeperRef(places, program.uid, self._generation) for program in programs}
+        self._only_executor = _only_executor(spark)
+        self._silent = set[str]() if silent is None else silent
+        self._losses = None if self._only_executor else LossWatch(spark, exchanges, silent, self._suspect)
+        beat = None if self._losses is None else self._losses.beat
+        self._refs = {program.uid: KeeperRef(places, program.uid, self._generation, beat) for program in programs}
         # Also kept in memory: a broadcast's value is read from a file; if Spark encrypts that, at each access, and not
         # thread-safely.
         self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
@@ -73,7 +79,6 @@ class Fleet:
         self._broadcasts: dict[str, Broadcast[bytes]] = {
             uid: sc.broadcast(SEAL.encrypt(program)) for uid, program in self._programs.items()
         }
-        self._only_executor = _only_executor(spark)
         self._acks: Accumulator[list[bytes]] = sc.accumulator([], Messages())
         self.slots: set[Slot] = {
             (program.uid, partition) for program in programs for partition in map(Partition, range(program.parallelism))
@@ -82,7 +87,6 @@ class Fleet:
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
         self._watch = KeeperWatch()
-        self._executors = None if self._only_executor else ExecutorWatch(sc)
         self._is_suspicious = False
         """Whether a keeper may have ended since all last answered."""
         self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
@@ -91,8 +95,6 @@ class Fleet:
         self._starts: list[Future[list[bytes]]] = []
         """The last requests that start keepers on this machine: after an error, some still wait for an answer."""
         self._over = threading.Event()
-        self._loss = ""
-        """The message of the error after the loss of an executor."""
         self._threads: list[threading.Thread] = []
 
     def function(self, uid: str, instructions: Instructions, output_schema: str) -> BatchFunction:
@@ -143,6 +145,11 @@ class Fleet:
         return bool(self._only_executor)
 
     @property
+    def hosts(self) -> dict[int, list[str]]:
+        """By parallelism, the host of each partition, as Spark names it; "" if its executor is lost."""
+        return self._exchanges.hosts
+
+    @property
     def is_as_restored(self) -> bool:
         """Whether no epoch has been applied since the restore: a dead keeper can then restore the same state again."""
         return all(ack.epoch == self._restored for ack in self.last.values())
@@ -182,41 +189,26 @@ class Fleet:
         """Start the threads that renew all leases, also during long restores and epochs, and that watch executors."""
         if self.slots:
             self._threads.append(threading.Thread(target=self._renew, name="strandline-lease", daemon=True))
-        if self._executors is not None:
-            watch = threading.Thread(target=self._watch_executors, name="strandline-executors", daemon=True)
+        if self._losses is not None:
+            watch = threading.Thread(
+                target=self._losses.watch, args=(self._over,), name="strandline-executors", daemon=True
+            )
             self._threads.append(watch)
         for thread in self._threads:
             thread.start()
 
-    def _watch_executors(self) -> None:
-        """Cancel the job's Spark jobs after the loss of an executor that has keepers or that tasks wait for.
-
-        Spark may let those tasks wait for the lost executor like for a busy one.
-        """
-        assert self._executors is not None
-        before: list[list[str]] = []
-        jobs, has_lost_one = None, False
-        while not self._over.is_set():
-            # The session may have been stopped.
-            with contextlib.suppress(Exception):
-                before = before or self._exchanges.places
-                # One round later, because Spark needs time to drop the places of the lost executor.
-                if has_lost_one:
-                    jobs = jobs or JobWatch(self._spark)
-                    if self._exchanges.places != before:
-                        self._loss = "an executor was lost with its keepers"
-                if jobs is not None and jobs.are_stalled():
-                    self._loss = self._loss or "an executor was lost, and tasks wait for it"
-                if self._loss:
-                    self._cancel(self._exchanges.job_group)
-                has_lost_one = self._executors.has_lost_one()
-                self._is_suspicious |= has_lost_one
-            self._over.wait(_EXECUTORS_S)
+    @property
+    def has_lost_host(self) -> bool:
+        """Whether keepers were lost with their executor."""
+        return self._losses is not None and self._losses.has_lost_keepers
 
     def check_executors(self) -> None:
         """Raise KeeperError if an executor was lost that had keepers or that tasks wait for."""
-        if self._loss:
-            raise KeeperError(self._loss)
+        if self._losses is not None and self._losses.loss:
+            raise KeeperError(self._losses.loss)
+
+    def _suspect(self) -> None:
+        self._is_suspicious = True
 
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
@@ -322,18 +314,33 @@ class Fleet:
         """End every keeper at once. With `forget`, delete their local copies too."""
         self._over.set()
         instructions = Instructions(generation=self._generation, epoch=Epoch(0), forget=forget)
-        try:
-            with self.cancellable():
-                self._control(instructions, p.STOP)
-        except Exception:
-            # The session may have been stopped. Keepers of this machine are killed without it; others end with their
-            # executor or their lease.
-            pass
+        # The session may have been stopped. Keepers of this machine are killed without it; others end with their
+        # executor or their lease.
+        with contextlib.suppress(Exception):
+            if self.has_lost_host:
+                self._stop_present(instructions)
+            else:
+                with self.cancellable():
+                    self._control(instructions, p.STOP)
         self.kill()
         deadline = time.monotonic() + _END_S
         while wait(self._starts, _REQUEST_S).not_done and time.monotonic() < deadline:
             # One of them has started a keeper since.
             self.kill()
+
+    def _stop_present(self, instructions: Instructions) -> None:
+        """End the keepers of the hosts that are left, without a wait: those of the next attempt end theirs, too."""
+
+        def ask(answers: DataFrame) -> None:
+            group = self._exchanges.job_group
+            with contextlib.suppress(Exception), self.cancellable(group), self._cancel_after(_STOP_S, group):
+                answers.collect()
+
+        for exchange, uids in self._exchanges.shared:
+            worker = ControlWorker([self._refs[uid] for uid in uids], instructions, p.STOP)
+            if (partitions := exchange.remaining_partitions(self._silent)) is not None:
+                answers = partitions.mapInArrow(worker, schema_of("ack binary"))
+                threading.Thread(target=ask, args=(answers,), name="strandline-stop", daemon=True).start()
 
     def kill(self) -> None:
         """Kill every keeper of this machine, busy or not; calls that wait for its answer fail."""
@@ -361,6 +368,8 @@ class Fleet:
         for thread in self._threads:
             thread.join(_END_S)
         self._pool.shutdown(wait=False)
+        if self._losses is not None:
+            self._losses.close()
         for broadcast in self._broadcasts.values():
             # Spark keeps a temporary file of a broadcast until it is destroyed.
             with contextlib.suppress(Exception):
@@ -419,7 +428,13 @@ class Fleet:
             refs = [self._refs[uid] for uid in uids]
             worker = ControlWorker(refs, instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s)
             with self.cancellable(group), self._cancel_after(timeout_s, group):
-                rows: list[Any] = exchange.partitions.mapInArrow(worker, schema_of("ack binary")).collect()
+                partitions = (
+                    exchange.remaining_partitions(self._silent)
+                    if kind == p.STOP and self.has_lost_host
+                    else exchange.partitions
+                )
+                answers = partitions.mapInArrow(worker, schema_of("ack binary")) if partitions is not None else None
+                rows: list[Any] = answers.collect() if answers is not None else []
             return [bytes(row.ack) for row in rows]
 
         (first, *others) = self._exchanges.shared

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
@@ -27,7 +28,7 @@ from strandline.keeper import protocol as p
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
-from strandline.keeper.spawning import NURSERY, start_program
+from strandline.keeper.spawning import NURSERY, Beat, start_beside, start_program
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
 from strandline.runtime.state.lookups import LookupRequest
@@ -62,6 +63,8 @@ class KeeperRef:
     places: Places
     uid: str
     generation: Generation
+    beat: Beat | None = None
+    """The heartbeats of executors' nurseries; None: executors have none, and keepers start as programs."""
 
     def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
         """Connect to the keeper if it runs on this machine; the time-out also applies to each later request."""
@@ -98,9 +101,12 @@ class KeeperRef:
         arguments = [str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
         variables = executor.environment if executor else {}
         environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # In a worker of Spark, which is short-lived and starts few keepers, the nursery does not pay.
+        # A worker of Spark is short-lived, and starts few keepers: its nursery has to outlive it.
         pid = NURSERY.start(arguments, log, environment) if executor else None
-        if pid is None:
+        if pid is None and self.beat is not None:
+            beat = replace(self.beat, name=f"{self.uid}/{partition}")
+            pid = start_beside(self.places.nursery(jvm), jvm, arguments, log, environment, beat)
+        elif pid is None:
             pid = start_program("strandline.keeper.process", arguments, log, environment)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
