@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from strandline.checkpoint import gc
+from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.check import summaries, verify_manifest
 from strandline.checkpoint.gc import Garbage, execute, plan
 from strandline.checkpoint.generation import claim
@@ -53,6 +56,26 @@ def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
     assert (found.garbage, found.live, found.total_bytes, found.too_young) == ([], [1, 2], 0, 0)
     assert execute(found) == 0
     assert stored(run.jobdir) == before
+
+
+@pytest.mark.parametrize("what", [plan, execute])
+def test_checkpoints_that_are_replaced_while_they_are_read_are_no_damage(
+    run: Run, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, what: Callable[..., object]
+) -> None:
+    """The newest one whose manifest was read may be gone, with its files, and the newer ones were not there yet."""
+    planned = plan(run.jobdir, clock)
+    catalog = read_catalog(run.jobdir)
+    for _ in range(3):
+        later(run, clock)
+    listed = {path: info for path, info in catalog.objects.items() if path in stored(run.jobdir)}
+    assert needed_file(run)
+    looks = [replace(catalog, objects=listed)]
+    monkeypatch.setattr(gc, "read_catalog", lambda jobdir: looks.pop() if looks else read_catalog(jobdir))
+    what(planned) if what is execute else plan(run.jobdir, clock)
+    assert not looks
+    monkeypatch.setattr(gc, "read_catalog", lambda _: replace(catalog, objects=listed))
+    with pytest.raises(CorruptionError, match="missing, but live checkpoint 2 needs it"):
+        plan(run.jobdir, clock)
 
 
 def test_a_manifest_that_storage_writes_again_after_its_deletion(

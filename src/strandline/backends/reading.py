@@ -25,7 +25,7 @@ SELF_CHECKED = (*BLOCK_CHECKED, HEAP_FILE)
 
 _READAHEAD_BYTES = 2 << 20
 _ENTRIES = 256
-_LOG_BYTES = 64 << 20
+_LOG_BYTES, _LEAST_BUFFER_BYTES = 64 << 20, 1 << 20
 _OPEN_FILES = 64
 """Without a limit, RocksDB would read the index of every file when the database is opened."""
 
@@ -100,10 +100,11 @@ class RocksDBReader:
         is_long = sum(log.stat().st_size for log in logs_in(directory).values()) > _LOG_BYTES
         if is_long:
             # Read-only, all of the log would be in memory.
-            options.set_write_buffer_size(_LOG_BYTES)
             options.set_disable_auto_compactions(True)
         with self._translating:
             names = Rdict.list_cf(str(directory), options)
+            # Of each state.
+            options.set_write_buffer_size(max(_LOG_BYTES // len(names), _LEAST_BUFFER_BYTES))
             self._db = Rdict(
                 str(directory),
                 options,

@@ -53,7 +53,7 @@ _SAMPLED_BYTES = 4 * MIB
 
 
 class Cleanable(Logging, Protocol):
-    """The part of the opened database that a log needs which cleans itself."""
+    """The part of the opened database that a log needs to be cleaned."""
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """Read many keys at once, in order; None where there is no value."""
@@ -118,12 +118,11 @@ class ContinuousLog(RocksDBLog):
         return False
 
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
-        base = self._usable_base
-        if base is not None and not self._is_checked:
-            self._check(base)
-            base = self._usable_base
-        if base is not None and not base.files:
-            self._begin_empty(base)
+        with self._translating:
+            if (base := self._usable_base) is not None and not self._is_checked:
+                self._check(base)
+            if (base := self._usable_base) is not None and not base.files:
+                self._begin_empty(base)
         before = self.size_bytes
         files = super().append(changes, into)
         changed = max(0, self.size_bytes - before - self._rewritten_bytes)

@@ -132,12 +132,17 @@ class RocksDBBackend:
             self._fit_cache()
         if live is not None:
             self._begin_live(live, resumed)
-        if isinstance(changelog, Changelog):
-            self.changelog = BasedLog(directory, self._files, changelog, self)
-        elif changelog is not None:
-            self.changelog = ContinuousLog(
-                directory, self._files, changelog, self, live, goes_on=goes_on, resumed=before is not None
-            )
+        try:
+            if isinstance(changelog, Changelog):
+                self.changelog = BasedLog(directory, self._files, changelog, self)
+            elif changelog is not None:
+                with self._translating:
+                    self.changelog = ContinuousLog(
+                        directory, self._files, changelog, self, live, goes_on=goes_on, resumed=before is not None
+                    )
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, keeps_logs: bool) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
@@ -161,8 +166,12 @@ class RocksDBBackend:
     @property
     def families(self) -> Families:
         """The numbers of the column families."""
-        current = (self._directory / "CURRENT").read_text().strip()
-        return Families.of(self._directory / current)
+        path = self._directory / "CURRENT"
+        try:
+            return Families.of(self._directory / path.read_text().strip())
+        except FileNotFoundError:
+            # RocksDB has begun a new one meanwhile.
+            return Families.of(self._directory / path.read_text().strip())
 
     def raw_bytes(self) -> int:
         """Return the size of all keys and values before compression, with old versions that are not merged away."""

@@ -24,8 +24,9 @@ from strandline.backends.walformat import PIECE_BYTES, BatchReader
 from strandline.core.errors import CorruptionError, UnavailableError
 
 _MERGED_PARTS = 8
-_MERGED_BYTES = 4 * MIB
-"""Parts that together are larger than this are not merged: they would be uploaded again for little."""
+_MERGED_BYTES, _MERGED_SHARE = 4 * MIB, 1 / 256
+"""Parts that together are larger than this, and than this share of all logs, are not merged: they would be uploaded
+again for little."""
 _GONE = (
     "the job restores from its last complete checkpoint; if another program deletes files in local_dir, set another "
     "one in Settings"
@@ -71,12 +72,11 @@ class Log:
     parts: list[Part]
     size_bytes: int = 0
 
-    @property
-    def mergeable(self) -> list[Part]:
-        """The newest parts, if they are so many of one kind that they should be one."""
+    def mergeable(self, most_bytes: float) -> list[Part]:
+        """Return the newest parts, if they are so many of one kind that they should be one."""
         newest = self.parts[-_MERGED_PARTS:]
         is_even = len(newest) == _MERGED_PARTS and newest[0].merges == newest[-1].merges
-        return newest if is_even and sum(part.file.size_bytes for part in newest) <= _MERGED_BYTES else []
+        return newest if is_even and sum(part.file.size_bytes for part in newest) <= most_bytes else []
 
 
 class RocksDBLog(ABC):
@@ -229,7 +229,7 @@ class RocksDBLog(ABC):
             source.seek(log.size_bytes)
             self._add(log, size_bytes, self._checked(log, source.read, size_bytes), merges=0)
         log.size_bytes += size_bytes
-        while small := log.mergeable:
+        while small := log.mergeable(max(_MERGED_BYTES, self.size_bytes * _MERGED_SHARE)):
             del log.parts[-len(small) :]
             pieces = (part.file.path.read_bytes() for part in small)
             self._add(log, sum(part.file.size_bytes for part in small), pieces, merges=small[0].merges + 1)

@@ -207,7 +207,7 @@ def estimate(work: Workload, setting: Setting, log_bytes: float | None = None) -
     elif mode == "changelog":
         uploaded = work.changed_per_s * (1 + work.state_bytes / longest)
     else:
-        uploaded = work.changed_per_s * PARTS * _rewritten(setting.log)
+        uploaded = work.changed_per_s * rewritten(setting.log)
     stored = log + (0 if mode == "continuous" else work.state_bytes)
     since_s = interval + taking
     recovery: dict[Failure, dict[str, float]] = {
@@ -223,7 +223,7 @@ def _distinct(changed: float, state: float) -> float:
     return state * -math.expm1(-changed / state) if state else 0.0
 
 
-def _rewritten(log: Changelog | Continuous) -> float:
+def rewritten(log: Changelog | Continuous) -> float:
     """Return what a log with all state writes for each byte that changes, if all keys change equally often.
 
     An entry counts still after a pass over the log with the probability of no change since then.
@@ -234,7 +234,7 @@ def _rewritten(log: Changelog | Continuous) -> float:
     for _ in range(50):
         # The changes of a pass, in sizes of the state, and what is written again are the length.
         changes = length - math.exp(-changes)
-    return length / changes
+    return PARTS * length / changes
 
 
 def _longest_log(work: Workload, setting: Setting) -> float:

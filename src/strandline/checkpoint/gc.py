@@ -20,9 +20,11 @@ from strandline.checkpoint.catalog import Catalog, find_problem, read_catalog
 from strandline.checkpoint.jobdir import JobDirectory, is_checkpoints, is_probe, manifest_id, manifest_path
 from strandline.checkpoint.pins import files_of_pin, is_pin, is_void
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.storage.base import ObjectInfo
+
+_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,7 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
     CorruptionError if the newest checkpoint misses a file, or the listing one of an older checkpoint, or if a manifest
     or a base record cannot be read: then the needed files are unknown.
     """
-    catalog = read_catalog(jobdir)
-    needed = _needed(jobdir, catalog, clock)
+    catalog, needed = _look(jobdir, clock)
     oldest_kept_ms = clock.now_ms() - grace_ms
     garbage: list[Garbage] = []
     too_young = 0
@@ -77,8 +78,7 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
 
 def execute(plan: GcPlan) -> int:
     """Delete the planned objects, manifests before files, except those needed since the plan; return the count."""
-    catalog = read_catalog(plan.jobdir)
-    needed = _needed(plan.jobdir, catalog, plan.clock)
+    catalog, needed = _look(plan.jobdir, plan.clock)
     present = [info for item in plan.garbage if (info := catalog.objects.get(item.path)) is not None]
     doomed = [i.path for i in present if _reason(catalog, needed, i) is not None and not _may_be_in_use(catalog, i)]
     manifests = {path: checkpoint for path in doomed if (checkpoint := manifest_id(path)) is not None}
@@ -88,6 +88,29 @@ def execute(plan: GcPlan) -> int:
     plan.jobdir.delete(manifests)
     plan.jobdir.delete(files)
     return len(doomed)
+
+
+def _look(jobdir: JobDirectory, clock: Clock) -> tuple[Catalog, set[str]]:
+    """Return what there is, and every path that live checkpoints and readers need, as `_needed` does.
+
+    A running job may delete the checkpoint that was the newest while the others are read: then look again.
+    """
+    for left in reversed(range(_LOOKS)):
+        catalog = read_catalog(jobdir)
+        try:
+            return catalog, _needed(jobdir, catalog, clock)
+        except CorruptionError:
+            if not left or not catalog.live or _is_there(jobdir, manifest_path(max(catalog.live))):
+                raise
+    raise AssertionError
+
+
+def _is_there(jobdir: JobDirectory, path: str) -> bool:
+    try:
+        jobdir.head(path)
+    except NotFoundError:
+        return False
+    return True
 
 
 def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:

@@ -294,9 +294,12 @@ def _with_changes(
     if known is not None:
         changed, origin = known, "measured: --changes"
     elif gaps and manifest.mode in ("changelog", "continuous") and not work.is_written_whole:
-        # The median: a few upload a base beside, or write more of the log again.
+        # The median: a few upload a base beside.
         changed = median(uploaded / took_s for took_s, uploaded in gaps)
         origin = f"measured: the uploads of {len(gaps)} checkpoints"
+        if manifest.mode == "continuous":
+            changed /= costs.rewritten(Continuous())
+            origin += f", of which a log of {Continuous().log:g} times the state is written again"
     elif gaps and manifest.mode == "incremental" and not work.is_written_whole:
         changed = sum(each for _, each in gaps) / sum(took_s for took_s, _ in gaps) / costs.AMPLIFICATION
         origin = f"measured: the uploads of {len(gaps)} checkpoints, of which merges are {costs.AMPLIFICATION - 1:.1f}"
