@@ -55,7 +55,10 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     made._watch = SourceWatch(query, 0)
     made._watch.check_logs = lambda: None
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
-    made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
+    made._b = SimpleNamespace(
+        settings=SimpleNamespace(keeper_lease_ms=1 << 40), checkpoints=SimpleNamespace(standbys=0), draining=Draining()
+    )
+    made._fleet = SimpleNamespace(check_executors=lambda: None, may_have_lost_one=lambda: False, is_local=False)
     made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))
     made.restored = None
     made._finished_us = None

@@ -68,7 +68,6 @@ def test_a_checkpoint_of_a_tick_does_not_time_out_before_the_first_look(
     )
     made._sources = SimpleNamespace(has_begun=lambda has_looked: has_begun, deliver=lambda has_looked: None)
     looks = iter([False, True])
-    made._fleet = SimpleNamespace(check_executors=lambda: None, may_have_lost_one=lambda: False, is_local=False)
     made._query_finished = lambda: False
     assert not made._watch_until(lambda: next(looks))
     assert bool(postponed) == waits
@@ -257,7 +256,6 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     made.driver.epoch_carries_trigger, made._finished_us = False, 1
     made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
     made.driver.watermarks.reached_us, made.driver.sealed = 0, threading.Event()
-    made._fleet = SimpleNamespace(may_have_lost_one=lambda: False, check_executors=lambda: None, is_local=False)
     made.driver.tick = lambda by_us: False
     made._final_checkpoint_done = lambda: True
     made.coordinator.advance = lambda: None
@@ -337,7 +335,6 @@ def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_tha
 def test_timers_that_set_others_for_later_do_not_hold_up_the_end() -> None:
     made = attempt(active=False, idle_s=0.01)
     made.driver = Beating()
-    made._fleet = SimpleNamespace(may_have_lost_one=lambda: False, check_executors=lambda: None, is_local=False)
     made._query_finished = lambda: True
     made._final_checkpoint_done = lambda: True
     made._poll_if_idle = made._report_first_epoch = lambda: None
