@@ -51,6 +51,9 @@ _NEWEST_SAMPLES = 8
 _SAMPLED_KEYS = 200
 _SAMPLED_BYTES = 4 * MIB
 
+_Read = tuple[int, dict[str, list[tuple[bytes, bytes]]]]
+"""Some bytes of an old log or base, and what they write, by state."""
+
 
 class Cleanable(Logging, Protocol):
     """The part of the opened database that a log needs to be cleaned."""
@@ -91,7 +94,7 @@ class ContinuousLog(RocksDBLog):
         self._limits = limits
         self._cleanable = database
         self._records = live
-        self._oldest: Iterator[tuple[int, dict[str, list[tuple[bytes, bytes]]]]] | None = None
+        self._oldest: Iterator[_Read] | None = None
         self._reader: RocksDBReader | None = None
         self._sizes: deque[float] = deque(maxlen=_SAMPLES)
         """The state's size as samples of the log show it."""
@@ -307,7 +310,7 @@ class ContinuousLog(RocksDBLog):
             self._reader = None
         shutil.rmtree(self._directory / "cleaned", ignore_errors=True)
 
-    def _entries_of_log(self, log: Log) -> Iterator[tuple[int, dict[str, list[tuple[bytes, bytes]]]]]:
+    def _entries_of_log(self, log: Log) -> Iterator[_Read]:
         for batch in batches(pieces_of(log.parts)):
             yield len(batch), self._named(batch)
 
@@ -321,7 +324,7 @@ class ContinuousLog(RocksDBLog):
             self._names = {number: name for name, number in self._cleanable.families.names.items()}
         return self._names
 
-    def _entries_of_base(self, base: Base) -> Iterator[tuple[int, dict[str, list[tuple[bytes, bytes]]]]]:
+    def _entries_of_base(self, base: Base) -> Iterator[_Read]:
         into = self._directory / "cleaned"
         into.mkdir()
         for file in base.files:
