@@ -24,7 +24,8 @@ from strandline.checkpoint.upload import upload
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.keygroups import range_of
-from strandline.format.manifest import FileRef, Manifest, Mode, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
+from strandline.core.settings import Mode
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
 from strandline.storage.base import ObjectStore
 from tests.clock import ManualClock
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.checkpoint.costs import LOGS, WHOLE_LOGS, Estimate, Goals, Setting, Workload, advise, estimate, settings
-from strandline.format.manifest import Mode
+from strandline.core.settings import Mode
 
 WORK = Workload(1e9, 2, 10e6, 5_000, restart_delay_s=0.1)
 """As in `latency` and `recovery`: 1 GB, of which 1 % changes a second."""

@@ -17,7 +17,8 @@ from strandline.checkpoint.restore import Unverified, choose, fetch
 from strandline.checkpoint.upload import upload
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef, Mode
+from strandline.core.settings import Mode
+from strandline.format.manifest import FileRef
 from strandline.storage.base import ObjectInfo
 from tests.checkpoint.helpers import Run, damage_uploads, every_epoch, stored
 from tests.clock import ManualClock
