@@ -16,6 +16,7 @@ from strandline.backends.base import LocalFile
 from strandline.backends.options import MIB
 from strandline.backends.rockscontinuous import ContinuousLog
 from strandline.backends.rocksdb import RocksDBBackend
+from strandline.core.errors import CorruptionError
 
 from .conftest import BUDGET, restore_files
 
@@ -206,6 +207,25 @@ def test_a_restore_goes_on_with_the_parts_of_the_log(kept: Kept) -> None:
     assert names <= {file.name for file in after}
     assert log_bytes(after) - log_bytes(before) < 2 * VALUE_BYTES
     kept.go_back(after)
+
+
+def test_without_an_empty_database_snapshots_have_a_base_with_files(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another release of RocksDB wrote something else."""
+
+    def refuse(*_: object) -> Path:
+        raise CorruptionError("it has other families")
+
+    monkeypatch.setattr(rockscontinuous, "empty_database", refuse)
+    for number in range(80):
+        kept.change(60)
+        files = kept.take()
+        assert tables(files)
+        if number % 20 == 19:
+            kept.go_back(files)
+    monkeypatch.undo()
+    kept.go_back(kept.leave_files())
 
 
 def test_states_come_and_go(kept: Kept) -> None:

@@ -29,6 +29,7 @@ from strandline.backends.rockskept import Kept, entries_of, file_at, newest_entr
 from strandline.backends.rockslive import LiveRecords
 from strandline.backends.rockslog import Log, Logging, RocksDBLog
 from strandline.backends.walformat import BLOCK_BYTES, PIECE_BYTES, Families, batches, puts_of
+from strandline.core.errors import CorruptionError
 
 log = logging.getLogger(__name__)
 
@@ -149,14 +150,14 @@ class ContinuousLog(RocksDBLog):
             longest = self._longest(raw_bytes)
             if self._logs[max(self._logs)].size_bytes > max(longest / _LOGS, _LEAST_LOG_BYTES):
                 self._cleanable.begin_log()
-            while self._budget_bytes > 0 and self.base.size_bytes + self.size_bytes > longest:
+            while self.base and self._budget_bytes > 0 and self.base.size_bytes + self.size_bytes > longest:
                 if time.monotonic() > end_s:
                     return True
                 if self._oldest is None and not self._begin_cleaning():
                     break
                 if not self._clean_some(min(self._budget_bytes, _READ_BYTES)):
                     self._drop_oldest()
-            if self.base.size_bytes + self.size_bytes > _HOPELESS * self._limits.longest_log(raw_bytes):
+            if self.base and self.base.size_bytes + self.size_bytes > _HOPELESS * self._limits.longest_log(raw_bytes):
                 # Much was written again and again with the same value, which the log cannot tell from what counts.
                 self.base = None
                 self._note()
@@ -265,10 +266,19 @@ class ContinuousLog(RocksDBLog):
         self._is_checked = True
 
     def _begin_empty(self, before: Base) -> None:
-        """Have snapshots begin with an empty database in place of a base, and the same logs."""
+        """Have snapshots begin with an empty database in place of a base, and the same logs.
+
+        If RocksDB makes none that fits, as another release may, the next snapshot has a base with files.
+        """
         self._bases += 1
         into = self._directory / f"base-{self._bases}"
-        path = empty_database(into, self._cleanable.families, before.first_log)
+        try:
+            path = empty_database(into, self._cleanable.families, before.first_log)
+        except CorruptionError as error:
+            log.warning("%s", error)
+            self.base = None
+            self._note()
+            return
         path = path.rename(path.with_name(self._files.manifest_name(path.name)))
         self.begin_at(replace(before, directory=into, files=[file_at(path)]))
 
