@@ -135,8 +135,11 @@ def test_both_are_complete(run: Run) -> None:
     assert_only(run, 3)
 
 
-def test_a_base_stays_while_a_checkpoint_in_flight_builds_on_it(run: Run) -> None:
-    """2 and 3 upload the same files under two names; 4 builds on 2, and is complete when 3 has taken the place of 2."""
+def replace_a_base(run: Run) -> tuple[CheckpointId, list[PartitionInfo]]:
+    """Let 3 take the place of 2, while 4, which is returned with its parts, builds on 2.
+
+    2 and 3 upload the same files under two names.
+    """
     second, third = trigger(run, 2), trigger(run, 3)
     of_third = upload(run, third)
     deliver(run, second, upload(run, second))
@@ -145,6 +148,12 @@ def test_a_base_stays_while_a_checkpoint_in_flight_builds_on_it(run: Run) -> Non
     of_fourth = upload(run, fourth)
     deliver(run, third, of_third)
     assert run.coordinator.advance() == third
+    return fourth, of_fourth
+
+
+def test_a_base_stays_while_a_checkpoint_in_flight_builds_on_it(run: Run) -> None:
+    fourth, of_fourth = replace_a_base(run)
+    second, third = CheckpointId(2), CheckpointId(3)
     live = read_catalog(run.jobdir).live
     assert sorted(live) == [2, 3]
     assert paths(of_fourth) & live[second].paths() - live[third].paths(), "it needs files that only its base has"
@@ -247,18 +256,12 @@ def test_a_later_one_is_published_after_one_in_doubt(run: Run, store: FaultyStor
 
 
 def test_one_in_doubt_keeps_the_files_of_its_base(run: Run, store: FaultyStore) -> None:
-    """4 builds on 2, and is in doubt when 3 has taken the place of 2: it may be the job's newest, with files of 2.
+    """4 is in doubt: it may be the job's newest, with files of 2.
 
     2 stays, so that `gc` keeps its files, too, while the manifest of 4 may still appear.
     """
-    second, third = trigger(run, 2), trigger(run, 3)
-    of_third = upload(run, third)
-    deliver(run, second, upload(run, second))
-    assert run.coordinator.advance() == second
-    fourth = trigger(run, 4)
-    of_fourth = upload(run, fourth)
-    deliver(run, third, of_third)
-    assert run.coordinator.advance() == third
+    fourth, of_fourth = replace_a_base(run)
+    third = CheckpointId(3)
     deliver(run, fourth, of_fourth)
     store.script = [("create", "chk-4/_metadata", AFTER)]
     for _ in range(2):
