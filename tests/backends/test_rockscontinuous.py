@@ -19,6 +19,7 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.core.errors import CorruptionError
 
 from .conftest import BUDGET, restore_files
+from .test_rockslog import flip
 
 LIMITS = Continuous(log=2.0, budget=3.0)
 VALUE_BYTES = 1000
@@ -76,6 +77,11 @@ class Kept:
         while self.backend.changelog.clean():
             pass
         return files
+
+    def live(self, snapshots: int) -> None:
+        for _ in range(snapshots):
+            self.change(60)
+            self.take()
 
     def leave_files(self) -> list[LocalFile]:
         """Change keys until snapshots have a log alone."""
@@ -169,6 +175,17 @@ def test_equal_values_do_not_let_the_log_grow_for_ever(kept: Kept) -> None:
     assert with_files
     assert longest < 2.2 * LIMITS.log * raw_bytes
     kept.go_back(files)
+
+
+def test_an_entry_whose_log_is_damaged_is_not_taken_for_an_old_one(kept: Kept) -> None:
+    """It differs from the state's value, as superseded ones do, and the log would go without it."""
+    cold = b"\0\1cold"
+    kept.backend.write({"a": [(cold, bytes(VALUE_BYTES))]})
+    kept.take()
+    (part,) = (kept.root / "db-log").glob("*.log")
+    flip(part, part.read_bytes().index(cold) + 200)
+    with pytest.raises(CorruptionError, match=r"RocksDB's log is damaged at byte \d+"):
+        kept.live(60)
 
 
 def test_only_cold_keys_are_kept_by_being_written_again(kept: Kept) -> None:

@@ -35,7 +35,7 @@ class Logged:
         return sorted((self.root / "db" / "archive").glob("*.log"))
 
 
-@pytest.mark.parametrize("fault", ["gone", "cut", "tail cut", "zeros"])
+@pytest.mark.parametrize("fault", ["gone", "cut", "tail cut", "zeros", "flipped"])
 def test_a_log_that_lacks_entries_before_it_was_copied_is_detected(tmp_path: Path, fault: str) -> None:
     """RocksDB opens a database without an error if it lacks a log in the middle: its changes would be lost."""
     logged = Logged(tmp_path, Changelog())
@@ -47,11 +47,35 @@ def test_a_log_that_lacks_entries_before_it_was_copied_is_detected(tmp_path: Pat
     size_bytes = damaged.stat().st_size
     if fault == "gone":
         damaged.unlink()
+    elif fault == "flipped":
+        flip(damaged, size_bytes // 2)
     else:
         os.truncate(damaged, size_bytes - 10 if fault == "tail cut" else size_bytes // 2)
     if fault == "zeros":
         os.truncate(damaged, size_bytes)
     with pytest.raises(CorruptionError, match=r"logs lack the entries \d+ to \d+: one before"):
+        logged.append()
+    logged.backend.close()
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_part_that_is_damaged_is_not_merged(tmp_path: Path) -> None:
+    """The merged one would have a checksum of its own, and be uploaded as sound."""
+    logged = Logged(tmp_path, Changelog())
+    logged.append()
+    for _ in range(7):
+        logged.write(1, size=1000)
+        logged.append()
+    part = sorted((tmp_path / "db-log").glob("*.log"))[3]
+    flip(part, 500)
+    logged.write(1, size=1000)
+    with pytest.raises(CorruptionError, match=r"000\d\d\d\.log: RocksDB's log is damaged at byte \d+"):
         logged.append()
     logged.backend.close()
 

@@ -25,9 +25,9 @@ from strandline.backends.options import MIB
 from strandline.backends.reading import RocksDBReader
 from strandline.backends.rocksempty import empty_database
 from strandline.backends.rocksfiles import SstFiles, logs_in, part_bounds, permanent_kind
-from strandline.backends.rockskept import Kept, entries_of, file_at, newest_entry, pieces_of, record, stored_logs
+from strandline.backends.rockskept import Kept, entries_of, file_at, newest_entry, record, stored_logs
 from strandline.backends.rockslive import LiveRecords
-from strandline.backends.rockslog import Log, Logging, RocksDBLog
+from strandline.backends.rockslog import Log, Logging, RocksDBLog, pieces_of
 from strandline.backends.walformat import BLOCK_BYTES, PIECE_BYTES, Families, batches, puts_of
 from strandline.core.errors import CorruptionError
 
@@ -188,7 +188,7 @@ class ContinuousLog(RocksDBLog):
         _, _, start, end = part_bounds(part.file.name)
         last = max(start, end - _SAMPLED_BYTES)
         at = max(start, self._random.randint(start, last) // BLOCK_BYTES * BLOCK_BYTES)
-        read = list(batches(islice(pieces_of([part], at), _SAMPLED_BYTES // PIECE_BYTES + 1), at))
+        read = list(batches(islice(pieces_of([part], at), _SAMPLED_BYTES // PIECE_BYTES + 1), at, str(part.file.path)))
         if not read:
             return
         # Batches are sorted: keys that change often may all be in one.
@@ -321,7 +321,7 @@ class ContinuousLog(RocksDBLog):
         shutil.rmtree(self._directory / "cleaned", ignore_errors=True)
 
     def _entries_of_log(self, log: Log) -> Iterator[_Read]:
-        for batch in batches(pieces_of(log.parts)):
+        for batch in batches(pieces_of(log.parts), 0, f"{self._directory}: {log.number:06}.log"):
             yield len(batch), self._named(batch)
 
     def _named(self, batch: bytes) -> dict[str, list[tuple[bytes, bytes]]]:

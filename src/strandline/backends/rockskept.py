@@ -15,8 +15,8 @@ import msgspec
 from strandline.backends.base import Base, LocalFile
 from strandline.backends.rocksfiles import part_bounds, permanent_kind
 from strandline.backends.rockslive import LiveRecords
-from strandline.backends.rockslog import Log, Part, log_directory
-from strandline.backends.walformat import PIECE_BYTES, BatchReader
+from strandline.backends.rockslog import Log, Part, log_directory, pieces_of
+from strandline.backends.walformat import BatchReader
 from strandline.core.errors import UnavailableError
 
 _RECORD = "log"
@@ -111,19 +111,6 @@ def entries_of(log: Log) -> Iterator[tuple[int, int]]:
     reader = BatchReader(0)
     for piece in pieces_of(log.parts):
         yield from reader.read(piece)
-
-
-def pieces_of(parts: Iterable[Part], first: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of parts that follow each other, from byte `first` of the log on."""
-    for part in parts:
-        start = part_bounds(part.file.name)[2]
-        at = max(start, first)
-        with part.file.path.open("rb") as file:
-            file.seek(at - start)
-            # Pieces begin with a block, or with a part.
-            while data := file.read(PIECE_BYTES - at % PIECE_BYTES):
-                at += len(data)
-                yield data
 
 
 def file_at(path: Path) -> LocalFile:

@@ -19,18 +19,14 @@ from typing import Protocol
 from strandline.api.config import Changelog
 from strandline.backends.base import Base, Changes, LocalFile
 from strandline.backends.options import MIB
-from strandline.backends.rocksfiles import LOG_NAME, ErrorTranslation, SstFiles, log_part_name, logs_in
-from strandline.backends.walformat import PIECE_BYTES, BatchReader
+from strandline.backends.rocksfiles import LOG_NAME, ErrorTranslation, SstFiles, log_part_name, logs_in, part_bounds
+from strandline.backends.walformat import LOST_HINT, PIECE_BYTES, BatchReader, checked
 from strandline.core.errors import CorruptionError, UnavailableError
 
 _MERGED_PARTS = 8
 _MERGED_BYTES, _MERGED_SHARE = 4 * MIB, 1 / 256
 """Parts that together are larger than this, and than this share of all logs, are not merged: they would be uploaded
 again for little."""
-_GONE = (
-    "the job restores from its last complete checkpoint; if another program deletes files in local_dir, set another "
-    "one in Settings"
-)
 
 
 def log_directory(database: Path) -> Path:
@@ -77,6 +73,19 @@ class Log:
         newest = self.parts[-_MERGED_PARTS:]
         is_even = len(newest) == _MERGED_PARTS and newest[0].merges == newest[-1].merges
         return newest if is_even and sum(part.file.size_bytes for part in newest) <= most_bytes else []
+
+
+def pieces_of(parts: Iterable[Part], first: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of parts that follow each other, from byte `first` of the log on."""
+    for part in parts:
+        start = part_bounds(part.file.name)[2]
+        at = max(start, first)
+        with part.file.path.open("rb") as file:
+            file.seek(at - start)
+            # Pieces begin with a block, or with a part.
+            while data := file.read(PIECE_BYTES - at % PIECE_BYTES):
+                at += len(data)
+                yield data
 
 
 class RocksDBLog(ABC):
@@ -212,7 +221,7 @@ class RocksDBLog(ABC):
         if self._copied != (newest := self._database.newest_entry()):
             raise CorruptionError(
                 f"{self._live}: RocksDB's logs end with entry {self._copied}, and its newest one is {newest}",
-                hint=_GONE,
+                hint=LOST_HINT,
             )
         for path in archived.values():
             path.unlink(missing_ok=True)
@@ -231,7 +240,8 @@ class RocksDBLog(ABC):
         log.size_bytes += size_bytes
         while small := log.mergeable(max(_MERGED_BYTES, self.size_bytes * _MERGED_SHARE)):
             del log.parts[-len(small) :]
-            pieces = (part.file.path.read_bytes() for part in small)
+            start = part_bounds(small[0].file.name)[2]
+            pieces = checked(pieces_of(small), start, f"{self._directory}: {log.number:06}.log")
             self._add(log, sum(part.file.size_bytes for part in small), pieces, merges=small[0].merges + 1)
             for part in small:
                 part.file.path.unlink()
@@ -250,7 +260,7 @@ class RocksDBLog(ABC):
                     raise CorruptionError(
                         f"{self._live}: RocksDB's logs lack the entries {self._copied + 1} to {first - 1}: one "
                         f"before {log.number:06}.log is gone or damaged",
-                        hint=_GONE,
+                        hint=LOST_HINT,
                     )
                 self._copied = max(self._copied, first + count - 1)
             yield data

@@ -7,13 +7,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import google_crc32c
+
 from strandline.core.errors import CorruptionError
 
+LOST_HINT = (
+    "the job restores from its last complete checkpoint; if another program deletes files in local_dir, set another "
+    "one in Settings"
+)
 PIECE_BYTES = 1 << 20
 """The size of the pieces in which logs are read: a multiple of their blocks, so that pieces begin with one."""
 BLOCK_BYTES = 32 << 10
 _RECORD = struct.Struct("<IHB")
 """Checksum, size and kind of a record: whole, or in parts."""
+_CHECKED_FROM = 6
+"""The checksum is of the kind and what follows."""
+_MASK = 0xA282EAD8
 DAMAGED, WHOLE, FIRST, MIDDLE, LAST = range(5)
 _KINDS = (WHOLE, FIRST, MIDDLE, LAST)
 _BATCH_HEADER = struct.Struct("<QI")
@@ -47,25 +56,38 @@ def records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
             at += left
             continue
         header = data[at : at + _RECORD.size].ljust(_RECORD.size, b"\0")
-        _, size, kind = _RECORD.unpack(header)
+        checksum, size, kind = _RECORD.unpack(header)
         first, end = at + _RECORD.size, at + _RECORD.size + size
-        if kind not in _KINDS or end > min(at + left, len(data)):
+        is_whole = kind in _KINDS and end <= min(at + left, len(data))
+        if not is_whole or _masked_crc(data[at + _CHECKED_FROM : end]) != checksum:
             yield DAMAGED, at, at
             return
         yield kind, first, end
         at = end
 
 
+def _masked_crc(data: bytes) -> int:
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
 class BatchReader:
-    """Reads which entries the batches of a log have, piece by piece. A piece begins at a record or a block."""
+    """Reads which entries the batches of a log have, piece by piece, up to a damaged one.
+
+    A piece begins at a record or a block.
+    """
 
     def __init__(self, at: int) -> None:
         self._at = at
         self._head = b""
+        self._is_damaged = False
 
     def read(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield the first sequence number and the count of each batch that ends in the next piece."""
         for kind, first, end in records(data, self._at):
+            self._is_damaged |= kind == DAMAGED
+            if self._is_damaged:
+                return
             if kind in (WHOLE, FIRST):
                 self._head = b""
             lacking = _BATCH_HEADER.size - len(self._head)
@@ -76,10 +98,20 @@ class BatchReader:
         self._at += len(data)
 
 
-def batches(pieces: Iterable[bytes], at: int = 0) -> Iterator[bytes]:
+def checked(pieces: Iterable[bytes], at: int, where: str) -> Iterator[bytes]:
+    """Yield pieces of a log from byte `at` on; raise CorruptionError if a record in them is damaged."""
+    for data in pieces:
+        for kind, first, _ in records(data, at):
+            if kind == DAMAGED:
+                raise _damage(where, at + first)
+        at += len(data)
+        yield data
+
+
+def batches(pieces: Iterable[bytes], at: int, where: str) -> Iterator[bytes]:
     """Yield the batches of a log that is given from byte `at` on, in pieces that begin at a record or a block.
 
-    The end of a batch that began before `at` is left out.
+    The end of a batch that began before `at` is left out. Raises CorruptionError if a record is damaged.
     """
     parts: list[bytes] = []
     is_inside = at > 0
@@ -89,12 +121,16 @@ def batches(pieces: Iterable[bytes], at: int = 0) -> Iterator[bytes]:
             if is_inside:
                 continue
             if kind == DAMAGED or bool(parts) != (kind in (MIDDLE, LAST)):
-                raise CorruptionError(f"a log of RocksDB is damaged at byte {at + first}")
+                raise _damage(where, at + first)
             parts.append(data[first:end])
             if kind in (WHOLE, LAST):
                 yield b"".join(parts)
                 parts.clear()
         at += len(data)
+
+
+def _damage(where: str, at: int) -> CorruptionError:
+    return CorruptionError(f"{where}: RocksDB's log is damaged at byte {at}", hint=LOST_HINT)
 
 
 def puts_of(batch: bytes) -> dict[int, list[tuple[bytes, bytes]]]:
