@@ -61,6 +61,18 @@ _CLUSTER = {
 """Settings that count where the master is a cluster's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large the state is, and how often something is done to it."""
+
+    keys: int = 10_000_000
+    load_rows: int = 500_000
+    changed_keys: int = 100_000
+    epoch_rows: int = 1_000
+    rounds: int = 3
+    checked_keys: int = 100_000
+
+
 @dataclass(frozen=True)
 class Shape:
     """The job's values and checkpoints; a driver finds it in its directory."""

@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks._driver import Answer, driver
 from benchmarks._harness import add_mode, emit, end_on_sigterm, progress, scratch
-from benchmarks._large_state import PARTITIONS, RESTART_DELAY, Feed, Shape
+from benchmarks._large_state import PARTITIONS, RESTART_DELAY, Feed, Scale, Shape
 from tests.spark.machines import Machines
 
 BENCHMARK = "machine_lost"
@@ -27,19 +27,7 @@ SUBJECTS = {"without-standbys": 0, "standbys": 1}
 _LOST = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How large the state is, and how often a machine is lost."""
-
-    keys: int = 5_000_000
-    load_rows: int = 500_000
-    changed_keys: int = 100_000
-    epoch_rows: int = 1_000
-    rounds: int = 3
-    checked_keys: int = 100_000
-
-
-FULL = Scale()
+FULL = Scale(keys=5_000_000)
 QUICK = Scale(keys=100_000, load_rows=50_000, changed_keys=1_000, rounds=1, checked_keys=10_000)
 
 
