@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,22 @@ def test_a_damaged_file_is_not_kept_and_one_that_is_mended_is(followers: Followe
     assert eventually(lambda: standby.states()[0].checkpoint == 1, "it tries again by itself")
     assert standby.states()[0].failure == ""
     assert followers.kept() == {"a", "b"}
+
+
+def test_a_standby_leaves_the_keepers_of_its_machine_space(
+    followers: Followers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They write to the same disk, and would fail for a copy of another partition."""
+    followers.publish(1, "a")
+    standby = followers.begin()
+    monkeypatch.setattr(standbys.shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000 + (512 << 20) - 1))
+    standby.follow(CheckpointId(1))
+    failed = eventually(lambda: (state := standby.states()[0]).failure and state, "it fails")
+    assert "the disk has no room for 200000 bytes" in failed.failure
+    assert followers.kept() == set()
+    monkeypatch.undo()
+    assert eventually(lambda: standby.states()[0].checkpoint == 1, "it goes on when there is room")
+    assert followers.kept() == {"a"}
 
 
 def test_a_checkpoint_that_is_gone_is_passed_over(followers: Followers) -> None:

@@ -23,7 +23,7 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import download
 from strandline.core import failpoints
-from strandline.core.errors import NotFoundError, StrandlineError, discreet
+from strandline.core.errors import NotFoundError, StrandlineError, UnavailableError, discreet
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import MANIFEST, FileRef, Manifest
 from strandline.keeper.lock import mark_standby, remove_standby
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
 """The least time between two looks at the storage: each reads a whole manifest, also if checkpoints follow faster."""
+_RESERVE_BYTES = 512 << 20
+"""Keepers on this machine write to the same disk: without space, they would fail for a copy."""
 _END_S = 1.0
 """How long the end of a job waits for a download in progress."""
 
@@ -142,6 +144,11 @@ class Standby:
         self._change(followed, checkpoint=manifest.checkpoint, total_bytes=sum(file.size for file in files.values()))
 
     def _download(self, followed: Followed, file: FileRef, target: Path) -> None:
+        if shutil.disk_usage(target.parent).free - file.size < _RESERVE_BYTES:
+            raise UnavailableError(
+                f"{target.parent}: the disk has no room for {file.size} bytes: a standby leaves {_RESERVE_BYTES} for "
+                "the keepers"
+            )
         temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
         started_s = time.thread_time()
         try:
