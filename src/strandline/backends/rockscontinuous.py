@@ -106,15 +106,13 @@ class ContinuousLog(RocksDBLog):
         self._budget_bytes = 0
         self._is_checked = not resumed
         """Whether the parts that another process has left are known to follow each other."""
-        kept = None
-        if resumed and live is not None:
-            kept = Kept.of(live)
+        if resumed and live is not None and (kept := Kept.of(live)) is not None:
+            self._adopt(kept, stored_logs(self._directory, kept.first_log))
         elif goes_on:
-            kept = self._restored()
-        if kept is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            logs = stored_logs(self._directory)
+            self._adopt(self._restored(logs), logs)
         else:
-            self._adopt(kept)
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def is_long(self) -> bool:
@@ -140,7 +138,10 @@ class ContinuousLog(RocksDBLog):
 
     def clean(self) -> bool:
         """Write entries again that only the oldest log has, within the budget, while the log is too long."""
-        if self.base is None or self.size_bytes <= _LEAST_LOG_BYTES:
+        if self.base is None or not self.size_bytes:
+            return False
+        if self.base.size_bytes + self.size_bytes <= self._limits.longest_log(0):
+            # It is not too long for any state.
             return False
         end_s = time.monotonic() + _CLEAN_S
         with self._translating:
@@ -224,20 +225,20 @@ class ContinuousLog(RocksDBLog):
     def _too_long(self, base: Base) -> float:
         return _HOPELESS * self._limits.longest_log(self._cleanable.raw_bytes()) + _SLACK_BYTES
 
-    def _restored(self) -> Kept:
+    def _restored(self, logs: dict[int, Log]) -> Kept:
         """Return what `keep_restored` has kept."""
-        logs, newest = stored_logs(self._directory), self._database.newest_entry()
+        newest = self._database.newest_entry()
         first = next((number for each in logs.values() for number, _ in entries_of(each)), newest + 1)
         return Kept("base-0", min(logs or logs_in(self._live)), first - 1, newest)
 
-    def _adopt(self, kept: Kept) -> None:
+    def _adopt(self, kept: Kept, logs: dict[int, Log]) -> None:
         """Go on with a base and the parts in the directory."""
         for path in self._directory.glob("base-*"):
             if path.name != kept.base:
                 shutil.rmtree(path, ignore_errors=True)
         self._end_cleaning()
         self._bases = int(kept.base.removeprefix("base-") or 0)
-        self._logs = stored_logs(self._directory, kept.first_log)
+        self._logs = logs
         base = self._directory / kept.base
         files = [file_at(path) for path in base.iterdir()] if kept.base else []
         manifests = [file.path for file in files if permanent_kind(file.name) == "manifest"]
