@@ -155,6 +155,13 @@ MISTAKES = [
         lambda: sl.Checkpoints("/x", max_concurrent=100),
         "max_concurrent is 100, expected 1 to 8",
     ),
+    made(
+        "a budget with which the log would grow",
+        lambda: sl.Continuous(budget=1.5),
+        "continuous: budget is 1.5, expected at least 2",
+        "raise budget or log",
+    ),
+    made("a log without room for changes", lambda: sl.Continuous(log=1), "continuous: log is 1, expected more than 1"),
     made("two standbys", lambda: sl.Checkpoints("/x", standbys=2), "standbys is 2, expected 0 or 1", "another host"),
     made("no directory", lambda: sl.Checkpoints(" "), "the directory is empty", "give a path or URL"),
     made(
