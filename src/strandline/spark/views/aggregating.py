@@ -21,13 +21,34 @@ from strandline.types.datatypes import Field, StructType
 
 def aggregate(ops: Operators, plan: Plan, child: Relation) -> Relation:
     """Return the results of an aggregation."""
-    groups = ops.catalyst.items(plan.groupingExpressions())
+    known = child.columns.keys()
+    child, groups = _with_columns(ops, child, ops.catalyst.items(plan.groupingExpressions()))
     results = ops.catalyst.items(plan.aggregateExpressions())
     same = {id_of(of): id_of(each) for each in results if kind_of(of := unaliased(each)) == "AttributeReference"}
-    unique = frozenset(same.get(id_of(each), -1) for each in groups)
+    # What is no column of the query is a constant.
+    unique = frozenset(same.get(id_of(each), -1) for each in groups if id_of(each) in known)
     summed = _summed(ops, plan, child, groups, results) if all(map(is_key, groups)) else None
     result = summed or computed_anew(ops, plan, child, groups, results)
     return replace(result, unique=None if -1 in unique else unique)
+
+
+def _with_columns(ops: Operators, child: Relation, groups: Sequence[Expression]) -> tuple[Relation, list[Attribute]]:
+    """Return rows that have constants to group by as columns, and the columns to group by."""
+    catalyst = ops.catalyst
+    named = [each if kind_of(each) == "AttributeReference" else catalyst.alias(each, "constant") for each in groups]
+    columns = [each for each in named if kind_of(each) == "Alias"]
+    if columns:
+        output = [*child.output, *(each.toAttribute() for each in columns)]
+        meanings = {id_of(each): ops.meanings.of(each, {}) for each in columns}
+        before = child.output
+        child = child.then(
+            lambda rows: catalyst.project([*before, *columns, ops.weight], rows),
+            output,
+            f"constants[{', '.join(meanings.values())}]",
+            meanings,
+            unique=child.unique,
+        )
+    return child, [each if kind_of(each) == "AttributeReference" else each.toAttribute() for each in named]
 
 
 def _summed(

@@ -180,6 +180,10 @@ class Catalyst:
         cast = self.sql(f"cast(null as {ddl})")
         return self._resolved(self.with_children(cast, [expression]))
 
+    def normalized(self, expression: Expression) -> Expression:
+        """Return a value in which all NaNs are one, and -0.0 is 0.0."""
+        return _object(self._catalyst.optimizer, "NormalizeFloatingNumbers").normalize(expression)
+
     def cast_to(self, expression: Expression, attribute: Attribute) -> Expression:
         """Return a value as the type of a column, from which it differs at most in what may be null."""
         if expression.dataType().sameType(attribute.dataType()):

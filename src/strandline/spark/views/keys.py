@@ -51,6 +51,7 @@ def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     if is_key(key):
         check_type(key)
         return key
+    key = catalyst.normalized(key)
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))
     text = catalyst.cast(key, "string")
