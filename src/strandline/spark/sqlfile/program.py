@@ -1,0 +1,193 @@
+"""A program in SQL: its statements by name, and the arguments that their options are, checked without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strandline.core.errors import ConfigurationError
+from strandline.spark import sinks
+from strandline.spark.sinks.base import Sink
+from strandline.spark.sqlfile import sparkoptions
+from strandline.spark.sqlfile.options import Parameters, Secrets
+from strandline.spark.sqlfile.parser import SINK_CONNECTORS, parse
+from strandline.spark.sqlfile.settings import JobSettings, check_setting, job_settings
+from strandline.spark.sqlfile.sources import parameters_of
+from strandline.spark.sqlfile.statements import (
+    CreateSink,
+    CreateStream,
+    CreateTable,
+    CreateView,
+    Declaration,
+    Insert,
+    Name,
+    Option,
+    Query,
+    Set,
+    Statement,
+)
+from strandline.spark.sqlfile.text import Script, nearest
+from strandline.spark.sqlfile.tokens import tokens
+
+SINKS: dict[str, Callable[..., Sink]] = {name: getattr(sinks, name) for name in SINK_CONNECTORS}
+_SINK_PARAMETERS = {
+    name: Parameters.of(make, without=("name",), spark=sparkoptions.FILES if name == "files" else ())
+    for name, make in SINKS.items()
+}
+DEAD_LETTERS = "_dead_letters"
+"""The suffix of the stream with the dead letters of another one."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A declaration with the text that it was read from, and the arguments of its connector."""
+
+    declaration: Declaration
+    script: Script
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class Program:
+    """The statements of a program. Names are compared as Spark does it: without case."""
+
+    def __init__(self, secrets: Secrets | None = None) -> None:
+        self.secrets = secrets or Secrets()
+        self.inserts: list[tuple[Insert, Script]] = []
+        self._settings: list[tuple[Script, Option]] = []
+        self._entries: dict[str, Entry] = {}
+
+    @staticmethod
+    def read(path: Path) -> tuple[Program, list[tuple[Statement, Script]]]:
+        """Return the program of a file, and its other statements, for the one who runs it."""
+        program, others = Program(), list[tuple[Statement, Script]]()
+        try:
+            script = Script(path.read_text(encoding="utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is no text in UTF-8: {error.reason}") from None
+        for statement in parse(script):
+            if not program.add(statement, script):
+                others.append((statement, script))
+        return program, others
+
+    def add(self, statement: Statement, script: Script, *, replaces: bool = False) -> bool:
+        """Add a statement. Return False for one that declares nothing: EXPLAIN or a query.
+
+        With `replaces`, a declaration takes the place of another one with its name.
+        """
+        if isinstance(statement, Declaration):
+            self._declare(statement, script, replaces=replaces)
+        elif isinstance(statement, Set):
+            check_setting(script, statement.option)
+            self._settings.append((script, statement.option))
+            self.settings(script.name)
+        elif isinstance(statement, Insert):
+            self._check_insert(statement, script)
+            self.inserts.append((statement, script))
+        else:
+            self.check_query(statement.query, script)
+            return False
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        """The declared names, in their order."""
+        return [entry.declaration.name.text for entry in self._entries.values()]
+
+    def entry(self, name: str) -> Entry | None:
+        """Return a declaration by its name."""
+        return self._entries.get(name.lower())
+
+    def entries(self, *kinds: type[Declaration]) -> Iterator[Entry]:
+        """Yield the declarations of some kinds."""
+        return (entry for entry in self._entries.values() if isinstance(entry.declaration, kinds))
+
+    def settings(self, script_name: str) -> JobSettings:
+        """Return what SET statements say; the job's name is by default that of the file."""
+        return job_settings(self._settings, script_name, self.secrets)
+
+    def relations_in(self, query: Query, script: Script) -> list[str]:
+        """Return the names of streams, tables and views that stand in a query, in any place."""
+        if query.relation:
+            return [self._relation(query.relation, script)]
+        words = {token.value.lower() for token in tokens(Script(query.text)) if token.kind in ("word", "name")}
+        known = [entry.declaration.name.text for entry in self.entries(CreateStream, CreateTable, CreateView)]
+        return [name for name in [*known, *self._dead_letters()] if name.lower() in words]
+
+    def check_query(self, query: Query, script: Script) -> None:
+        """Raise ConfigurationError for the name of a relation that is not declared."""
+        self.relations_in(query, script)
+
+    def _dead_letters(self) -> list[str]:
+        return [
+            entry.declaration.name.text + DEAD_LETTERS
+            for entry in self.entries(CreateStream)
+            if entry.arguments.get("on_error") == "dead-letter"
+        ]
+
+    def _relation(self, name: Name, script: Script) -> str:
+        """Return the declared spelling of a name."""
+        known = [entry.declaration.name.text for entry in self.entries(CreateStream, CreateTable, CreateView)]
+        known += self._dead_letters()
+        for each in known:
+            if each.lower() == name.text.lower():
+                return each
+        raise script.error(
+            f"there is no stream, table or view '{name.text}'{nearest(name.text, known)}", name.at,
+            hint="create it in a statement before this one",
+        )  # fmt: skip
+
+    def _declare(self, declaration: Declaration, script: Script, *, replaces: bool) -> None:
+        name = declaration.name
+        before = self.entry(name.text)
+        if before and not replaces:
+            raise script.error(
+                f"'{name.text}' is created twice: first in {before.script.place(before.declaration.name.at)}", name.at,
+                hint="give it another name",
+            )  # fmt: skip
+        arguments: dict[str, Any] = {}
+        if isinstance(declaration, CreateView):
+            self.check_query(declaration.query, script)
+        else:
+            arguments = self._arguments(declaration, script)
+        self._entries[name.text.lower()] = Entry(declaration, script, arguments)
+
+    def _arguments(self, declaration: CreateStream | CreateTable | CreateSink, script: Script) -> dict[str, Any]:
+        connector = declaration.using.connector
+        kind = {CreateStream: "stream", CreateTable: "table", CreateSink: "sink"}[type(declaration)]
+        what = f"{kind} '{declaration.name.text}' ({connector.text})"
+        if isinstance(declaration, CreateSink):
+            parameters = _SINK_PARAMETERS[connector.text]
+        else:
+            parameters = parameters_of(declaration)
+        arguments = parameters.arguments(script, what, connector.at, declaration.using.options, self.secrets)
+        if isinstance(declaration, CreateStream):
+            has_columns = connector.text == "delta" or arguments.get("format") == "raw"
+            if not has_columns and not declaration.columns:
+                raise script.error(
+                    f"{what} declares no columns", declaration.name.at,
+                    hint=f"write CREATE STREAM {declaration.name.text} (id BIGINT, …) USING …",
+                )  # fmt: skip
+            if has_columns and declaration.columns:
+                raise script.error(
+                    f"{what} declares columns, and has its own", declaration.columns[0].at,
+                    hint="leave the columns out; a view can select and cast",
+                )  # fmt: skip
+        return arguments
+
+    def _check_insert(self, insert: Insert, script: Script) -> None:
+        sink = self.entry(insert.sink.text)
+        known = [entry.declaration.name.text for entry in self.entries(CreateSink)]
+        if sink is None or not isinstance(sink.declaration, CreateSink):
+            what = "there is no sink" if sink is None else "this is no sink:"
+            raise script.error(
+                f"{what} '{insert.sink.text}'{nearest(insert.sink.text, known)}", insert.sink.at,
+                hint="create it before: CREATE SINK … USING …",
+            )  # fmt: skip
+        if any(other.sink.text.lower() == insert.sink.text.lower() for other, _ in self.inserts):
+            raise script.error(
+                f"a second INSERT INTO {insert.sink.text}", insert.sink.at,
+                hint="write one query with UNION ALL, or create a sink for each",
+            )  # fmt: skip
+        self.check_query(insert.query, script)
