@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strandline.spark.job.run import Run
     from strandline.spark.streams.filesource import files_source
     from strandline.spark.streams.stream import KeyedStream, Stream, WindowedStream, stream
+    from strandline.spark.views.view import View, sql
 
 __version__ = VERSION
 
@@ -69,6 +70,7 @@ __all__ = [  # noqa: RUF022
     "Timer",
     "Tumbling",
     "Value",
+    "View",
     "Window",
     "WindowedStream",
     "agg",
@@ -78,6 +80,7 @@ __all__ = [  # noqa: RUF022
     "session",
     "sinks",
     "spark_settings",
+    "sql",
     "state",
     "stream",
     "uid",
@@ -89,12 +92,14 @@ _LAZY = {
     "Run": "strandline.spark.job.run",
     "Status": "strandline.control.status",
     "Stream": "strandline.spark.streams.stream",
+    "View": "strandline.spark.views.view",
     "WindowedStream": "strandline.spark.streams.stream",
     "files_source": "strandline.spark.streams.filesource",
     "kafka": "strandline.kafka",
     "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.base.session",
+    "sql": "strandline.spark.views.view",
     "state": "strandline.state",
     "stream": "strandline.spark.streams.stream",
 }

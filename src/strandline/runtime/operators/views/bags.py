@@ -1,0 +1,138 @@
+"""Bags of rows by key, as Arrow columns: how changes are added up, and how a state holds the rows of a key.
+
+A row is the same as another if its encoded bytes are: -0.0 is not 0.0, as an operator must take back exactly the row
+that it gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import CorruptionError
+from strandline.format.values import ValueCodec
+from strandline.types.columns import conform, to_arrow_type
+from strandline.types.datatypes import StructType
+
+Numbers = np.ndarray[Any, Any]
+
+WEIGHT = "__strandline_weight"
+"""The column that says how often a row is added, or taken back if it is negative. 0: only its key was touched."""
+
+
+class RowType:
+    """The columns of an operator's rows."""
+
+    def __init__(self, columns: StructType) -> None:
+        self.columns = columns
+        self.arrow = to_arrow_type(columns)
+        self.bag_ddl = f"array<struct<n: bigint, row: {columns.ddl}>>"
+        """The type of a state: rows, and how often each is there."""
+
+    @cached_property
+    def _codec(self) -> ValueCodec:
+        # Made where it is used: it cannot be sent to another process.
+        return ValueCodec(self.columns)
+
+    def rows_of(self, columns: Sequence[pa.Array]) -> pa.StructArray:
+        """Return columns as rows."""
+        parts = [conform(column, field.type) for column, field in zip(columns, self.columns.fields, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=list(self.arrow))
+
+    def codes(self, rows: pa.StructArray) -> Numbers:
+        """Number the rows: equal ones have equal numbers."""
+        coded = pa.array(self._codec.encode_arrow(rows), pa.binary()).dictionary_encode()
+        numbers: Numbers = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Bag:
+    """Rows, each with the number of its key, and how often it is there."""
+
+    of_key: Numbers
+    rows: pa.StructArray
+    counts: Numbers
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def take(self, indices: Numbers) -> Bag:
+        """Return some of the entries."""
+        return Bag(self.of_key[indices], self.rows.take(pa.array(indices)), self.counts[indices])
+
+    def of_keys(self, chosen: Numbers) -> Bag:
+        """Return the entries of keys for which `chosen` is true."""
+        mask = chosen[self.of_key]
+        return self if mask.all() else self.take(np.flatnonzero(mask))
+
+    def negated(self) -> Bag:
+        """Return the entries with the opposite sign."""
+        return Bag(self.of_key, self.rows, -self.counts)
+
+    def plus(self, other: Bag) -> Bag:
+        """Return the entries of both; equal rows are not summed."""
+        if not len(self) or not len(other):
+            return other if not len(self) else self
+        return Bag(
+            np.concatenate([self.of_key, other.of_key]),
+            pa.concat_arrays([self.rows, other.rows]),
+            np.concatenate([self.counts, other.counts]),
+        )
+
+    def summed(self, kind: RowType) -> Bag:
+        """Return the bag with equal rows of a key as one entry, and without those that cancel out."""
+        if not len(self):
+            return self
+        codes = kind.codes(self.rows)
+        _, first, entry = np.unique(self.of_key * (codes.max() + 1) + codes, return_index=True, return_inverse=True)
+        counts = np.zeros(len(first), np.int64)
+        np.add.at(counts, entry, self.counts)
+        # In the order of the first occurrence.
+        kept = np.flatnonzero(counts)
+        kept = kept[np.argsort(first[kept], kind="stable")]
+        return Bag(self.of_key[first[kept]], self.rows.take(pa.array(first[kept])), counts[kept])
+
+    def totals(self, keys: int) -> Numbers:
+        """Return the number of rows of each key."""
+        sums = np.zeros(keys, np.int64)
+        np.add.at(sums, self.of_key, self.counts)
+        return sums
+
+    def repeated(self) -> tuple[Numbers, Numbers]:
+        """Return the index of each entry as often as it counts, and for each the sign."""
+        times = np.abs(self.counts)
+        indices = np.repeat(np.arange(len(self)), times)
+        return indices, np.sign(self.counts)[indices]
+
+
+def from_state(values: pa.Array, kind: RowType) -> Bag:
+    """Return the rows of some keys from their states, in the order of the keys; null is a key without rows."""
+    lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    entries = values.flatten()
+    counts, rows = entries.flatten()
+    return Bag(np.repeat(np.arange(len(values)), lengths), rows, counts.to_numpy(zero_copy_only=False))
+
+
+def to_state(bag: Bag, keys: int, where: str) -> pa.Array:
+    """Return the states of keys: null for one without rows. Raise CorruptionError for a row that was not there."""
+    if len(bag) and bag.counts.min() < 0:
+        row = bag.rows[int(np.argmin(bag.counts))].as_py()
+        raise CorruptionError(
+            f"{where}: a row was taken back that it does not have: {row!r:.300}",
+            hint="a source that gives the changes of a table gave one that does not fit the table; "
+            "if there is none, this is an error of Strandline",
+        )
+    order = np.argsort(bag.of_key, kind="stable")
+    sizes = np.bincount(bag.of_key, minlength=keys)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    entries = pa.StructArray.from_arrays(
+        [pa.array(bag.counts[order]), bag.rows.take(pa.array(order))], names=["n", "row"]
+    )
+    mask = pa.array(sizes == 0)
+    return pa.ListArray.from_arrays(pa.array(offsets), entries, mask=mask)

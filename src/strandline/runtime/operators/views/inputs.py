@@ -1,0 +1,77 @@
+"""The base of operators on bags: gathers an epoch's changes, so that each is computed once, at the epoch's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.runtime.operators.views.bags import WEIGHT, Bag, Numbers, RowType
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
+from strandline.runtime.state.scope import Scope
+
+
+class EpochOperator(ColumnarProcess):
+    """An operator that sees all changes of an epoch at once: what cancels out within it is never seen."""
+
+    own_step = "sql"
+
+    def __init__(self) -> None:
+        self._batches: list[InputRows] = []
+
+    def on_rows(self, rows: InputRows, scope: Scope) -> None:
+        """Keep a batch until the end of the epoch."""
+        self._batches.append(rows)
+
+    def on_fired(self, scope: Scope) -> Iterator[TimedRows]:
+        return self.on_end(scope)
+
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the changes of the result."""
+        batches, self._batches = self._batches, []
+        if not batches:
+            return
+        keys, of_row = _all_keys(batches).unique()
+        columns = [pa.concat_arrays(parts) for parts in zip(*[batch.columns for batch in batches], strict=True)]
+        self.source_rows += len(of_row)
+        changes = self.changes(keys, of_row, columns, scope)
+        if changes is not None and changes.num_rows:
+            yield changes, None
+
+    def changes(
+        self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
+    ) -> pa.RecordBatch | None:
+        """Return the changes of the result; `of_row` has the number of each row's key."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        self._batches = []
+
+
+def changed_rows(kind: RowType, of_row: Numbers, columns: Sequence[pa.Array], weights: pa.Array) -> Bag:
+    """Return an epoch's changes of one input, summed."""
+    counts = weights.to_numpy(zero_copy_only=False)
+    bag = Bag(of_row, kind.rows_of(columns), counts)
+    if not counts.all():
+        bag = bag.take(np.flatnonzero(counts))
+    return bag.summed(kind)
+
+
+def change_rows(kind: RowType, bag: Bag) -> pa.RecordBatch:
+    """Return changes as output rows, each as often as it counts."""
+    indices, signs = bag.repeated()
+    return output([*kind.columns.names, WEIGHT], bag.rows.take(pa.array(indices)).flatten(), signs)
+
+
+def output(names: Sequence[str], parts: Sequence[pa.Array], signs: Numbers) -> pa.RecordBatch:
+    """Return output rows, the last column their weights."""
+    return pa.RecordBatch.from_arrays([*parts, pa.array(signs.astype(np.int64))], names=[*names])
+
+
+def _all_keys(batches: Sequence[InputRows]) -> BatchKeys:
+    first = batches[0].keys
+    if len(batches) == 1:
+        return first
+    columns = [pa.concat_arrays(parts) for parts in zip(*[batch.keys.columns for batch in batches], strict=True)]
+    return BatchKeys(columns, pa.concat_arrays([batch.keys.groups for batch in batches]), first._codec)

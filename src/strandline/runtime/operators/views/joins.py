@@ -1,0 +1,145 @@
+"""Joins of two changing tables by equal keys: each side's rows are state, and results change with either side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.api.states import Value
+from strandline.runtime.operators.views.bags import Bag, Numbers, RowType, from_state, to_state
+from strandline.runtime.operators.views.inputs import EpochOperator, change_rows, changed_rows
+from strandline.runtime.state.columnar import BatchKeys
+from strandline.runtime.state.scope import Scope
+from strandline.types.datatypes import StructType
+
+How = Literal["inner", "left", "right", "full", "semi", "anti", "existence"]
+"""`existence`: every left row, and whether it has a partner."""
+PAIRED: tuple[How, ...] = ("inner", "left", "right", "full")
+"""The kinds whose results have the columns of both sides."""
+_LEFT, _RIGHT = "left", "right"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The rows of one side, of the keys that an epoch touches."""
+
+    kind: RowType
+    added: Bag
+    before: Bag
+    after: Bag
+    had: Numbers
+    """By key: whether it had rows before."""
+    has: Numbers
+
+
+class Joining(EpochOperator):
+    """Pairs of rows with equal keys, and rows without a partner as the kind of join says.
+
+    A row of the input is a pair of which one half is null. Each half ends with its columns and its weight.
+    """
+
+    def __init__(self, how: How, left: StructType, right: StructType, result: StructType) -> None:
+        super().__init__()
+        self._how = how
+        self._kinds = RowType(left), RowType(right)
+        self._result = RowType(result)
+        self.own_states = {_LEFT: Value(self._kinds[0].bag_ddl), _RIGHT: Value(self._kinds[1].bag_ddl)}
+
+    def changes(
+        self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
+    ) -> pa.RecordBatch | None:
+        left, right = (
+            self._side(name, kind, keys, of_row, half, scope)
+            for name, kind, half in zip((_LEFT, _RIGHT), self._kinds, columns, strict=False)
+        )
+        parts = [part for part in self._parts(left, right) if len(part)]
+        if not parts:
+            return None
+        result = Bag(
+            np.concatenate([part.of_key for part in parts]),
+            pa.concat_arrays([part.rows for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+        )
+        if result.counts.min() < 0 < result.counts.max():
+            result = result.summed(self._result)
+        return change_rows(self._result, result)
+
+    def _side(
+        self, name: str, kind: RowType, keys: BatchKeys, of_row: Numbers, half: pa.StructArray, scope: Scope
+    ) -> _Side:
+        """Add the changes of one side to its state."""
+        state, count = vars(self)[name], len(keys)
+        at = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
+        parts = half.take(pa.array(at)).flatten()
+        added = changed_rows(kind, of_row[at], parts[-len(kind.columns.fields) - 1 : -1], parts[-1])
+        before = from_state(state.get_many(keys), kind)
+        after = before.plus(added)
+        if len(added) and added.counts.min() < 0:
+            after = after.summed(kind)
+        changed = np.unique(added.of_key)
+        if len(changed):
+            values = to_state(after, count, f"operator '{scope.uid}', the {name} rows")
+            state.put_many(keys.take(changed), values.take(pa.array(changed)))
+        had, has = (np.bincount(bag.of_key, minlength=count) > 0 for bag in (before, after))
+        return _Side(kind, added, before, after, had, has)
+
+    def _parts(self, left: _Side, right: _Side) -> Iterator[Bag]:
+        """Yield the changes of the result in parts, some of which may cancel each other out."""
+        how = self._how
+        if how in PAIRED:
+            # What changes on the left meets what was on the right, and what is on the left now what changes there.
+            yield self._pairs(left.added, right.before)
+            yield self._pairs(left.after, right.added)
+        if how in ("left", "full", "anti"):
+            yield from (self._left(bag, how != "anti") for bag in _without(left, right))
+        if how in ("right", "full"):
+            for bag in _without(right, left):
+                nulls = [pa.nulls(len(bag), field.type) for field in left.kind.arrow]
+                yield self._bag(bag.of_key, [*nulls, *bag.rows.flatten()], bag.counts)
+        if how == "existence":
+            yield from (self._left(bag, False, False) for bag in _without(left, right))
+        if how in ("semi", "existence"):
+            more = (True,) if how == "existence" else ()
+            yield from (self._left(bag, False, *more) for bag in _with(left, right))
+
+    def _pairs(self, lefts: Bag, rights: Bag) -> Bag:
+        order = np.argsort(rights.of_key, kind="stable")
+        keys = int(max(lefts.of_key.max(initial=-1), rights.of_key.max(initial=-1))) + 1
+        sizes = np.bincount(rights.of_key, minlength=keys)
+        starts = np.cumsum(sizes) - sizes
+        times = sizes[lefts.of_key]
+        at = np.repeat(np.arange(len(lefts)), times)
+        # The number of each pair among those of its left row.
+        rank = np.arange(len(at)) - np.repeat(np.cumsum(times) - times, times)
+        other = order[np.repeat(starts[lefts.of_key], times) + rank]
+        columns = [*lefts.rows.take(pa.array(at)).flatten(), *rights.rows.take(pa.array(other)).flatten()]
+        return self._bag(lefts.of_key[at], columns, lefts.counts[at] * rights.counts[other])
+
+    def _left(self, bag: Bag, padded: bool, *exists: bool) -> Bag:
+        nulls = [pa.nulls(len(bag), field.type) for field in self._kinds[1].arrow] if padded else []
+        flags = [pa.array(np.full(len(bag), flag)) for flag in exists]
+        return self._bag(bag.of_key, [*bag.rows.flatten(), *nulls, *flags], bag.counts)
+
+    def _bag(self, of_key: Numbers, columns: Sequence[pa.Array], counts: Numbers) -> Bag:
+        return Bag(of_key, pa.StructArray.from_arrays(columns, fields=list(self._result.arrow)), counts)
+
+
+def _without(side: _Side, other: _Side) -> Iterator[Bag]:
+    """Yield the changes of a side's rows that have no partner."""
+    return _changes(side, ~other.had, ~other.has)
+
+
+def _with(side: _Side, other: _Side) -> Iterator[Bag]:
+    """Yield the changes of a side's rows that have one."""
+    return _changes(side, other.had, other.has)
+
+
+def _changes(side: _Side, counted: Numbers, counts: Numbers) -> Iterator[Bag]:
+    """Yield the changes of those rows whose keys count; by key, whether it did before, and does now."""
+    yield side.added.of_keys(counted & counts)
+    yield side.before.of_keys(counted & ~counts).negated()
+    yield side.after.of_keys(~counted & counts)

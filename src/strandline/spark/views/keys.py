@@ -1,0 +1,37 @@
+"""The key of an operator: one column, a struct, in which nulls may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strandline.spark.views.catalyst import Catalyst, Expression
+
+KEY = "__strandline_key"
+_NO_KEYS = ("array", "map", "void", "variant", "interval", "struct", "time")
+
+
+def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None) -> Expression:
+    """Return the key of rows by expressions, any of which may be null.
+
+    `side`: a number that a key with a null has in place of 0, so that it is equal to none of another number.
+    """
+    fields = [(f"k{at}", _comparable(catalyst, key)) for at, key in enumerate(keys)]
+    if side is not None or not keys:
+        condition, number = None, catalyst.sql("0")
+        for key in keys if side else ():
+            condition = catalyst.either(condition, catalyst.is_null(key))
+        if condition is not None:
+            number = catalyst.if_(condition, catalyst.sql(str(side)), number)
+        fields.append(("side", number))
+    return catalyst.struct(fields)
+
+
+def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
+    """Return a value as keys have it: one of another type as text, in which each value is another text."""
+    kind = key.dataType().typeName()
+    if not kind.startswith(_NO_KEYS):
+        return key
+    # JSON tells texts apart, and the other one times and numbers.
+    json = catalyst.call("to_json", catalyst.struct([("v", key)]))
+    text = catalyst.cast(key, "string")
+    return catalyst.call("concat", json, catalyst.sql("'\\n'"), text)

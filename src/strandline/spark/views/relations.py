@@ -1,0 +1,162 @@
+"""A relation: rows of a node of the pipeline, and the linear steps behind it, which Spark computes.
+
+Linear steps give what the rows of one epoch give, whatever came before: projections, filters, generators. They stay the
+nodes of Spark's plan, with one column more, the weight. So what they compute is what Spark computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+
+from strandline.plan.columns import Columns
+from strandline.plan.graph import Node
+from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.spark.base.ddl import ddl_of
+from strandline.spark.streams.frames import FrameStep, probe_of
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
+
+Linear = Callable[[Plan], Plan]
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operator of a view, for people."""
+
+    uid: str
+    what: str
+    keeps: str
+    """What its state holds."""
+    gives: str
+    """What it gives: rows that stay, or changes."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Rows with weights: what was added in an epoch, and what was used back."""
+
+    node: Node
+    names: tuple[str, ...]
+    """The names of the node's columns."""
+    attributes: tuple[Attribute, ...]
+    """Those columns in Spark's plan."""
+    output: tuple[Attribute, ...]
+    """The columns behind the steps."""
+    columns: Mapping[int, str]
+    """What each column means, by Spark's id."""
+    meaning: str
+    """What the rows mean: the same text is the same rows, in each process."""
+    steps: tuple[Linear, ...] = ()
+    appends: bool = True
+    """Whether nothing is ever used back."""
+    unique: frozenset[int] | None = None
+    """The ids of columns of which no two rows have equal values, if it is known that there are some."""
+    weighted: bool = True
+    """Whether the node has the column WEIGHT; else each row is added."""
+    leaves: frozenset[tuple[str, Node]] = frozenset()
+    """The tables that it reads: their names, and the nodes that they stand for."""
+    parts: tuple[Part, ...] = ()
+    """What keeps state above, in the order of the rows."""
+
+    def then(
+        self,
+        step: Linear,
+        output: Sequence[Attribute],
+        meaning: str,
+        columns: Mapping[int, str] | None = None,
+        *,
+        unique: frozenset[int] | None = None,
+    ) -> Relation:
+        """Return the relation with one step more."""
+        ids = {id_of(attribute) for attribute in output}
+        if unique is not None and not unique <= ids:
+            unique = None
+        return replace(
+            self,
+            steps=(*self.steps, step),
+            output=tuple(output),
+            columns={**self.columns, **(columns or {})},
+            meaning=short(f"{meaning}({self.meaning})"),
+            unique=unique,
+        )
+
+
+@dataclass(frozen=True)
+class Static:
+    """Rows that are the same in each epoch: a table that Spark reads."""
+
+    plan: Plan
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Makes the node of a relation's rows, with computed columns."""
+
+    catalyst: Catalyst
+    relation: Relation
+    columns: tuple[tuple[str, Expression], ...]
+    weight_id: object
+    """Spark's id of the column WEIGHT, in all plans of a view."""
+    seed: tuple[Expression, ...] = ()
+    """If each epoch has one row more, of weight 0: its columns."""
+
+    def node(self) -> FrameStep:
+        """Return the node."""
+        probe = self(probe_of(self.relation.node))
+        types = tuple((each.name, ddl_of(each.dataType)) for each in probe.schema.fields)
+        return FrameStep(Columns(types), self.relation.node, step=self, probe=probe)
+
+    def __call__(self, df: DataFrame) -> DataFrame:
+        catalyst, relation = self.catalyst, self.relation
+        plan = self.base(catalyst.plan_of(df))
+        for step in relation.steps:
+            plan = step(plan)
+        columns = [catalyst.alias(expression, name) for name, expression in self.columns]
+        weight = self.weight
+        plan = catalyst.project([*columns, weight], plan)
+        if self.seed:
+            nulls = [catalyst.alias(value, name) for value, (name, _) in zip(self.seed, self.columns, strict=True)]
+            plan = catalyst.union(
+                [plan, catalyst.project([*nulls, catalyst.alias(catalyst.sql("0L"), WEIGHT)], catalyst.one_row())]
+            )
+        return catalyst.frame(plan, df.sparkSession)
+
+    def base(self, plan: Plan) -> Plan:
+        """Return the rows of the node under the ids of the relation's columns."""
+        catalyst, relation = self.catalyst, self.relation
+        by_name = {each.name(): each for each in catalyst.items(plan.output())}
+        columns = [
+            catalyst.alias(by_name[name], attribute.name(), attribute.exprId(), attribute.metadata())
+            for name, attribute in zip(relation.names, relation.attributes, strict=True)
+        ]
+        weight = by_name[WEIGHT] if relation.weighted else catalyst.sql("1L")
+        return catalyst.project([*columns, catalyst.alias(weight, WEIGHT, self.weight_id)], plan)
+
+    @property
+    def weight(self) -> Attribute:
+        """The column WEIGHT in plans."""
+        return self.catalyst.alias(self.catalyst.sql("1L"), WEIGHT, self.weight_id).toAttribute()
+
+
+def short(text: str) -> str:
+    """Return a text, or in place of a long one its hash."""
+    return text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def unlike(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names for columns, of which no two are equal when upper and lower case are."""
+    used: set[str] = set()
+    result = []
+    for name in names:
+        number, new = 1, name
+        while new.lower() in used or new.lower().startswith("__strandline"):
+            number += 1
+            new = f"{name.removeprefix('__strandline')}_{number}"
+        used.add(new.lower())
+        result.append(new)
+    return tuple(result)

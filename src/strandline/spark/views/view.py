@@ -1,0 +1,269 @@
+"""Views: `sl.sql(query, table=stream, …)`, and what becomes of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from strandline.core.errors import ConfigurationError
+from strandline.plan.columns import Columns, quoted
+from strandline.plan.graph import Node, SourceNode, sources_of
+from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.spark.base.ddl import ddl_of
+from strandline.spark.base.quiet import suppress_error_logs
+from strandline.spark.keepers.exchange import clone_session
+from strandline.spark.sinks.base import Sink
+from strandline.spark.streams.frames import FrameSource, FrameStep, probe_of
+from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
+from strandline.spark.views.operators import Operators
+from strandline.spark.views.places import refuse_query
+from strandline.spark.views.planner import Planner
+from strandline.spark.views.relations import Relation, Rows
+from strandline.spark.views.sinks import with_deletions
+
+CHANGE = "_change"
+"""The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
+DELETED = "_deleted"
+_operators_of: WeakKeyDictionary[SourceNode, dict[Any, Any]] = WeakKeyDictionary()
+"""The operators of views, by the source: several views share equal ones."""
+
+
+class View:
+    """The result of a query, kept up to date: after each epoch, what Spark answers over all rows read so far."""
+
+    def __init__(self, text: str, relation: Relation, schema: StructType, catalyst: Catalyst, name: str) -> None:
+        self.text = text
+        self.name = name
+        self.schema = schema
+        """The Spark schema of the rows."""
+        self._relation = relation
+        self._catalyst = catalyst
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def appends(self) -> bool:
+        """Whether rows only come, and none is taken back or replaced."""
+        return self._relation.appends
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """The columns of which no two rows have equal values, if the query says so; () for a single row."""
+        unique = self._relation.unique
+        if unique is None:
+            return None
+        return tuple(
+            name for name, each in zip(self.columns, self._relation.output, strict=True) if id_of(each) in unique
+        )
+
+    def to(self, sink: Sink) -> Output:
+        """Send the view into a sink.
+
+        A view whose rows only come goes into any sink. One whose rows change goes into a table with a key, in which
+        rows are replaced and deleted by key. All others go as changes: `changes()`.
+        """
+        if self.appends:
+            return self.rows().to(sink)
+        keyed, key, deleted = with_deletions(sink, self._what)
+        return self.upserts(key, deleted=deleted).to(keyed)
+
+    def rows(self) -> Stream:
+        """Return the rows of a view whose rows only come, as a stream."""
+        if not self.appends:
+            raise ConfigurationError(
+                f"{self._what}: its rows change, and a stream of rows has no way to take one back",
+                hint="use changes(), with +1 and -1 in _change; or upserts(), the newest row of each key",
+            )
+        return self._stream(lambda df: df.drop(WEIGHT))
+
+    def changes(self, column: str = CHANGE) -> Stream:
+        """Return the changes as a stream: each row with 1 in `column` as it is added, and -1 as it is taken back.
+
+        Within an epoch, no row is added and taken back.
+        """
+        self._check_new(column)
+        return self._stream(lambda df: df.withColumnRenamed(WEIGHT, column))
+
+    def upserts(self, key: str | Sequence[str] | None = None, *, deleted: str = DELETED) -> Stream:
+        """Return the newest row of each key that changed, once an epoch; if `deleted` is true the key has none now.
+
+        `key` is the view's own by default; others must contain it.
+        """
+        self._check_new(deleted)
+        names = [key] if isinstance(key, str) else list(self._own_key() if key is None else key)
+        if unknown := [name for name in names if name not in self.columns]:
+            raise ConfigurationError(
+                f"{self._what} has no column '{unknown[0]}', of which its rows' key is to be",
+                hint=f"it has {', '.join(self.columns)}",
+            )
+        if self.key is None or not {*self.key} <= {*names}:
+            its_key = (
+                "it has no key that Spark's plan shows"
+                if self.key is None
+                else f"its key is {', '.join(self.key) or 'none: it is one row'}"
+            )
+            raise ConfigurationError(
+                f"{self._what}: several rows may have the same {', '.join(names)}; {its_key}",
+                hint="GROUP BY these columns in the query, use the key that it has, or write changes()",
+            )
+        return self._stream(lambda df: _newest(df, names, self.columns, deleted))
+
+    def explain(self) -> str:
+        """Return what keeps the view up to date: operators, what they hold, and what the view gives."""
+        lines = [f"{self._what}: {self._gives}"]
+        for part in self._relation.parts:
+            lines += [f"  {part.uid}  {part.what}", f"    keeps {part.keeps}; gives {part.gives}"]
+        return "\n".join(lines)
+
+    @property
+    def _gives(self) -> str:
+        if self.appends:
+            return "rows that stay"
+        if self.key is None:
+            return "changes, of rows without a key"
+        return f"changes, of rows by {', '.join(self.key)}" if self.key else "changes of one row"
+
+    @property
+    def _what(self) -> str:
+        return f"view '{self.name}'" if self.name else "the view"
+
+    def _own_key(self) -> tuple[str, ...]:
+        if self.key is None:
+            raise ConfigurationError(
+                f"{self._what} has no key that Spark's plan shows: several of its rows may be equal",
+                hint="GROUP BY the columns that identify a row; or write changes()",
+            )
+        return self.key
+
+    def _check_new(self, column: str) -> None:
+        if column.lower() in [name.lower() for name in self.columns]:
+            raise ConfigurationError(
+                f"{self._what} has a column '{column}' of its own", hint="give another name for this one"
+            )
+
+    @cached_property
+    def _node(self) -> Node:
+        """The node of the rows, with the columns' names, and the weights last."""
+        columns = tuple(zip(self.columns, self._relation.output, strict=True))
+        return Rows(self._catalyst, self._relation, columns, self._catalyst.id_for(WEIGHT)).node()
+
+    def _stream(self, step: Any) -> Stream:
+        probe = step(probe_of(self._node))
+        types = tuple((each.name, ddl_of(each.dataType)) for each in probe.schema.fields)
+        return Stream(FrameStep(Columns(types), self._node, step=step, probe=probe))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A stream of new versions of rows, as a table that queries can read: made by `sl.table`."""
+
+    stream: Stream
+    key: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+    deleted: str | None = None
+
+
+def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
+    """Return the result of a query of Spark's SQL over streams, kept up to date.
+
+    `tables` are the streams and views that the query reads, by the names that it has for them; other tables are those
+    of the Spark session, and are taken as they are. After each epoch, the changes so far add up to what
+    `spark.sql(query)` answers over all rows read so far. `uid` names the view in messages.
+
+    >>> totals = sql("SELECT shop, sum(amount) AS total FROM orders GROUP BY shop", orders=orders)
+    >>> Job("totals", sinks=[totals.to(sinks.postgres(dsn, "totals", key="shop"))])
+    """
+    if not isinstance(query, str) or not query.strip():
+        raise ConfigurationError(
+            f"sql() was given {query!r:.100}, expected the text of a query", hint='write sql("SELECT …", orders=orders)'
+        )
+    nodes = {name: _checked(name, table) for name, table in tables.items()}
+    sources = [source for node in nodes.values() for source in sources_of(node)]
+    if not sources:
+        raise ConfigurationError(
+            "sql() was given no stream",
+            hint='name those that the query reads: sql("SELECT … FROM orders", orders=orders)',
+        )
+    source = sources[0]
+    if not isinstance(source, FrameSource):
+        raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
+    session = clone_session(source.df.sparkSession)
+    catalyst = Catalyst(session)
+    leaves: dict[int, Any] = {}
+    with suppress_error_logs():
+        for name, table in tables.items():
+            leaf = _register(session, name, table.schema)
+            leaves[leaf] = _leaf(catalyst, name, table)
+        try:
+            df, plan = catalyst.optimized(query)
+        except PySparkException as error:
+            raise refuse_query(query, error) from None
+        operators = Operators(catalyst, source, _operators_of.setdefault(source, {}))
+        relation = Planner(catalyst, leaves, operators).relation(plan)
+    return View(query, relation, df.schema, catalyst, uid)
+
+
+def _checked(name: str, table: Any) -> Node:
+    if isinstance(table, Stream):
+        return table._node
+    if isinstance(table, View):
+        return table._relation.node
+    raise ConfigurationError(
+        f"sql(): {name} is a {type(table).__name__}, expected a Stream or a View",
+        hint="begin a stream with sl.stream(df); a table of Spark is read by the name that the session has for it",
+    )
+
+
+def _register(session: SparkSession, name: str, schema: StructType) -> int:
+    """Register an empty table under a name; return the id of its RDD, by which it is found in plans."""
+    df = session.createDataFrame(session.sparkContext.emptyRDD(), schema)
+    df.createOrReplaceTempView(name)
+    jdf: Any = df._jdf
+    number: int = jdf.queryExecution().analyzed().rdd().id()
+    return number
+
+
+def _leaf(catalyst: Catalyst, name: str, table: Stream | View) -> Any:
+    """Return the function that makes the relation of a table under some columns of a plan."""
+
+    def relation(columns: Sequence[Attribute]) -> Relation:
+        if isinstance(table, Stream):
+            meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
+            return Relation(
+                table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
+                weighted=False, leaves=frozenset({(name, table._node)}),
+            )  # fmt: skip
+        inner = table._relation
+        meanings = {id_of(each): inner.columns[id_of(its)] for each, its in zip(columns, inner.output, strict=True)}
+        renamed = [
+            catalyst.alias(its, each.name(), each.exprId(), each.metadata())
+            for each, its in zip(columns, inner.output, strict=True)
+        ]
+        weight = catalyst.alias(catalyst.sql("1L"), WEIGHT, catalyst.id_for(WEIGHT)).toAttribute()
+        pairs = {id_of(its): id_of(each) for each, its in zip(columns, inner.output, strict=True)}
+        unique = None if inner.unique is None else frozenset(pairs[each] for each in inner.unique)
+        return inner.then(
+            lambda rows: catalyst.project([*renamed, weight], rows), columns, "view", meanings, unique=unique
+        )
+
+    return relation
+
+
+def _newest(df: DataFrame, key: Sequence[str], columns: Sequence[str], deleted: str) -> DataFrame:
+    """Return one row for each key that changed: that which was added, or else that which was taken back."""
+    newest = F.max_by(F.struct(*(F.col(quoted(name)) for name in columns)), F.col(WEIGHT)).alias("row")
+    grouped = df.groupBy(*(F.col(quoted(name)).alias(f"k{at}") for at, name in enumerate(key)))
+    rows = grouped.agg(newest, (F.max(WEIGHT) < 0).alias("gone"))
+    return rows.select(*(F.col("row").getField(name).alias(name) for name in columns), F.col("gone").alias(deleted))
