@@ -87,11 +87,12 @@ def test_queries_are_left_as_they_are() -> None:
       SELECT /*+ BROADCAST(r) */ ';' AS `a;b`, r'\\' FROM orders /* ; */;
     INSERT INTO out WITH x AS (SELECT 1) SELECT * FROM x ; INSERT INTO out (SELECT 1) UNION (SELECT 2);
     INSERT INTO out TABLE v; INSERT INTO out FROM v; INSERT INTO out FROM v SELECT a;
-    EXPLAIN v; EXPLAIN SELECT 1; (SELECT 1); VALUES (1), (2)
+    INSERT INTO out CHANGES OF v; INSERT INTO out UPSERTS OF SELECT 1; EXPLAIN v; EXPLAIN SELECT 1; (SELECT 1); VALUES (1), (2)
     """
     view, *others = parse(Script(text))
     assert isinstance(view, CreateView)
     assert view.query.text == "SELECT /*+ BROADCAST(r) */ ';' AS `a;b`, r'\\' FROM orders"
+    assert [each.form for each in others if isinstance(each, Insert)] == ["rows"] * 5 + ["changes", "upserts"]
     queries = [(type(each), each.query.text, each.query.relation and each.query.relation.text) for each in others]  # type: ignore[union-attr]
     assert queries == [
         (Insert, "WITH x AS (SELECT 1) SELECT * FROM x", None),
@@ -99,6 +100,8 @@ def test_queries_are_left_as_they_are() -> None:
         (Insert, "TABLE v", "v"),
         (Insert, "FROM v", "v"),
         (Insert, "FROM v SELECT a", None),
+        (Insert, "v", "v"),
+        (Insert, "SELECT 1", None),
         (Explain, "v", "v"),
         (Explain, "SELECT 1", None),
         (Select, "(SELECT 1)", None),
@@ -263,7 +266,7 @@ def test_a_declaration_replaces_another_one_in_the_shell() -> None:
     for text in ("CREATE VIEW v AS SELECT 1", "CREATE VIEW V AS SELECT 2", "CREATE SINK s USING console"):
         script = Script(text)
         (statement,) = parse(script)
-        assert program.add(statement, script, replaces=True)
+        program.add(statement, script, replaces=True)
     assert program.names == ["V", "s"]
     assert isinstance(program.entry("s") and program.entry("s").declaration, CreateSink)  # type: ignore[union-attr]
 

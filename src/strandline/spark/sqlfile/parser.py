@@ -15,6 +15,7 @@ from strandline.spark.sqlfile.statements import (
     CreateTable,
     CreateView,
     Explain,
+    Form,
     Insert,
     Name,
     Option,
@@ -252,7 +253,13 @@ class _Parser(Cursor):
         sink = self.name("the sink's name")
         if self.peek().text == "(" and not self._begins_query():
             self.fail("INSERT INTO has no list of columns: they are those of the query", hint="leave it out")
-        return Insert(sink, self._query())
+        forms: dict[str, Form] = {"CHANGES": "changes", "UPSERTS": "upserts"}
+        form = forms.get(self.peek().word)
+        if form is None:
+            return Insert(sink, self._query())
+        self.next += 1
+        self.expect("OF", f"after {self.before().word}, and a view")
+        return Insert(sink, self._view_or_query(), form)
 
     def _set(self) -> Set:
         name = self._option_name()
@@ -264,11 +271,14 @@ class _Parser(Cursor):
         return Set(Option(name.text, self._value(f"the value of '{name.text}'"), name.at, at))
 
     def _explain(self) -> Explain:
-        token, after = self.peek(), self.peek(1)
-        if token.kind in ("word", "name") and after.kind == "end":
+        return Explain(self._view_or_query())
+
+    def _view_or_query(self) -> Query:
+        """Take the name of a view, or a query."""
+        if self.peek().kind in ("word", "name") and self.peek(1).kind == "end":
             name = self.name("the view's name")
-            return Explain(Query(name.text, name.at, name))
-        return Explain(self._query())
+            return Query(name.text, name.at, name)
+        return self._query()
 
     def _begins_query(self) -> bool:
         """Whether the next tokens are a query: its first word, behind any number of brackets."""

@@ -21,10 +21,12 @@ from strandline.spark.sqlfile.statements import (
     CreateTable,
     CreateView,
     Declaration,
+    Explain,
     Insert,
     Name,
     Option,
     Query,
+    Select,
     Set,
     Statement,
 )
@@ -59,20 +61,21 @@ class Program:
         self._entries: dict[str, Entry] = {}
 
     @staticmethod
-    def read(path: Path) -> tuple[Program, list[tuple[Statement, Script]]]:
-        """Return the program of a file, and its other statements, for the one who runs it."""
-        program, others = Program(), list[tuple[Statement, Script]]()
+    def read(path: Path) -> tuple[Program, list[tuple[Explain | Select, Script]]]:
+        """Return the program of a file, and its statements that declare nothing."""
+        program, others = Program(), list[tuple[Explain | Select, Script]]()
         try:
             script = Script(path.read_text(encoding="utf-8"), str(path))
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path} is no text in UTF-8: {error.reason}") from None
         for statement in parse(script):
-            if not program.add(statement, script):
+            program.add(statement, script)
+            if isinstance(statement, Explain | Select):
                 others.append((statement, script))
         return program, others
 
-    def add(self, statement: Statement, script: Script, *, replaces: bool = False) -> bool:
-        """Add a statement. Return False for one that declares nothing: EXPLAIN or a query.
+    def add(self, statement: Statement, script: Script, *, replaces: bool = False) -> None:
+        """Add a statement, or check one that declares nothing: EXPLAIN or a query.
 
         With `replaces`, a declaration takes the place of another one with its name.
         """
@@ -83,12 +86,15 @@ class Program:
             self._settings.append((script, statement.option))
             self.settings(script.name)
         elif isinstance(statement, Insert):
-            self._check_insert(statement, script)
+            self.check_insert(statement, script)
+            if any(other.sink.text.lower() == statement.sink.text.lower() for other, _ in self.inserts):
+                raise script.error(
+                    f"a second INSERT INTO {statement.sink.text}", statement.sink.at,
+                    hint="write one query with UNION ALL, or create a sink for each",
+                )  # fmt: skip
             self.inserts.append((statement, script))
         else:
             self.check_query(statement.query, script)
-            return False
-        return True
 
     @property
     def names(self) -> list[str]:
@@ -98,6 +104,13 @@ class Program:
     def entry(self, name: str) -> Entry | None:
         """Return a declaration by its name."""
         return self._entries.get(name.lower())
+
+    def put_back(self, name: str, before: Entry | None) -> None:
+        """Undo a declaration: the one before is valid again."""
+        if before is None:
+            del self._entries[name.lower()]
+        else:
+            self._entries[name.lower()] = before
 
     def entries(self, *kinds: type[Declaration]) -> Iterator[Entry]:
         """Yield the declarations of some kinds."""
@@ -176,7 +189,8 @@ class Program:
                 )  # fmt: skip
         return arguments
 
-    def _check_insert(self, insert: Insert, script: Script) -> None:
+    def check_insert(self, insert: Insert, script: Script) -> None:
+        """Raise ConfigurationError if there is no such sink, or no such relation."""
         sink = self.entry(insert.sink.text)
         known = [entry.declaration.name.text for entry in self.entries(CreateSink)]
         if sink is None or not isinstance(sink.declaration, CreateSink):
@@ -184,10 +198,5 @@ class Program:
             raise script.error(
                 f"{what} '{insert.sink.text}'{nearest(insert.sink.text, known)}", insert.sink.at,
                 hint="create it before: CREATE SINK … USING …",
-            )  # fmt: skip
-        if any(other.sink.text.lower() == insert.sink.text.lower() for other, _ in self.inserts):
-            raise script.error(
-                f"a second INSERT INTO {insert.sink.text}", insert.sink.at,
-                hint="write one query with UNION ALL, or create a sink for each",
             )  # fmt: skip
         self.check_query(insert.query, script)

@@ -25,7 +25,7 @@ from strandline.spark.streams.filesource import files_source
 from strandline.spark.streams.stream import Stream, stream
 
 _CORRUPT = "_corrupt_record"
-_ROW = "__strandline_row"
+_ROW, _ORDER = "__strandline_row", "__strandline_order"
 OnRowError = Literal["fail", "dead-letter"]
 
 
@@ -73,10 +73,9 @@ def read_present(spark: SparkSession, source: CreateStream, arguments: Mapping[s
     rows = rows.limit(limit)
     if not source.key:
         return rows
-    order = F.expr(str(table.get("order_by") or "monotonically_increasing_id()"))
-    newest = rows.withColumn(_ROW, F.monotonically_increasing_id())
-    newest = newest.groupBy(*map(quoted, source.key)).agg(F.max_by(F.struct("*"), F.struct(order, _ROW)).alias(_ROW))
-    newest = newest.select(f"{_ROW}.*").drop(_ROW)
+    order = F.struct(F.expr(str(table.get("order_by") or "0")), F.monotonically_increasing_id())
+    versions = rows.select(F.struct("*").alias(_ROW), order.alias(_ORDER), *map(quoted, source.key))
+    newest = versions.groupBy(*map(quoted, source.key)).agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
     return newest.where(f"NOT coalesce({table['deleted']}, false)") if table.get("deleted") else newest
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+Form = Literal["rows", "changes", "upserts"]
 OptionValue = str | int | float | bool
 
 
@@ -100,10 +102,11 @@ class CreateSink:
 
 @dataclass(frozen=True)
 class Insert:
-    """INSERT INTO: the rows of a query go into a sink."""
+    """INSERT INTO: the rows of a query go into a sink, or its changes, or the newest row of each key."""
 
     sink: Name
     query: Query
+    form: Form = "rows"
 
 
 @dataclass(frozen=True)
