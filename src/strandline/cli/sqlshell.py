@@ -25,10 +25,10 @@ ROWS = 100
 _PROMPT, _CONTINUED = "sql> ", "  -> "
 _HISTORY = 1000
 _KEYWORDS = (
-    "CREATE STREAM", "CREATE TABLE", "CREATE VIEW", "CREATE SINK", "INSERT INTO", "EXPLAIN", "SET", "SELECT", "FROM",
-    "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", "JOIN", "LEFT JOIN", "UNION ALL", "WITH", "TABLE", "AS", "ON",
-    "USING", "OPTIONS", "PRIMARY KEY", "WATERMARK FOR", "DELAY", "CHANGES OF", "UPSERTS OF", "exit", "help",
-)  # fmt: skip
+    "CREATE STREAM TABLE VIEW SINK PRIMARY KEY WATERMARK FOR DELAY USING OPTIONS AS INSERT INTO CHANGES UPSERTS OF SET "
+    "EXPLAIN SELECT DISTINCT FROM JOIN LEFT RIGHT FULL ON WHERE GROUP BY HAVING ORDER LIMIT UNION ALL WITH CASE WHEN "
+    "THEN ELSE END CAST AND OR NOT NULL IN BETWEEN LIKE exit help"
+)
 _HELP = """\
 Statements end with a semicolon: CREATE STREAM, TABLE, VIEW and SINK, SET, and
   SELECT …;              a preview: the rows of the query over the first rows that its sources have now
@@ -139,7 +139,7 @@ class Shell:
         """Return what the input can be completed with."""
         from strandline.spark.sqlfile.settings import SETTINGS
 
-        return [*_KEYWORDS, *self._program.names, *SETTINGS]
+        return [*_KEYWORDS.split(), *self._program.names, *SETTINGS]
 
     def close(self) -> None:
         """End Spark."""
