@@ -26,7 +26,7 @@ def wrong(name: str, marked: str, *said: str, **environment: str) -> Mistake:
         script, read = Script(marked.replace(MARK, ""), "totals.sql"), Program(Secrets(environment))
         for statement in parse(script):
             read.add(statement, script)
-        read.settings(script.name)
+        read.check_job(script.name)
 
     return mistake(name, "declaration", program, f"totals.sql, line {line}, column {column}: ", caret, *said)
 
@@ -108,6 +108,11 @@ MISTAKES = [
     wrong("an insert that overwrites", f"{OUT}INSERT ‸OVERWRITE out SELECT 1;", "expected INTO after INSERT: rows are added to a sink"),
     wrong("an insert with columns", f"{OUT}INSERT INTO out ‸(id) SELECT 1;", "INSERT INTO has no list of columns"),
     wrong("an insert of values alone", f"{OUT}INSERT INTO out ‸1;", "expected a query, found '1'"),
+    wrong(
+        "dead letters without a sink",
+        f"{OUT}CREATE STREAM ‸s (id INT) USING files OPTIONS (path 'x', on_error 'dead-letter');\nINSERT INTO out TABLE s;",
+        "s_dead_letters goes into no sink", "INSERT INTO … TABLE s_dead_letters",
+    ),
     wrong("an explanation of what is not there", "EXPLAIN ‸totals;", "there is no stream, table or view 'totals'"),
     wrong("TABLE without a name", f"{OUT}INSERT INTO out TABLE‸;", "expected the name of a view after TABLE"),
 ]  # fmt: skip

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strandline.core.errors import ConfigurationError
-
 SUFFIX = ".sql"
 
 
@@ -23,8 +21,7 @@ def run_file(path: Path) -> None:
                 statement.query.at,
                 hint=f"write INSERT INTO a sink before it; or preview it: strandline sql {path}",
             )
-    if not program.inserts:
-        raise ConfigurationError(f"{path} inserts nothing into a sink: there is no job", hint="write INSERT INTO …")
+    program.check_job(str(path))
     settings, sinks = program.settings(str(path)), make_sinks(program)
     spark = start_session(program, settings)
     build = Build(program, spark)

@@ -17,7 +17,7 @@ from strandline.core.errors import StrandlineError
 if TYPE_CHECKING:
     from strandline.spark.sqlfile.build import Build
     from strandline.spark.sqlfile.preview import Preview
-    from strandline.spark.sqlfile.statements import Insert, Query, Statement
+    from strandline.spark.sqlfile.statements import Insert, Option, Query, Statement
     from strandline.spark.sqlfile.text import Script
 
 ROWS = 100
@@ -185,9 +185,7 @@ class Shell:
         elif isinstance(statement, Explain):
             print(self._built().view_of(statement.query, script, "").explain())
         elif isinstance(statement, Set):
-            option = statement.option
-            if self._spark is not None and option.name.startswith("spark."):
-                self._spark.conf.set(option.name, self._program.settings(script.name).spark[option.name])
+            self._set(statement.option, script)
         else:
             if self._build is not None:
                 self._build.forget()
@@ -199,6 +197,22 @@ class Shell:
             except StrandlineError:
                 self._program.put_back(statement.name.text, before)
                 raise
+
+    def _set(self, option: Option, script: Script) -> None:
+        """Change a setting of Spark, if it runs."""
+        if self._spark is None or not option.name.startswith("spark."):
+            return
+        from pyspark.errors import PySparkException
+
+        try:
+            self._spark.conf.set(option.name, self._program.settings(script.name).spark[option.name])
+        except PySparkException:
+            raise script.error(
+                f"Spark runs, and does not change {option.name} any more",
+                option.at,
+                hint="begin a new shell, with this statement before the first query",
+            ) from None
+        self._preview = None
 
     def _check_insert(self, insert: Insert, script: Script) -> None:
         self._program.check_insert(insert, script)

@@ -271,6 +271,28 @@ def test_a_declaration_replaces_another_one_in_the_shell() -> None:
     assert isinstance(program.entry("s") and program.entry("s").declaration, CreateSink)  # type: ignore[union-attr]
 
 
+def test_a_view_reads_what_stands_before_it_and_never_itself() -> None:
+    orders = "CREATE STREAM orders (amount INT) USING files OPTIONS (path 'x');"
+    views = (
+        "CREATE VIEW amount AS SELECT sum(amount) AS amount, 1 AS late FROM orders; CREATE VIEW late AS TABLE amount;"
+    )
+    program = read(orders + views)
+    reads = {name: entry.reads for name in program.names if (entry := program.entry(name))}
+    assert reads == {"orders": (), "amount": ("orders",), "late": ("amount",)}
+    script = Script("CREATE VIEW Amount AS SELECT * FROM late")
+    (statement,) = parse(script)
+    with pytest.raises(ConfigurationError, match="view 'Amount' would read itself: 'late' reads it"):
+        program.add(statement, script, replaces=True)
+
+
+def test_a_wrong_setting_in_the_shell_is_not_kept() -> None:
+    program = read("SET parallelism = 2")
+    script = Script("SET parallelism = 0")
+    with pytest.raises(ConfigurationError):
+        program.add(*parse(script), script)
+    assert program.settings("x.sql").arguments["settings"].parallelism == 2
+
+
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.sql").write_bytes(b"SELECT '\xff'")
     with pytest.raises(ConfigurationError, match=r"a\.sql is no text in UTF-8"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -79,9 +79,9 @@ class Build:
         self._relations.clear()
         self._sources.clear()
 
-    def view(self, query: Query, script: Script, name: str) -> View:
-        """Return the view of a query; `name` is for messages."""
-        relations = {each: self.relation(each) for each in self._program.relations_in(query, script)}
+    def view(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View:
+        """Return the view of a query that reads some relations; `name` is for messages."""
+        relations = {each: self.relation(each) for each in reads}
         inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         text = f"SELECT * FROM {next(iter(relations))}" if query.relation else query.text
         with located(self._program, script, query.at, query):
@@ -93,7 +93,7 @@ class Build:
             relation = self.relation(*self._program.relations_in(query, script))
             if isinstance(relation, View):
                 return relation
-        return self.view(query, script, name)
+        return self.view(query, script, name, self._program.relations_in(query, script))
 
     def output(self, insert: Insert, script: Script, sink: Sink) -> Output:
         """Return what an INSERT statement sends into a sink."""
@@ -134,7 +134,7 @@ class Build:
     def _make(self, entry: Entry) -> Relation:
         declaration, script = entry.declaration, entry.script
         if isinstance(declaration, CreateView):
-            return self.view(declaration.query, script, declaration.name.text)
+            return self.view(declaration.query, script, declaration.name.text, entry.reads)
         if isinstance(declaration, CreateStream):
             rows = self._source(declaration.name.text)
             if not declaration.key:

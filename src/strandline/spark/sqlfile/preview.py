@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.quiet import suppress_error_logs
+from strandline.spark.keepers.exchange import clone_session
 from strandline.spark.sqlfile.build import located
 from strandline.spark.sqlfile.program import Entry, Program
 from strandline.spark.sqlfile.sources import read_present, read_table
@@ -25,11 +26,11 @@ SOURCE_ROWS = 10_000
 
 
 class Preview:
-    """Answers queries in a session of its own, whose temporary views have the declared names."""
+    """Answers queries in a clone of a session, whose temporary views have the declared names."""
 
     def __init__(self, program: Program, spark: SparkSession) -> None:
         self._program = program
-        self._spark = spark.newSession()
+        self._spark = clone_session(spark)
 
     def rows(self, query: Query, script: Script, most: int) -> tuple[list[str], list[Row]]:
         """Return the columns of a query and its first rows."""
@@ -60,7 +61,7 @@ class Preview:
             )
         declaration = entry.declaration
         if isinstance(declaration, CreateView):
-            for each in self._program.relations_in(declaration.query, entry.script):
+            for each in entry.reads:
                 self._register(each)
             with located(self._program, entry.script, declaration.query.at, declaration.query):
                 df = self._query(declaration.query)

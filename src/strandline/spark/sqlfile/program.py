@@ -13,7 +13,7 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.sqlfile import sparkoptions
 from strandline.spark.sqlfile.options import Parameters, Secrets
 from strandline.spark.sqlfile.parser import SINK_CONNECTORS, parse
-from strandline.spark.sqlfile.settings import JobSettings, check_setting, job_settings
+from strandline.spark.sqlfile.settings import JobSettings, job_settings
 from strandline.spark.sqlfile.sources import parameters_of
 from strandline.spark.sqlfile.statements import (
     CreateSink,
@@ -49,6 +49,8 @@ class Entry:
     declaration: Declaration
     script: Script
     arguments: dict[str, Any] = field(default_factory=dict, repr=False)
+    reads: tuple[str, ...] = ()
+    """The names of the relations that stood before a view, and stand in its query."""
 
 
 class Program:
@@ -82,9 +84,9 @@ class Program:
         if isinstance(statement, Declaration):
             self._declare(statement, script, replaces=replaces)
         elif isinstance(statement, Set):
-            check_setting(script, statement.option)
-            self._settings.append((script, statement.option))
-            self.settings(script.name)
+            settings = [*self._settings, (script, statement.option)]
+            job_settings(settings, script.name, self.secrets)
+            self._settings = settings
         elif isinstance(statement, Insert):
             self.check_insert(statement, script)
             if any(other.sink.text.lower() == statement.sink.text.lower() for other, _ in self.inserts):
@@ -94,7 +96,7 @@ class Program:
                 )  # fmt: skip
             self.inserts.append((statement, script))
         else:
-            self.check_query(statement.query, script)
+            self.relations_in(statement.query, script)
 
     @property
     def names(self) -> list[str]:
@@ -121,16 +123,29 @@ class Program:
         return job_settings(self._settings, script_name, self.secrets)
 
     def relations_in(self, query: Query, script: Script) -> list[str]:
-        """Return the names of streams, tables and views that stand in a query, in any place."""
+        """Return the names of streams, tables and views that stand in a query, in any place.
+
+        Raise ConfigurationError for a query that is the name of one that is not there.
+        """
         if query.relation:
             return [self._relation(query.relation, script)]
         words = {token.value.lower() for token in tokens(Script(query.text)) if token.kind in ("word", "name")}
         known = [entry.declaration.name.text for entry in self.entries(CreateStream, CreateTable, CreateView)]
         return [name for name in [*known, *self._dead_letters()] if name.lower() in words]
 
-    def check_query(self, query: Query, script: Script) -> None:
-        """Raise ConfigurationError for the name of a relation that is not declared."""
-        self.relations_in(query, script)
+    def check_job(self, name: str) -> None:
+        """Raise ConfigurationError unless the program inserts into a sink, and all dead letters go into one."""
+        if not self.inserts:
+            raise ConfigurationError(f"{name} inserts nothing into a sink: there is no job", hint="write INSERT INTO …")
+        used = {each for insert, script in self.inserts for each in self.relations_in(insert.query, script)}
+        used |= {each for entry in self.entries(CreateView) for each in entry.reads}
+        for entry in self.entries(CreateStream):
+            stream = entry.declaration.name
+            if entry.arguments.get("on_error") == "dead-letter" and stream.text + DEAD_LETTERS not in used:
+                raise entry.script.error(
+                    f"on_error is 'dead-letter', and {stream.text}{DEAD_LETTERS} goes into no sink", stream.at,
+                    hint=f"write INSERT INTO … TABLE {stream.text}{DEAD_LETTERS}; a sink USING noop discards them",
+                )  # fmt: skip
 
     def _dead_letters(self) -> list[str]:
         return [
@@ -159,12 +174,23 @@ class Program:
                 f"'{name.text}' is created twice: first in {before.script.place(before.declaration.name.at)}", name.at,
                 hint="give it another name",
             )  # fmt: skip
-        arguments: dict[str, Any] = {}
         if isinstance(declaration, CreateView):
-            self.check_query(declaration.query, script)
+            others = [
+                each for each in self.relations_in(declaration.query, script) if each.lower() != name.text.lower()
+            ]
+            if circle := next((each for each in others if self._reads(each, name.text)), None):
+                raise script.error(f"view '{name.text}' would read itself: '{circle}' reads it", declaration.query.at)
+            entry = Entry(declaration, script, reads=tuple(others))
         else:
-            arguments = self._arguments(declaration, script)
-        self._entries[name.text.lower()] = Entry(declaration, script, arguments)
+            entry = Entry(declaration, script, self._arguments(declaration, script))
+        self._entries[name.text.lower()] = entry
+
+    def _reads(self, name: str, other: str) -> bool:
+        """Whether a relation reads another one."""
+        entry = self.entry(name)
+        return entry is not None and any(
+            each.lower() == other.lower() or self._reads(each, other) for each in entry.reads
+        )
 
     def _arguments(self, declaration: CreateStream | CreateTable | CreateSink, script: Script) -> dict[str, Any]:
         connector = declaration.using.connector
@@ -199,4 +225,4 @@ class Program:
                 f"{what} '{insert.sink.text}'{nearest(insert.sink.text, known)}", insert.sink.at,
                 hint="create it before: CREATE SINK … USING …",
             )  # fmt: skip
-        self.check_query(insert.query, script)
+        self.relations_in(insert.query, script)

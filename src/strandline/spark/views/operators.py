@@ -216,7 +216,10 @@ class Operators:
             )
 
         rows = replace(
-            source, steps=(all_rows,), meaning=short(f"table({table.meaning})"), columns=_columns_of(output, table.meaning)
+            source,
+            steps=(all_rows,),
+            meaning=short(f"table({table.meaning})"),
+            columns=_columns_of(output, table.meaning),
         )
         return replace(self._compared(rows, (), rows.meaning), appends=True)
 
