@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -297,6 +298,14 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.sql").write_bytes(b"SELECT '\xff'")
     with pytest.raises(ConfigurationError, match=r"a\.sql is no text in UTF-8"):
         Program.read(tmp_path / "a.sql")
+
+
+def test_what_the_page_shows_is_right() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sql-files.md").read_text()
+    blocks = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    program = read("".join(blocks), PG_PASSWORD="x", KAFKA_PASSWORD="y")
+    program.check_job("page")
+    assert len(program.names) > 10
 
 
 def test_a_long_line_is_shown_around_the_place() -> None:
