@@ -47,6 +47,8 @@ MISTAKES = [
     wrong("a view of what is no query", "CREATE VIEW v AS ‸UPDATE t SET a = 1;", "expected a query, found 'UPDATE'"),
     wrong("a view without a query", "CREATE VIEW v AS‸;", "expected a query, found the end of the statement"),
     wrong("a statement that goes on", "SET parallelism = 4 ‸SET name = 'x';", "expected ';', found 'SET'", "semicolon"),
+    wrong("a query without its semicolon", f"{ORDERS}{OUT}CREATE VIEW v AS SELECT id FROM orders\n‸INSERT INTO out TABLE v;", "INSERT INTO stands in a query", "end the statement before with ';'"),
+    wrong("an insert without its semicolon", f"{ORDERS}{OUT}INSERT INTO out TABLE orders\n‸CREATE VIEW v AS SELECT 1;", "CREATE VIEW stands in a query"),
     wrong("a name of two parts", "CREATE VIEW ‸shop.v AS SELECT 1;", "names here have one part"),
     wrong("a name with a space", "CREATE VIEW ‸`a view` AS SELECT 1;", "cannot be a name here"),
     # -- columns

@@ -173,7 +173,15 @@ class Shell:
                 return text
 
     def _execute(self, statement: Statement, script: Script) -> None:
-        from strandline.spark.sqlfile.statements import CreateSink, CreateView, Explain, Insert, Select, Set
+        from strandline.spark.sqlfile.statements import (
+            CreateSink,
+            CreateStream,
+            CreateView,
+            Explain,
+            Insert,
+            Select,
+            Set,
+        )
 
         if isinstance(statement, Insert):
             self._check_insert(statement, script)
@@ -189,6 +197,8 @@ class Shell:
         else:
             if self._build is not None:
                 self._build.forget()
+                if isinstance(statement, CreateStream) and statement.using.connector.text == "kafka":
+                    say("Spark runs already: without its connector for Kafka, begin a new shell with this statement")
             try:
                 if isinstance(statement, CreateView):
                     self._built().relation(statement.name.text)

@@ -17,6 +17,7 @@ from strandline.spark.sqlfile.preview import Preview
 from strandline.spark.sqlfile.program import Program
 from strandline.spark.sqlfile.statements import Select
 from strandline.spark.sqlfile.text import Script
+from strandline.spark.views.view import View
 from tests import kafkaserver
 from tests.kafkaserver import Kafka
 from tests.spark.pipeline import read_json
@@ -112,6 +113,7 @@ def test_views_of_views_and_tables_into_sinks(place: Place) -> None:
 
 def test_a_preview_answers_over_what_is_there(place: Place) -> None:
     assert place.preview(VIEWS, "SELECT * FROM cities ORDER BY city") == [("Oslo", 49), ("Riga", 23)]
+    assert place.preview(VIEWS, "FROM shops") == [("s0", "Oslo"), ("s1", "Riga"), ("s2", "Oslo")]
     assert place.preview("", "SELECT o.id FROM ORDERS o JOIN shops USING (shop) WHERE id > 36 LIMIT 5") == [
         (37,),
         (38,),
@@ -143,6 +145,17 @@ def test_an_error_of_a_query_is_at_its_place_in_the_file(place: Place, kind: str
     first, line, caret, *_ = caught.value.message.splitlines()
     assert first.startswith("totals.sql, line 4, column 5: the query is refused by Spark: ")
     assert (line.strip(), line[caret.index("^") :]) == ("shopp FROM orders;", "shopp FROM orders;")
+
+
+def test_a_name_that_is_a_column_elsewhere_changes_nothing(place: Place) -> None:
+    """Names are looked for in the whole text of a query: there may be more than Spark finds."""
+    program = place.program(
+        "CREATE STREAM amount (n BIGINT) USING files OPTIONS (path '@/in');"
+        "CREATE VIEW total AS SELECT sum(amount) AS total FROM orders; CREATE VIEW shop AS FROM total SELECT total AS shop"
+    )
+    view = Build(program, place.spark).relation("shop")
+    assert isinstance(view, View)
+    assert (view.columns, view.key) == (["shop"], ())
 
 
 def test_rows_that_change_are_refused_by_a_sink_without_a_key(place: Place) -> None:

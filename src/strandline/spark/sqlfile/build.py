@@ -38,7 +38,7 @@ def start_session(program: Program, settings: JobSettings) -> SparkSession:
     if any(isinstance(stream, CreateStream) and stream.using.connector.text == "kafka" for stream in streams):
         for name, value in session_settings().items():
             conf[name] = ",".join(filter(None, [value, settings.spark.get(name)]))
-    return session(settings.name, **conf)
+    return session(settings.name, conf.pop("spark.master", None), **conf)
 
 
 def make_sinks(program: Program) -> dict[str, Sink]:
@@ -83,9 +83,8 @@ class Build:
         """Return the view of a query that reads some relations; `name` is for messages."""
         relations = {each: self.relation(each) for each in reads}
         inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
-        text = f"SELECT * FROM {next(iter(relations))}" if query.relation else query.text
         with located(self._program, script, query.at, query):
-            return sql(text, uid=name, **inputs)
+            return sql(query.sql, uid=name, **inputs)
 
     def view_of(self, query: Query, script: Script, name: str) -> View:
         """Return the view of a query, or the view that it names."""

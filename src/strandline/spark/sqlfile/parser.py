@@ -292,6 +292,13 @@ class _Parser(Cursor):
         first = self.peek()
         if not self._begins_query():
             self.fail(f"expected a query, found {text_of(first)}", hint="write SELECT …, or TABLE and the view's name")
+        for token, after in zip(self.tokens[self.next :], self.tokens[self.next + 1 :], strict=False):
+            if (token.word == "CREATE" and after.word in _OBJECTS) or (token.word, after.word) == ("INSERT", "INTO"):
+                self.fail(
+                    f"{token.word} {after.word} stands in a query",
+                    token.start,
+                    hint="end the statement before with ';'",
+                )
         last = self.tokens[-2]
         alone = None
         if first.word in ("TABLE", "FROM"):

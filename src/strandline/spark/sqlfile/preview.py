@@ -41,7 +41,7 @@ class Preview:
             return df.columns, self._tried(query, lambda: df.take(most))
 
     def _query(self, query: Query) -> DataFrame:
-        return self._tried(query, lambda: self._spark.sql(query.text))
+        return self._tried(query, lambda: self._spark.sql(query.sql))
 
     def _tried(self, query: Query, call: Callable[[], T]) -> T:
         """Return the result of a call of Spark; raise ConfigurationError if Spark refuses the query."""
@@ -49,7 +49,7 @@ class Preview:
             with suppress_error_logs():
                 return call()
         except PySparkException as error:
-            raise refuse_query(query.text, error) from None
+            raise refuse_query(query.sql, error) from None
 
     def _register(self, name: str) -> None:
         """Create the temporary view of a declared relation, and those that it reads."""

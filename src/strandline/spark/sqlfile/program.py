@@ -67,7 +67,7 @@ class Program:
         """Return the program of a file, and its statements that declare nothing."""
         program, others = Program(), list[tuple[Explain | Select, Script]]()
         try:
-            script = Script(path.read_text(encoding="utf-8"), str(path))
+            script = Script(path.read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path} is no text in UTF-8: {error.reason}") from None
         for statement in parse(script):

@@ -83,6 +83,11 @@ class Query:
     at: int
     relation: Name | None = None
 
+    @property
+    def sql(self) -> str:
+        """The query for Spark."""
+        return f"SELECT * FROM {self.relation.text}" if self.relation else self.text
+
 
 @dataclass(frozen=True)
 class CreateView:
