@@ -66,6 +66,7 @@ def test_what_new_makes_runs_and_is_previewed(
     assert "view 'cities': changes, of rows by city" in found.stdout
     said = found.stderr.splitlines()
     assert said[0] == "1 row"
+    assert "view 'many': rows that stay; n int, id bigint" in said
     assert "the first 100 rows; write LIMIT or WHERE to see others" in said
     assert "INSERT INTO screen is checked; a file with it is run by: strandline run FILE.SQL" in said
     at = next(

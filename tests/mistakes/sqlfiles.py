@@ -87,6 +87,8 @@ MISTAKES = [
     wrong("a mapping as one text", "CREATE SINK s USING files OPTIONS (path 'x', storage_options ‸'http://h');", "expected its entries one by one, as storage_options.name '…'"),
     wrong("an environment without the variable", "CREATE SINK s USING postgres OPTIONS (dsn ‸'postgresql://u:${PG_PASS}@h/d', table 't');", "no variable 'PG_PASS': did you mean 'PG_PASSWORD'?", "export PG_PASS=", PG_PASSWORD="secret"),
     wrong("a secret in the line", "CREATE SINK s USING kafka OPTIONS (servers 'h:1', options.sasl.password 'secret', ‸tpoic 'x');", "did you mean 'topic'?", "options.sasl.password '******'"),
+    wrong("a secret in the words of libpq", "CREATE SINK s USING postgres OPTIONS (dsn 'host=h password=secret user=u', ‸tabel 't');", "password=****** user=u"),
+    wrong("a secret in a url", "CREATE SINK s USING postgres OPTIONS (dsn 'postgresql://u:secret@h/d', ‸tabel 't');", "'postgresql://********@h/d'"),
     wrong("a stream of files without columns", "CREATE STREAM ‸s USING files OPTIONS (path 'x');", "declares no columns"),
     wrong("a Delta table with columns", "CREATE STREAM s (‸id INT) USING delta OPTIONS (path 'x');", "declares columns, and has its own"),
     wrong("an order without a key", "CREATE STREAM s (id INT, at TIMESTAMP) USING files OPTIONS (path 'x', ‸order_by 'at');", "has no option 'order_by'"),

@@ -17,7 +17,7 @@ from strandline.core.errors import StrandlineError
 if TYPE_CHECKING:
     from strandline.spark.sqlfile.build import Build
     from strandline.spark.sqlfile.preview import Preview
-    from strandline.spark.sqlfile.statements import Insert, Option, Query, Statement
+    from strandline.spark.sqlfile.statements import Insert, Name, Option, Query, Statement
     from strandline.spark.sqlfile.text import Script
 
 ROWS = 100
@@ -201,12 +201,20 @@ class Shell:
                     say("Spark runs already: without its connector for Kafka, begin a new shell with this statement")
             try:
                 if isinstance(statement, CreateView):
-                    self._built().relation(statement.name.text)
+                    self._describe(statement.name, script)
                 elif isinstance(statement, CreateSink):
                     self._sinks()
             except StrandlineError:
                 self._program.put_back(statement.name.text, before)
                 raise
+
+    def _describe(self, name: Name, script: Script) -> None:
+        """Build a view; say which columns it has, and whether its rows change."""
+        from strandline.spark.sqlfile.statements import Query
+
+        view = self._built().view_of(Query(name.text, name.at, name), script, name.text)
+        columns = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in view.schema.fields)
+        say(f"{view.explain().splitlines()[0]}; {columns}")
 
     def _set(self, option: Option, script: Script) -> None:
         """Change a setting of Spark, if it runs."""

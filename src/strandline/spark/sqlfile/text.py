@@ -12,11 +12,10 @@ from strandline.core.errors import ConfigurationError
 _WIDTH = 100
 """The longest part of a line that an error shows."""
 _SECRET = re.compile(
-    r"""[\w.]*(?:password|passwd|secret|token|jaas|credential|access_key|account_key)[\w.]*[`'"]?\s*=?\s*
-    (?:'(?P<single>[^'\n]*)|"(?P<double>[^"\n]*))""",
+    r"""[\w.]*(?:password|passwd|secret|token|jaas|credential|access_key|account_key)[\w.]*[`'"]?\s*
+    (?: =\s*(?P<bare>[^\s'",;)]+) | =?\s*(?:'(?P<single>[^'\n]*) | "(?P<double>[^"\n]*)) )""",
     re.IGNORECASE | re.VERBOSE,
 )
-
 _URL_SECRET = re.compile(r"""(://)[^/@\s'"]+(?=@)|(https?://[^\s?"']+\?)[^\s"']+""")
 """The credentials of a url, and its query string, which may be signed."""
 
@@ -59,7 +58,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _masked(line: str) -> str:
     """Return a line with its literal secrets replaced by asterisks, and as long as before."""
     for match in _SECRET.finditer(line):
-        group = "single" if match["single"] is not None else "double"
-        start, end = match.span(group)
+        start, end = next(match.span(group) for group in match.groupdict() if match[group] is not None)
         line = line[:start] + "*" * (end - start) + line[end:]
     return _URL_SECRET.sub(lambda match: (match[1] or match[2]).ljust(len(match[0]), "*"), line)
