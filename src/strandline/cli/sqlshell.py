@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from strandline.cli.lineediting import line_editing
 from strandline.cli.output import Table, say
 from strandline.core.errors import StrandlineError
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 ROWS = 100
 """The rows of a preview that are shown at most."""
 _PROMPT, _CONTINUED = "sql> ", "  -> "
-_HISTORY = 1000
 _KEYWORDS = (
     "CREATE STREAM TABLE VIEW SINK PRIMARY KEY WATERMARK FOR DELAY USING OPTIONS AS INSERT INTO CHANGES UPSERTS OF SET "
     "EXPLAIN SELECT DISTINCT FROM JOIN LEFT RIGHT FULL ON WHERE GROUP BY HAVING ORDER LIMIT UNION ALL WITH CASE WHEN "
@@ -117,7 +115,7 @@ class Shell:
     def converse(self) -> None:
         """Read statements from the terminal until its end."""
         say("Strandline SQL: `help` says what there is.")
-        with _line_editing(self):
+        with line_editing(self.words):
             while (text := self._read()) is not None:
                 try:
                     self.run_text(text, "input")
@@ -275,34 +273,3 @@ class Shell:
             self._spark = start_session(self._program, self._program.settings("shell.sql"))
             self._build = Build(self._program, self._spark)
         return self._build
-
-
-@contextlib.contextmanager
-def _line_editing(shell: Shell) -> Iterator[None]:
-    """Complete words with the tab key, and keep what was typed in a file of the user's cache."""
-    try:
-        import readline
-    except ImportError:  # Python can be built without it.
-        yield
-        return
-    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strandline" / "sql_history"
-
-    def complete(text: str, state: int) -> str | None:
-        matches = sorted({word for word in shell.words() if word.lower().startswith(text.lower())})
-        return matches[state] if state < len(matches) else None
-
-    readline.set_completer(complete)
-    readline.set_completer_delims(" \t\n()=,;'\"`")
-    # macOS has libedit in its place.
-    is_libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
-    readline.set_history_length(_HISTORY)
-    with contextlib.suppress(OSError):
-        readline.read_history_file(file)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(file)
-            file.chmod(0o600)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
-from strandline.spark.sqlfile.cursor import Cursor, text_of
+from strandline.spark.sqlfile.columns import ColumnParser
+from strandline.spark.sqlfile.cursor import text_of
 from strandline.spark.sqlfile.statements import (
-    Column,
     CreateSink,
     CreateStream,
     CreateTable,
@@ -25,11 +23,9 @@ from strandline.spark.sqlfile.statements import (
     Set,
     Statement,
     Using,
-    Watermark,
 )
 from strandline.spark.sqlfile.text import Script, nearest
-from strandline.spark.sqlfile.tokens import Token, statements
-from strandline.types.datatypes import parse_type
+from strandline.spark.sqlfile.tokens import statements
 
 STREAM_CONNECTORS = ("delta", "files", "kafka")
 TABLE_CONNECTORS = ("csv", "delta", "json", "orc", "parquet", "text")
@@ -38,7 +34,6 @@ _QUERIES = ("SELECT", "WITH", "VALUES", "TABLE", "FROM")
 _BEGINNINGS = ("CREATE", "INSERT", "SET", "EXPLAIN", *_QUERIES)
 _OBJECTS = ("STREAM", "TABLE", "VIEW", "SINK")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_BRACKETS = {"(": ")", "<": ">"}
 
 
 def parse(script: Script) -> Iterator[Statement]:
@@ -47,7 +42,7 @@ def parse(script: Script) -> Iterator[Statement]:
         yield _Parser(script, statement).statement()
 
 
-class _Parser(Cursor):
+class _Parser(ColumnParser):
     """A recursive descent parser of one statement."""
 
     def statement(self) -> Statement:
@@ -88,111 +83,11 @@ class _Parser(Cursor):
             if self.peek().text == "(":
                 self.fail("a sink has no list of columns: they are those of the query", hint="leave it out")
             return CreateSink(name, self._using(SINK_CONNECTORS))
-        columns, key, watermark = self._columns(name, is_stream=kind.word == "STREAM")
+        columns, key, watermark = self.columns(name, is_stream=kind.word == "STREAM")
         using = self._using(STREAM_CONNECTORS if kind.word == "STREAM" else TABLE_CONNECTORS)
         if kind.word == "TABLE":
             return CreateTable(name, columns, using)
         return CreateStream(name, columns, key, watermark, using)
-
-    def _columns(self, of: Name, *, is_stream: bool) -> tuple[list[Column], list[str], Watermark | None]:
-        """Parse the columns, and what stands among them: a primary key and a watermark."""
-        columns: list[Column] = []
-        keys: list[Name] = []
-        times: list[Name] = []
-        watermark: Watermark | None = None
-        if self.peek().text != "(":
-            return columns, [], None
-        self.next += 1
-        while True:
-            item = self.peek()
-            if self.accept("PRIMARY", "KEY"):
-                self._refuse_for_table(item, is_stream=is_stream)
-                if keys:
-                    self.fail("a second PRIMARY KEY", item.start, hint=f"write one: PRIMARY KEY ({keys[0].text}, …)")
-                keys = self._names("PRIMARY KEY")
-            elif self.accept("WATERMARK"):
-                self._refuse_for_table(item, is_stream=is_stream)
-                if watermark:
-                    self.fail("a second WATERMARK", item.start, hint="a stream has one event time")
-                watermark, times = self._watermark()
-            else:
-                column = self._column()
-                if any(column.name.lower() == other.name.lower() for other in columns):
-                    self.fail(f"a second column is called '{column.name}'", column.at)
-                columns.append(column)
-                if self.accept("PRIMARY", "KEY"):
-                    self.fail(
-                        "the primary key stands after the columns", self.before().start,
-                        hint=f"write …, PRIMARY KEY ({column.name}))",
-                    )  # fmt: skip
-            if not self.accept_sign(","):
-                break
-        self.expect_sign(")", "after the columns, or ',' before the next one")
-        for name in (*keys, *times):
-            self._check_column(name, columns, of)
-        return columns, [name.text for name in keys], watermark
-
-    def _refuse_for_table(self, item: Token, *, is_stream: bool) -> None:
-        if not is_stream:
-            self.fail(f"a table has no {item.word}: it is read once", item.start, hint="leave it out, or CREATE STREAM")
-
-    def _check_column(self, name: Name, columns: Sequence[Column], of: Name) -> None:
-        known = [column.name for column in columns]
-        if known and name.text not in known:
-            self.fail(f"'{of.text}' has no column '{name.text}'{nearest(name.text, known)}", name.at)
-
-    def _column(self) -> Column:
-        name = self.peek()
-        if name.kind not in ("word", "name"):
-            self.fail(f"expected a column, found {text_of(name)}", hint="write columns like: id BIGINT, name STRING")
-        self.next += 1
-        first = self.peek()
-        depth: list[str] = []
-        while True:
-            token = self.peek()
-            if token.kind == "end" or (not depth and token.text in (",", ")")):
-                break
-            if not depth and token.word in ("NOT", "COMMENT", "PRIMARY", "DEFAULT", "GENERATED"):
-                break
-            if token.text in _BRACKETS:
-                depth.append(_BRACKETS[token.text])
-            elif depth and token.text == depth[-1]:
-                depth.pop()
-            self.next += 1
-        if first is self.peek():
-            self.fail(f"expected the type of column '{name.value}', found {text_of(first)}", hint="as in: id BIGINT")
-        text = self.script.text[first.start : self.before().end]
-        try:
-            parse_type(text)
-        except ConfigurationError as error:
-            reason = error.message.splitlines()[0]
-            self.fail(f"the type of column '{name.value}': {reason}", first.start, hint=error.hint)
-        if self.peek().word in ("NOT", "DEFAULT", "GENERATED"):
-            self.fail(
-                f"{self.peek().word} of a column is not supported", hint="leave it out; a view can filter and compute"
-            )
-        if self.accept("COMMENT"):
-            self.text("the comment")
-        return Column(name.value, text, name.start)
-
-    def _watermark(self) -> tuple[Watermark, list[Name]]:
-        self.expect("FOR", "after WATERMARK, as in: WATERMARK FOR at DELAY '5 seconds'")
-        column = self.name("the watermark's column")
-        delay = self._duration("DELAY") if self.accept("DELAY") else "0s"
-        per = self.name("the column after PER") if self.accept("PER") else None
-        idle = self._duration("IDLE") if self.accept("IDLE") else None
-        if self.peek().word == "AS":
-            self.fail("expected DELAY, found AS", hint=f"write WATERMARK FOR {column.text} DELAY '5 seconds'")
-        names = [column, *([per] if per else [])]
-        return Watermark(column.text, delay, per.text if per else None, idle), names
-
-    def _duration(self, what: str) -> str:
-        token = self.text(f"a duration after {what}, as '5 seconds'")
-        try:
-            parse_duration_ms(token.value, what)
-        except ConfigurationError as error:
-            self.fail(error.message, token.start, hint=error.hint)
-        return token.value
 
     def _using(self, known: Sequence[str]) -> Using:
         self.expect("USING", f"and one of {', '.join(known)}")
@@ -309,11 +204,3 @@ class _Parser(Cursor):
                 alone = self.name(f"the name of a view after {first.word}")
         self.next = len(self.tokens) - 1
         return Query(self.script.text[first.start : last.end], first.start, alone)
-
-    def _names(self, what: str) -> list[Name]:
-        self.expect_sign("(", f"after {what}")
-        names = [self.name("a column")]
-        while self.accept_sign(","):
-            names.append(self.name("a column"))
-        self.expect_sign(")", f"after the columns of {what}")
-        return names
