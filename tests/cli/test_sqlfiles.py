@@ -111,6 +111,12 @@ def test_a_wrong_file_ends_before_spark_starts(process: Command, tmp_path: Path,
     assert "no address" not in found.stderr
 
 
+def test_a_file_whose_name_no_job_can_have(process: Command, tmp_path: Path) -> None:
+    text = f"{SINK}CREATE STREAM s (a INT) USING files OPTIONS (path 'x'); INSERT INTO out TABLE s;"
+    found = process("run", write(tmp_path / "my totals.sql", text))
+    assert found.stderr.startswith("error: job name 'my totals': expected letters")
+
+
 def test_an_sql_file_takes_no_arguments(process: Command, tmp_path: Path) -> None:
     found = process("run", write(tmp_path / "totals.sql", SINK), "today")
     assert found.code == 2

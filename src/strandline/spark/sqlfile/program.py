@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strandline.checkpoint.jobdir import check_job_name
 from strandline.core.errors import ConfigurationError
 from strandline.spark import sinks
 from strandline.spark.sinks.base import Sink
@@ -130,11 +131,14 @@ class Program:
         if query.relation:
             return [self._relation(query.relation, script)]
         words = {token.value.lower() for token in tokens(Script(query.text)) if token.kind in ("word", "name")}
-        known = [entry.declaration.name.text for entry in self.entries(CreateStream, CreateTable, CreateView)]
-        return [name for name in [*known, *self._dead_letters()] if name.lower() in words]
+        return [name for name in self._relations() if name.lower() in words]
 
     def check_job(self, name: str) -> None:
-        """Raise ConfigurationError unless the program inserts into a sink, and all dead letters go into one."""
+        """Raise ConfigurationError unless the program inserts into a sink, and all dead letters go into one.
+
+        `name` is that of the file, from which the job has its own by default.
+        """
+        check_job_name(self.settings(name).name)
         if not self.inserts:
             raise ConfigurationError(f"{name} inserts nothing into a sink: there is no job", hint="write INSERT INTO …")
         used = {each for insert, script in self.inserts for each in self.relations_in(insert.query, script)}
@@ -147,17 +151,19 @@ class Program:
                     hint=f"write INSERT INTO … TABLE {stream.text}{DEAD_LETTERS}; a sink USING noop discards them",
                 )  # fmt: skip
 
-    def _dead_letters(self) -> list[str]:
-        return [
+    def _relations(self) -> list[str]:
+        """Return the names of what queries can read."""
+        dead_letters = [
             entry.declaration.name.text + DEAD_LETTERS
             for entry in self.entries(CreateStream)
             if entry.arguments.get("on_error") == "dead-letter"
         ]
+        relations = self.entries(CreateStream, CreateTable, CreateView)
+        return [*(entry.declaration.name.text for entry in relations), *dead_letters]
 
     def _relation(self, name: Name, script: Script) -> str:
         """Return the declared spelling of a name."""
-        known = [entry.declaration.name.text for entry in self.entries(CreateStream, CreateTable, CreateView)]
-        known += self._dead_letters()
+        known = self._relations()
         for each in known:
             if each.lower() == name.text.lower():
                 return each
