@@ -93,6 +93,7 @@ MISTAKES = [
     wrong("a Delta table with columns", "CREATE STREAM s (‸id INT) USING delta OPTIONS (path 'x');", "declares columns, and has its own"),
     wrong("an order without a key", "CREATE STREAM s (id INT, at TIMESTAMP) USING files OPTIONS (path 'x', ‸order_by 'at');", "has no option 'order_by'"),
     wrong("a trigger that is none", "SET trigger = ‸'often';", "trigger is 'often', expected a duration"),
+    wrong("an order by what is no column", "CREATE STREAM s (id INT, at TIMESTAMP, PRIMARY KEY (id)) USING files\nOPTIONS (path 'x', order_by ‸'att');", "'order_by' is no column of it: did you mean 'at'?"),
     # -- settings
     wrong("a setting that is not there", "SET ‸paralelism = 4;", "there is no setting 'paralelism': did you mean 'parallelism'?"),
     wrong("a setting of checkpoints that is not there", "SET ‸checkpoint.interval = '1s';", "there is no setting 'checkpoint.interval'"),

@@ -208,6 +208,14 @@ class Program:
             parameters = parameters_of(declaration)
         arguments = parameters.arguments(script, what, connector.at, declaration.using.options, self.secrets)
         if isinstance(declaration, CreateStream):
+            known = [column.name for column in declaration.columns]
+            for option in declaration.using.options:
+                if option.name.lower() in ("order_by", "deleted") and known and option.value not in known:
+                    raise script.error(
+                        f"{what}: '{option.name}' is no column of it{nearest(str(option.value), known)}",
+                        option.value_at,
+                        hint="give the name of a column",
+                    )
             has_columns = connector.text == "delta" or arguments.get("format") == "raw"
             if not has_columns and not declaration.columns:
                 raise script.error(

@@ -40,7 +40,7 @@ def parameters_of(source: CreateStream | CreateTable) -> Parameters:
     return replace(parameters, hints={**parameters.hints, "order_by": str, "deleted": str})
 
 
-def table_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+def table_arguments(arguments: dict[str, Any]) -> dict[str, str]:
     """Take those arguments of a stream with a primary key out that are sl.table()'s."""
     return {name: arguments.pop(name) for name in ("order_by", "deleted") if name in arguments}
 
@@ -73,10 +73,11 @@ def read_present(spark: SparkSession, source: CreateStream, arguments: Mapping[s
     rows = rows.limit(limit)
     if not source.key:
         return rows
-    order = F.struct(F.expr(str(table.get("order_by") or "0")), F.monotonically_increasing_id())
+    order_by, deleted = table.get("order_by"), table.get("deleted")
+    order = F.struct(F.col(quoted(order_by)) if order_by else F.lit(0), F.monotonically_increasing_id())
     versions = rows.select(F.struct("*").alias(_ROW), order.alias(_ORDER), *map(quoted, source.key))
     newest = versions.groupBy(*map(quoted, source.key)).agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
-    return newest.where(f"NOT coalesce({table['deleted']}, false)") if table.get("deleted") else newest
+    return newest.where(f"NOT coalesce({quoted(deleted)}, false)").drop(deleted) if deleted else newest
 
 
 def read_table(spark: SparkSession, table: CreateTable, arguments: Mapping[str, Any]) -> DataFrame:
