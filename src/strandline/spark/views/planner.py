@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strandline.core.errors import ConfigurationError
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, meaning_of
 from strandline.spark.views.operators import Operators
+from strandline.spark.views.places import NodeError
 from strandline.spark.views.relations import Relation, Static, short
 
 _PASSED_ON = frozenset(
@@ -42,6 +42,7 @@ class Planner:
                 "ORDER BY without LIMIT",
                 "a result that changes has no order",
                 "leave ORDER BY out and sort where you read; or add LIMIT n for the first n rows",
+                plan,
             )
         lowered = self._lower(plan)
         return self._as_relation(lowered)
@@ -78,9 +79,14 @@ class Planner:
                 return self._limit(plan)
             case "Sample":
                 raise _refused(
-                    "TABLESAMPLE", "each epoch would draw other rows", "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
+                    "TABLESAMPLE",
+                    "each epoch would draw other rows",
+                    "filter by a hash: WHERE abs(hash(id)) % 10 = 0",
+                    plan,
                 )
-        raise _refused(f"a step that Spark calls {kind}", "it cannot be kept up to date", "write the query without it")
+        raise _refused(
+            f"a step that Spark calls {kind}", "it cannot be kept up to date", "write the query without it", plan
+        )
 
     # -- linear steps
 
@@ -133,10 +139,13 @@ class Planner:
     def _check_deterministic(self, plan: Plan) -> None:
         for expression in self.catalyst.items(plan.expressions()):
             if not expression.deterministic():
+                part = [each for each in self.catalyst.parts(expression) if not each.deterministic()][-1]
                 raise _refused(
-                    f"{expression.sql()}, which is not the same each time",
+                    f"{part.sql()}, which is not the same each time",
                     "a row could not be taken back as it was given",
                     "compute it before, as a column of the stream; or use a hash of the row's columns",
+                    part,
+                    expression,
                 )
 
     def _meaning(self, expression: Expression, child: Relation) -> str:
@@ -172,7 +181,10 @@ class Planner:
         children = catalyst.items(plan.children())
         if len(children) != 1:
             raise _refused(
-                "a scalar subquery in the condition of a join", "it has no place of its own", "write it in WHERE"
+                "a scalar subquery in the condition of a join",
+                "it has no place of its own",
+                "write it in WHERE",
+                *(expression for expression, _ in of_subquery.values()),
             )
         child = self._as_relation(self._lower(children[0]))
         for _, subquery in of_subquery.values():
@@ -248,7 +260,7 @@ class Planner:
                     "Shuffle",
                     "MonotonicallyIncreasingID",
                 ):
-                    raise _refused(each.sql(), "it is not the same each time", "compute it before, as a column")
+                    raise _refused(each.sql(), "it is not the same each time", "compute it before, as a column", each)
 
     def _window(self, plan: Plan, child: Relation) -> Relation:
         return self.operators.window(plan, child)
@@ -256,7 +268,7 @@ class Planner:
     def _limit(self, plan: Plan) -> Relation:
         """LIMIT and OFFSET of sorted rows: Spark nests a LocalLimit, an Offset and a GlobalLimit."""
         limit: int | None = None
-        offset = 0
+        offset, limited = 0, plan
         while (kind := kind_of(plan)) in ("GlobalLimit", "LocalLimit", "Offset"):
             if kind == "GlobalLimit":
                 limit = int(plan.limitExpr().eval(None))
@@ -272,6 +284,7 @@ class Planner:
                 "LIMIT without ORDER BY",
                 "which rows they are is not defined, and would change",
                 "add ORDER BY; if any row will do, aggregate with any_value()",
+                limited,
             )
         return self.operators.limit(child, order, limit, offset)
 
@@ -285,5 +298,5 @@ def _unaliased(expression: Expression) -> Expression:
     return expression.child() if kind_of(expression) == "Alias" else expression
 
 
-def _refused(what: str, why: str, hint: str) -> ConfigurationError:
-    return ConfigurationError(f"the query has {what}: {why}", hint=hint)
+def _refused(what: str, why: str, hint: str, *nodes: Plan | Expression) -> NodeError:
+    return NodeError(f"the query has {what}: {why}", hint, *nodes)

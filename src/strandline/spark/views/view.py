@@ -24,8 +24,10 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.streams.frames import FrameSource, FrameStep, probe_of
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
+from strandline.spark.views.dialect import rewritten
+from strandline.spark.views.names import check_names, check_read
 from strandline.spark.views.operators import Operators
-from strandline.spark.views.places import refuse_query
+from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
 from strandline.spark.views.sinks import with_deletions
@@ -189,6 +191,7 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
         raise ConfigurationError(
             f"sql() was given {query!r:.100}, expected the text of a query", hint='write sql("SELECT …", orders=orders)'
         )
+    check_names(tables)
     nodes = {name: _checked(name, table) for name, table in tables.items()}
     sources = [source for node in nodes.values() for source in sources_of(node)]
     if not sources:
@@ -199,6 +202,7 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
     source = sources[0]
     if not isinstance(source, FrameSource):
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
+    rewriting = rewritten(query, (column for table in tables.values() for column in table.columns))
     session = clone_session(source.df.sparkSession)
     catalyst = Catalyst(session)
     leaves: dict[int, Any] = {}
@@ -207,11 +211,15 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
             leaf = _register(session, name, table.schema)
             leaves[leaf] = _leaf(catalyst, name, table)
         try:
-            df, plan = catalyst.optimized(query)
+            df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
-            raise refuse_query(query, error) from None
+            raise refuse_query(rewriting, error, tables) from None
+        check_read(query, tables)
         operators = Operators(catalyst, source, _operators_of.setdefault(source, {}))
-        relation = Planner(catalyst, leaves, operators).relation(plan)
+        try:
+            relation = Planner(catalyst, leaves, operators).relation(plan)
+        except NodeError as error:
+            raise refuse_node(rewriting, error) from None
     return View(query, relation, df.schema, catalyst, uid)
 
 
