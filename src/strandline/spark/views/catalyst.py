@@ -44,6 +44,10 @@ class Catalyst:
         jdf: Any = df._jdf
         return df, jdf.queryExecution().optimizedPlan()
 
+    def functions(self) -> list[str]:
+        """Return the names of the session's functions."""
+        return [row[0] for row in self.spark.sql("SHOW FUNCTIONS").collect()]
+
     def plan_of(self, df: DataFrame) -> Plan:
         """Return the analysed plan of a DataFrame."""
         jdf: Any = df._jdf

@@ -45,14 +45,14 @@ def microseconds(parts: Sequence[Token]) -> int:
         if parts and parts[0].text in ("-", "+") and len(parts) > 1:
             sign, parts = (-sign if parts[0].text == "-" else sign), parts[1:]
     elif not (len(parts) == 1 and parts[0].kind == "text"):
-        raise NoInterval("it is no literal")
+        raise NoInterval("it is no literal of an interval")
     if len(parts) == 1 and parts[0].kind == "text":
         return sign * _in_words(parts[0].value)
     parts = _without_precision(parts)
     if len(parts) == 4 and parts[2].word == "TO":
         return sign * _in_range(parts[0].value, _unit(parts[1]), _unit(parts[3]))
     if not parts or len(parts) % 2:
-        raise NoInterval("it is no literal")
+        raise NoInterval("it is no literal of an interval")
     return sign * sum(_amount(number.value, _unit(unit)) for number, unit in zip(parts[::2], parts[1::2], strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -18,7 +18,11 @@ _PLACE = re.compile(r"\(line (\d+), pos (\d+)\)|line (\d+) pos (\d+)|== SQL \(li
 _SENTENCE = re.compile(r"(?<=[^.]\.)\s+(?=[A-Z])")
 _SEARCHED = re.compile(r"\s*(on search path|Search path:) \[[^\]]*\]\.?")
 _SUGGESTED = re.compile(r"\s*Did you mean one of the following\? \[(.*?)\]\.?", re.DOTALL)
-_NO_NEXT_STEP = ("If necessary set", "Please, refer to", "If the issue persists", "You can reference")
+_NO_STEP = ("If necessary set", "Please, refer to", "If the issue persists", "You can reference")
+_STEP = re.compile(
+    r"(?:Please )?((?:Add|Change|Check|Consider|Correct|Ensure|Make|Provide|Remove|Rewrite|Set|Specify|Try|Use|Verify) .*)",
+    re.IGNORECASE | re.DOTALL,
+)
 _SUGGESTIONS = 5
 
 
@@ -41,13 +45,20 @@ def refuse_node(query: Rewriting, error: NodeError) -> ConfigurationError:
     return ConfigurationError(str(error), hint=error.hint)
 
 
-def refuse_query(query: Rewriting, error: PySparkException, tables: Iterable[str] = ()) -> ConfigurationError:
-    """Return the error of a query that Spark refuses; `tables` are the names of those that it was given."""
+def refuse_query(
+    query: Rewriting, error: PySparkException, tables: Iterable[str] = (), functions: Callable[[], list[str]] = list
+) -> ConfigurationError:
+    """Return the error of a query that Spark refuses.
+
+    `tables` are the names of those that it was given, and `functions` returns the names of the session's.
+    """
     words, hint = _words(str(error))
     parameters = error.getMessageParameters() or {}
     if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
         words, hint = _unknown_table(parameters["relationName"].replace("`", ""), [*tables])
     else:
+        if error.getCondition() == "UNRESOLVED_ROUTINE":
+            words += nearest(parameters["routineName"].replace("`", ""), functions())
         words = f"the query is refused by Spark: {words}"
     place = _place(query, error, parameters)
     return ConfigurationError(words, hint=hint) if place is None else query.refused(words, place, hint)
@@ -74,13 +85,18 @@ def _words(text: str) -> tuple[str, str]:
     text = _SEARCHED.sub("", text[: end.start() if end else None]).strip()
     suggested = _SUGGESTED.search(text)
     text = _SUGGESTED.sub("", text)
-    first, *others = _SENTENCE.split(" ".join(text.split()))
-    steps = [each.strip(". ") for each in others if not each.startswith(_NO_NEXT_STEP)]
+    words: list[str] = []
+    steps: list[str] = []
+    for sentence in _SENTENCE.split(" ".join(text.split())):
+        step = _STEP.fullmatch(sentence)
+        if step and words:
+            steps.append(step[1][0].lower() + step[1][1:].strip(". "))
+        elif not sentence.startswith(_NO_STEP):
+            words.append(sentence.strip(".; "))
     if suggested:
         names = [each for each in suggested[1].split(", ") if not each.startswith("`__")]
         steps.append(f"did you mean {', '.join(names[:_SUGGESTIONS])}?")
-    hint = "; ".join(each[0].lower() + each[1:] for each in steps)
-    return first.rstrip(".;"), hint
+    return ". ".join(words), "; ".join(steps)
 
 
 def _place(query: Rewriting, error: PySparkException, parameters: dict[str, str]) -> int | None:
@@ -102,7 +118,7 @@ def _within(fragment: str, parameters: dict[str, str]) -> int:
     if not re.match(r"\s*(SELECT|WITH|FROM)\b", fragment, re.IGNORECASE):
         return 0
     for value in parameters.values():
-        part = value.strip('"').replace("`", "")
+        part = re.sub(r"^\((.*)\)$", r"\1", value.strip('"').replace("`", ""))
         matches = [each.start() for each in re.finditer(rf"(?<!\w){re.escape(part)}(?!\w)", fragment, re.IGNORECASE)]
         if len(part) > 1 and len(matches) == 1:
             return matches[0]

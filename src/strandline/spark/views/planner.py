@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from strandline.spark.views.asof import without_asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, meaning_of
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError
@@ -52,6 +53,8 @@ class Planner:
 
     def _lower(self, plan: Plan) -> Relation | Static:
         kind = kind_of(plan)
+        if kind == "AsOfJoin":
+            return self._lower(without_asof(self.catalyst, plan))
         if kind == "LogicalRDD" and (table := self.tables.get(plan.rdd().id())) is not None:
             return table(self.catalyst.items(plan.output()))
         plan, extra = self._with_subqueries(plan)

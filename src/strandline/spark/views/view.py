@@ -23,6 +23,7 @@ from strandline.spark.keepers.exchange import clone_session
 from strandline.spark.sinks.base import Sink
 from strandline.spark.streams.frames import FrameSource, FrameStep, probe_of
 from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
 from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.names import check_names, check_read
@@ -204,6 +205,7 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
     rewriting = rewritten(query, (column for table in tables.values() for column in table.columns))
     session = clone_session(source.df.sparkSession)
+    session.conf.set(asof.ENABLED, "true")
     catalyst = Catalyst(session)
     leaves: dict[int, Any] = {}
     with suppress_error_logs():
@@ -213,7 +215,7 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
         try:
             df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
-            raise refuse_query(rewriting, error, tables) from None
+            raise refuse_query(rewriting, error, tables, catalyst.functions) from None
         check_read(query, tables)
         operators = Operators(catalyst, source, _operators_of.setdefault(source, {}))
         try:
