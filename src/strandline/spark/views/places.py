@@ -20,7 +20,7 @@ _SEARCHED = re.compile(r"\s*(on search path|Search path:) \[[^\]]*\]\.?")
 _SUGGESTED = re.compile(r"\s*Did you mean one of the following\? \[(.*?)\]\.?", re.DOTALL)
 _NO_STEP = ("If necessary set", "Please, refer to", "If the issue persists", "You can reference")
 _STEP = re.compile(
-    r"(?:Please )?((?:Add|Change|Check|Consider|Correct|Ensure|Make|Provide|Remove|Rewrite|Set|Specify|Try|Use|Verify) .*)",
+    r"(?:Please )?((?:Add|Change|Check|Consider|Correct|Ensure|Make|Provide|Remove|Rewrite|Set|Specify|Use|Verify) .*)",
     re.IGNORECASE | re.DOTALL,
 )
 _SUGGESTIONS = 5
