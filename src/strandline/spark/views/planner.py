@@ -164,7 +164,7 @@ class Planner:
                     "a scalar subquery inside an aggregate function",
                     "it changes while the rows before it stay",
                     "join the subquery before, in FROM",
-                    plan,
+                    *self._catalyst.subqueries(below),
                 )
             return self._joined(above, aggregate(self.operators, below, self._relation(below.child())))
         return self._joined(plan, self._relation(plan.child()))
@@ -202,11 +202,9 @@ class Planner:
             return self._static_join(plan, left, right)
         if isinstance(left, Static) and isinstance(right, Relation) and how not in _NOT_RIGHT_OF_STATIC:
             return self._static_join(plan, right, left, is_left=False)
-        if self._catalyst.has_subquery(plan):
+        if subqueries := self._catalyst.subqueries(plan):
             what = "a scalar subquery in the condition of a join"
-            raise _refused(
-                what, "Spark does not say of which side it is", "write it in WHERE", *self._catalyst.subqueries(plan)
-            )
+            raise _refused(what, "Spark does not say of which side it is", "write it in WHERE", *subqueries)
         keys, other_keys, rest = self._catalyst.join_keys(plan)
         exists = plan.joinType().exists() if how == "ExistenceJoin" else None
         sides = self._as_relation(left), keys, self._as_relation(right), other_keys

@@ -218,7 +218,7 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
         try:
             if present := catalyst.present(df):
                 raise NodeError(
-                    "the query has the present time, as now() or current_date(): it would be that of the start for ever",
+                    "the query has the present time, as now() or current_date(): it would be the start's for ever",
                     "compare times of the rows with each other; or add the time of arrival as a column of the stream",
                     *present,
                 )
