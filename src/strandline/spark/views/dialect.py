@@ -13,9 +13,10 @@ from strandline.spark.views.rewriting import Edits, Piece, Rewriting
 from strandline.spark.views.structure import Query, Span
 from strandline.spark.views.tablewindows import TableWindows
 
-_STARTS = frozenset({"SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE"})
-_WRITING = (("INSERT", "INTO"), ("INSERT", "OVERWRITE"), ("DELETE", "FROM"), ("MERGE", "INTO"))
+_STARTS = frozenset({"SELECT", "FROM", "VALUES", "TABLE", "MAP", "REDUCE"})
+_STATEMENTS = frozenset({"INSERT", "DELETE", "MERGE", "UPDATE"})
 _ENDS_OF_ORDER = frozenset({"LIMIT", "OFFSET", "UNION", "INTERSECT", "EXCEPT", "MINUS"})
+_PRESENT = ("PROCTIME", "CURRENT_", "LOCALTIME", "NOW")
 _COMPARISONS = ("<", "<=", ">", ">=")
 _AFTER_COLUMN = frozenset(
     {"FROM", "AS", "IS", "IN", "LIKE", "ILIKE", "RLIKE", "BETWEEN", "AND", "OR", "DIV", "COLLATE"}
@@ -39,22 +40,25 @@ def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
 
 def _check_query(query: Query, edits: Edits) -> None:
     """Refuse statements, which Spark would execute, and WITH … INSERT INTO."""
-    first = next((at for at, token in enumerate(query.tokens) if token.text != "("), None)
+    every = range(len(query.tokens))
+    first = next((at for at in every if query.tokens[at].text != "("), None)
     if first is None:
         raise ConfigurationError("sql() was given no query", hint='write sql("SELECT …", orders=orders)')
-    written = next(
-        (
-            at for at in range(first, len(query.tokens))
-            if query.sites[at].depth == 0 and any(query.words(at, *pair) for pair in _WRITING)
-        ),
-        first,
-    )  # fmt: skip
-    if written != first or query.word(first) not in _STARTS:
-        token = query.tokens[written]
+    if query.words(first, "WITH"):
+        starts = _STARTS | _STATEMENTS
+        first = next((at for at in every if query.word(at) in starts and _follows_with(query, at)), first)
+    if query.words(first, "FROM"):
+        first = next((at for at in every if query.words(at, "INSERT") and query.sites[at].depth == 0), first)
+    if query.word(first) not in _STARTS | {"WITH"}:
+        token = query.tokens[first]
         raise edits.refused(
             f"sql() was given a statement that begins with {token.text}, expected a query", token.start,
             "give it a SELECT; spark.sql() executes other statements",
         )  # fmt: skip
+
+
+def _follows_with(query: Query, at: int) -> bool:
+    return query.text_of(at - 1) == ")" and query.sites[at].depth == 0
 
 
 def _drop_stream(query: Query, edits: Edits) -> None:
@@ -71,16 +75,15 @@ def _refuse_versions(query: Query, edits: Edits) -> None:
     for at, token in enumerate(query.tokens):
         if not query.words(at, "FOR", "SYSTEM_TIME", "AS", "OF"):
             continue
-        time = at + 4
-        if query.word(time) == "PROCTIME" or query.word(time).startswith(("CURRENT_", "LOCALTIME", "NOW")):
+        time = query.tokens[at + 4] if at + 4 < len(query.tokens) else token
+        after = query.tokens[at + 5].kind if at + 5 < len(query.tokens) else "sign"
+        if time.word.startswith(_PRESENT):
             raise edits.refused(
                 "FOR SYSTEM_TIME AS OF the time of processing: after a restart, rows would be joined with others",
                 token.start,
                 "leave it out: a join is kept up to date with the newest rows; or join as of a column with ASOF JOIN",
             )
-        if query.text_of(time + 1) == "." or (query.word(time) and query.tokens[time + 1 :][:1] and (
-            query.tokens[time + 1].kind in ("word", "name") or query.text_of(time + 1) in (")", ",")
-        )):  # fmt: skip
+        if time.kind in ("word", "name") and after != "text" and query.text_of(at + 5) != "(":
             raise edits.refused(
                 "FOR SYSTEM_TIME AS OF a column: the table does not say since when each of its rows is valid",
                 token.start,
@@ -167,7 +170,7 @@ def _distinct_on(query: Query, edits: Edits) -> None:
             )
         end = next(
             (each for each in inside
-             if each > order and (query.word(each) in _ENDS_OF_ORDER or query.text_of(each) in (";", ")"))),
+             if each > order and (_ends_order(query, each) or query.text_of(each) == ";")),
             inside[-1] + 1,
         )  # fmt: skip
         numbers = [span for span in query.split(Span(order + 2, end), ",") if query.of(span)[0].kind == "number"]
@@ -178,9 +181,13 @@ def _distinct_on(query: Query, edits: Edits) -> None:
         edits.replace(token.start, query.tokens[closing + 1].start)
         start, stop = query.tokens[order].start, query.tokens[end - 1].end
         keys = Span(at + 3, closing)
-        pieces = [
-            Piece("QUALIFY row_number() OVER (PARTITION BY ", token.start), edits.copy(*query.place(keys)),
-            Piece(" ", start), edits.copy(start, stop), Piece(") = 1", start),
-        ]  # fmt: skip
+        before = Piece("QUALIFY row_number() OVER (PARTITION BY ", token.start)
+        edits.replace(start, start, before, edits.copy(*query.place(keys)), Piece(" ", start))
         has_limit = query.word(end) in ("LIMIT", "OFFSET")
-        edits.replace(start, stop, *pieces, *([Piece(" ", start), edits.copy(start, stop)] if has_limit else []))
+        edits.replace(stop, stop, Piece(") = 1", start), *([Piece(" ", start), edits.copy(start, stop)] * has_limit))
+
+
+def _ends_order(query: Query, at: int) -> bool:
+    """Whether the terms of ORDER BY end here: OFFSET may be the name of a column."""
+    is_name = query.text_of(at - 1) in (",", ".") or query.word(at - 1) == "BY"
+    return query.word(at) in _ENDS_OF_ORDER and not is_name

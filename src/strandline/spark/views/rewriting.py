@@ -28,20 +28,20 @@ class Rewriting:
     """A user's text, and what Spark is given in its place."""
 
     source: str
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[Piece]
 
     @cached_property
     def text(self) -> str:
         """The new text."""
-        return "".join(piece.text for piece in self.pieces) if self.pieces else self.source
+        return "".join(piece.text for piece in self.pieces)
 
     def place(self, at: int) -> int:
         """Return the place in the user's text of a place in the new one."""
-        if not self.pieces:
-            return at
+        if at >= len(self.text):
+            return len(self.source)
         index = bisect_right(self._starts, at) - 1
         piece = self.pieces[index]
-        return min(piece.at + (at - self._starts[index] if piece.copied else 0), len(self.source))
+        return piece.at + (at - self._starts[index] if piece.copied else 0)
 
     def place_of(self, line: int, column: int) -> int:
         """Return the place in the user's text of a line, from 1, and a column, from 0, of the new one."""
@@ -86,13 +86,16 @@ class Edits:
 
     def refused(self, message: str, at: int, hint: str = "") -> ConfigurationError:
         """Return the error of a query that has something wrong at a place."""
-        return Rewriting(self.source).refused(message, at, hint)
+        return Edits(self.source).done().refused(message, at, hint)
 
     def done(self) -> Rewriting:
         """Return the text with all replacements."""
         pieces, at = [], 0
         for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
-            assert start >= at, "two edits of one part"
+            if start < at:
+                raise self.refused(
+                    "this is inside of a part that is written for another system", start, "write it as Spark has it"
+                )
             pieces += [self.copy(at, start), *new]
             at = end
         pieces.append(self.copy(at, len(self.source)))

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from strandline.spark.views.tokens import Token, closings, tokens
 
-_CLAUSES = frozenset({"SELECT", "FROM", "WHERE", "GROUP", "HAVING", "QUALIFY", "ORDER", "LIMIT", "OFFSET", "WITH"})
+_CLAUSES = frozenset({"SELECT", "FROM", "WHERE", "GROUP", "HAVING", "QUALIFY", "ORDER"})
 _SET_OPERATORS = frozenset({"UNION", "INTERSECT", "EXCEPT", "MINUS"})
 _QUERY_STARTS = frozenset({"SELECT", "WITH", "FROM", "VALUES", "TABLE"})
 

@@ -15,7 +15,7 @@ from strandline.spark.views.structure import Span
 from strandline.spark.views.windowcalls import LENGTHS, MILLISECOND, WindowCalls
 
 _WITH_OFFSET = frozenset({"TUMBLE", "HOP"})
-_BEFORE = frozenset({"FROM", "JOIN", "LATERAL", ",", "("})
+_BEFORE = frozenset({"FROM", "JOIN", "LATERAL", ","})
 
 
 @dataclass(frozen=True)
