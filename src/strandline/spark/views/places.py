@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.rewriting import Rewriting
 
-_REST = re.compile(r"\s*(SQLSTATE: |\(line \d+, pos \d+\)|;? ?line \d+ pos \d+|\n== SQL|;?\n'?[A-Z]\w+ |;?\n[:+-])")
+_REST = re.compile(r"\s*(SQLSTATE: |\(line \d+, pos \d+\)|;? ?line \d+ pos \d+|\n== SQL|;\n)")
 """What comes after the words of a message: codes, places, the text and the plan."""
 _PLACE = re.compile(r"\(line (\d+), pos (\d+)\)|line (\d+) pos (\d+)|== SQL \(line (\d+), position (\d+)\)")
 _SENTENCE = re.compile(r"(?<=[^.]\.)\s+(?=[A-Z])")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from strandline.spark.views.aggregating import aggregate
 from strandline.spark.views.asof import without_asof
-from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.joining import any_join, join
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators
@@ -30,6 +30,9 @@ _LINEAR = frozenset({"Project", "Filter", "Generate", "Expand"})
 _LIMITS = frozenset({"GlobalLimit", "Offset"})
 _NOT_LEFT_OF_STATIC = frozenset({"RightOuter", "FullOuter"})
 _NOT_RIGHT_OF_STATIC = frozenset({"LeftOuter", "FullOuter", "LeftSemi", "LeftAnti", "ExistenceJoin"})
+_AGGREGATE = "org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction"
+_WRITTEN = {"UnionLoop": "WITH RECURSIVE over a stream", "ScriptTransformation": "TRANSFORM"}
+"""How people write the nodes that no view has."""
 _KEEPS_ROWS = frozenset({"LeftSemi", "LeftAnti", "ExistenceJoin"})
 
 
@@ -87,15 +90,16 @@ class Planner:
                 parts = [(self._relation(child), self._catalyst.items(child.output())) for child in children]
                 return united(self.operators, parts, output)
             case "Aggregate":
+                self._check_deterministic(plan)
                 return aggregate(self.operators, plan, self._relation(plan.child()))
             case "Window":
+                self._check_deterministic(plan)
                 return window(self.operators, plan, self._relation(plan.child()))
             case "Sample":
                 hint = "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
                 raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
-        raise _refused(
-            f"a step that Spark calls {kind}", "it cannot be kept up to date", "write the query without it", plan
-        )
+        what = _WRITTEN.get(kind, f"a step that Spark calls {kind}")
+        raise _refused(what, "it cannot be kept up to date", "write the query without it", plan)
 
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""
@@ -142,16 +146,19 @@ class Planner:
         return child.then(step, output, text, columns, unique=unique)
 
     def _check_deterministic(self, plan: Plan) -> None:
-        for expression in self._catalyst.items(plan.expressions()):
-            if not expression.deterministic():
-                part = [each for each in self._catalyst.parts(expression) if not each.deterministic()][-1]
-                raise _refused(
-                    f"{part.sql()}, which is not the same each time",
-                    "a row could not be taken back as it was given",
-                    "compute it before, as a column of the stream; or use a hash of the row's columns",
-                    part,
-                    expression,
-                )
+        catalyst = self._catalyst
+        for expression in catalyst.items(plan.expressions()):
+            # Functions as first() depend on the order of rows alone.
+            parts = [] if expression.deterministic() else catalyst.parts(expression)
+            for part in parts:
+                if not part.deterministic() and not catalyst.is_a(part, _AGGREGATE) and _has_sure_parts(catalyst, part):
+                    raise _refused(
+                        f"{part.sql()}, which is not the same each time",
+                        "a row could not be taken back as it was given",
+                        "compute it before, as a column of the stream; or use a hash of the row's columns",
+                        part,
+                        expression,
+                    )
 
     # -- subqueries
 
@@ -267,6 +274,10 @@ class Planner:
 def _new(output: Sequence[Attribute], known: Mapping[int, str], meaning: str) -> dict[int, str]:
     """Say what new columns mean, by their places."""
     return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(output) if id_of(each) not in known}
+
+
+def _has_sure_parts(catalyst: Catalyst, expression: Expression) -> bool:
+    return all(child.deterministic() for child in catalyst.items(expression.children()))
 
 
 def _refused(what: str, why: str, hint: str, *nodes: Plan | Expression) -> NodeError:

@@ -57,7 +57,7 @@ class Rewriting:
         left = max(0, min(column - _WIDTH // 2, len(line) - _WIDTH))
         return (
             f"{message}\n  line {number}, column {column + 1}:\n"
-            f"    {line[left : left + _WIDTH]}\n    {' ' * (column - left)}^"
+            f"    {line[left : left + _WIDTH].rstrip()}\n    {' ' * (column - left)}^"
         )
 
     def refused(self, message: str, at: int, hint: str = "") -> ConfigurationError:
