@@ -24,8 +24,9 @@ from strandline.spark.base.mapping import BatchFunction, map_batches
 
 _KNOWN = frozenset({
     "ArrowEvalPythonExec", "BatchEvalPythonExec", "ExpandExec", "FilterExec", "GenerateExec", "HashAggregateExec",
-    "InputAdapter", "MapInArrowExec", "ObjectHashAggregateExec", "ProjectExec", "RDDScanExec", "ShuffleExchangeExec",
-    "ShuffledHashJoinExec", "SortAggregateExec", "SortExec", "UnionExec", "WholeStageCodegenExec",
+    "InputAdapter", "MapInArrowExec", "MergingSessionsExec", "ObjectHashAggregateExec", "ProjectExec", "RDDScanExec",
+    "ShuffleExchangeExec", "ShuffledHashJoinExec", "SortAggregateExec", "SortExec", "UnionExec", "UpdatingSessionsExec",
+    "WholeStageCodegenExec", "WindowExec", "WindowGroupLimitExec",
 })  # fmt: skip
 """The nodes that read nothing but their children's rows. ReusedExchangeExec is not one: it would give old rows."""
 _PRESENT = re.compile(r"['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)

@@ -155,7 +155,7 @@ class FrameBuilder:
 
     def _prepare(self, df: DataFrame) -> None:
         prepare_session(df.sparkSession)
-        if self.plan.reductions:
+        if self.operators:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators.values()))
 
     def _input_of(self, node: Node, rows: DataFrame) -> DataFrame:

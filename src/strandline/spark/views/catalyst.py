@@ -98,10 +98,6 @@ class Catalyst:
         analysed = self.plan_of(self.frame(self.project([self.alias(expression, "resolved")], rows), self.spark))
         return analysed.projectList().head().child()
 
-    def cast_null(self, attribute: Attribute) -> Expression:
-        """Return a null of a column's type."""
-        return _object(self._expressions, "Literal").create(None, attribute.dataType())
-
     def both(self, one: Expression | None, other: Expression) -> Expression:
         """Return the conjunction of two conditions."""
         return other if one is None else self._expressions.And(one, other)
@@ -124,6 +120,22 @@ class Catalyst:
         return (
             above if last is None else self.both(above, self._expressions.LessThanOrEqual(number, self.sql(str(last))))
         )
+
+    def less_than(self, one: Expression, other: Expression) -> Expression:
+        """Return a comparison."""
+        return self._expressions.LessThan(one, other)
+
+    def negation(self, condition: Expression) -> Expression:
+        """Return whether a condition is not true."""
+        return self._expressions.Not(condition)
+
+    def negative(self, number: Expression) -> Expression:
+        """Return a number with the other sign."""
+        return self._expressions.UnaryMinus(number, True)
+
+    def null_like(self, expression: Expression) -> Expression:
+        """Return a null of the type of an expression."""
+        return _object(self._expressions, "Literal").create(None, expression.dataType())
 
     def is_null(self, expression: Expression) -> Expression:
         """Return whether an expression is null."""
@@ -216,6 +228,17 @@ class Catalyst:
             return plan if self.is_a(argument, _PLAN) else argument
 
         return self.copy(node, changed)
+
+    def aggregation(self, groups: Sequence[Expression], results: Sequence[Expression]) -> Plan:
+        """Return an aggregation of no rows, of which only the columns are used."""
+        rows = _object(self._logical, "LocalRelation").apply(self.seq(groups))
+        return self._logical.Aggregate(self.seq(groups), self.seq(results), rows, self._none)
+
+    def plain_aggregate(self, expression: Expression) -> Expression | None:
+        """Return an aggregate function without DISTINCT; None for another expression."""
+        if kind_of(expression) != "AggregateExpression":
+            return None
+        return self.copy(expression, lambda argument: False if argument is True else argument)
 
     def numbered(self, name: str, keys: Sequence[Expression], order: Sequence[Expression], plan: Plan) -> Plan:
         """Return rows with the number of each among those of its key, as the last column."""

@@ -26,10 +26,15 @@ def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = No
     return catalyst.struct(fields)
 
 
+def is_key(expression: Expression) -> bool:
+    """Whether an operator's key has a value as it is."""
+    kind: str = expression.dataType().typeName()
+    return not kind.startswith(_NO_KEYS)
+
+
 def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     """Return a value as keys have it: one of another type as text, in which each value is another text."""
-    kind = key.dataType().typeName()
-    if not kind.startswith(_NO_KEYS):
+    if is_key(key):
         return key
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))

@@ -10,16 +10,19 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import Columns, quoted
-from strandline.plan.graph import Keyed, Node, OperatorNode
+from strandline.plan.graph import Cut, Keyed, Node, OperatorNode, PartialNode
 from strandline.plan.joins import connect
 from strandline.plan.operators import make_operator
 from strandline.plan.unions import union
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.operators.views.joins import PAIRED, How, Joining
 from strandline.runtime.operators.views.recomputing import Collecting, Comparing
+from strandline.runtime.operators.views.totals import Totals
+from strandline.runtime.rowlayout import ROWS
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, meaning_of
-from strandline.spark.views.keys import KEY, key_of
+from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.relations import Part, Relation, Rows, Static, short, unlike
+from strandline.spark.views.totals import SumPlanner
 from strandline.types.datatypes import BooleanType, Field, StructType
 
 _HOWS: Mapping[str, How] = {
@@ -77,10 +80,10 @@ class Operators:
         parts = [(pairs, [*left.output, *right.output])]
         if how in ("left", "full"):
             alone = self._matched("anti", left, pairs)
-            parts.append((alone, [*alone.output, *map(self.catalyst.cast_null, right.output)]))
+            parts.append((alone, [*alone.output, *map(self.catalyst.null_like, right.output)]))
         if how in ("right", "full"):
             alone = self._matched("anti", right, pairs)
-            parts.append((alone, [*map(self.catalyst.cast_null, left.output), *alone.output]))
+            parts.append((alone, [*map(self.catalyst.null_like, left.output), *alone.output]))
         return replace(self._united(parts, [*left.output, *right.output]), appends=False)
 
     def _matched(self, how: How, rows: Relation, pairs: Relation, exists: Attribute | None = None) -> Relation:
@@ -91,7 +94,7 @@ class Operators:
         return rows.then(
             lambda plan: self.catalyst.filter(condition, plan),
             rows.output,
-            f"Filter[{meaning_of(condition, dict(rows.columns))}]",
+            f"Filter[{meaning_of(condition, rows.columns)}]",
             unique=rows.unique,
         )
 
@@ -109,7 +112,7 @@ class Operators:
         """Join relations by equal keys. Null equals nothing, unless `null_safe`: then it equals null."""
         catalyst, is_paired = self.catalyst, how in PAIRED
         texts = [
-            ", ".join(meaning_of(key, dict(rows.columns)) for key in keys)
+            ", ".join(meaning_of(key, rows.columns) for key in keys)
             for rows, keys in ((left, left_keys), (right, right_keys))
         ]
         meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
@@ -177,7 +180,7 @@ class Operators:
 
     def _united(self, parts: Sequence[tuple[Relation, Sequence[Expression]]], output: Sequence[Attribute]) -> Relation:
         texts = [
-            short(f"{', '.join(meaning_of(each, dict(rows.columns)) for each in columns)}({rows.meaning})")
+            short(f"{', '.join(meaning_of(each, rows.columns) for each in columns)}({rows.meaning})")
             for rows, columns in parts
         ]
         meaning = short(f"union[{' | '.join(texts)}]")
@@ -216,17 +219,129 @@ class Operators:
             )
 
         rows = replace(
-            source, steps=(all_rows,), meaning=short(f"table({table.meaning})"), columns=_columns_of(output, table.meaning)
+            source,
+            steps=(all_rows,),
+            meaning=short(f"table({table.meaning})"),
+            columns=_columns_of(output, table.meaning),
         )
         return replace(self._compared(rows, (), rows.meaning), appends=True)
 
-    # -- what Spark computes anew of each key that changed
+    # -- aggregates
 
     def aggregate(self, plan: Plan, child: Relation) -> Relation:
         """Return the results of an aggregation."""
+        groups = self.catalyst.items(plan.groupingExpressions())
+        results = self.catalyst.items(plan.aggregateExpressions())
+        same = {id_of(of): id_of(each) for each in results if kind_of(of := _unaliased(each)) == "AttributeReference"}
+        unique = frozenset(same.get(id_of(each), -1) for each in groups)
+        summed = self._summed(plan, child, groups, results) if all(map(is_key, groups)) else None
+        result = summed or self._computed_anew(plan, child, groups, results)
+        return replace(result, unique=None if -1 in unique else unique)
+
+    def _summed(
+        self, plan: Plan, child: Relation, groups: Sequence[Attribute], results: Sequence[Expression]
+    ) -> Relation | None:
+        """Return the results of an aggregation of sums; None if it needs more."""
         catalyst = self.catalyst
-        groups = catalyst.items(plan.groupingExpressions())
-        results = catalyst.items(plan.aggregateExpressions())
+        distinct = self._distinct(child, groups, results)
+        if distinct is not None:
+            child, results = distinct
+        is_strict = catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
+        planner = SumPlanner(catalyst, self.weight, child.columns, appends=child.appends, is_strict=is_strict)
+        sums = planner.plan(results)
+        if sums is None:
+            return None
+        names = [each.name for each in sums.addends]
+        by = ", ".join(child.columns[id_of(key)] for key in groups)
+        meaning = short(f"totals[{len(groups)}: {by}; {', '.join(sorted(names))}]({child.meaning})")
+
+        def make() -> tuple[Node, Part]:
+            pairs = ((KEY, key_of(catalyst, groups)), *((each.name, each.value) for each in sums.addends))
+            nothing = [
+                catalyst.sql("0L" if at == 0 else f"cast(null as {each.kind.ddl})")
+                for at, each in enumerate(sums.addends)
+            ]
+            seed = (key_of(catalyst, ()), *nothing) if not groups else ()
+            node = Rows(catalyst, child, pairs, self.weight_id, seed, is_weighted=False).node()
+            key = self._struct(node, [KEY])
+            types = (
+                (KEY, node.columns.ddl_of(KEY)),
+                (ROWS, "bigint"),
+                *((each.name, each.kind.ddl) for each in sums.addends),
+            )
+            parts = {each.name: each.part for each in sums.addends}
+            partial = PartialNode(Columns(types), node, (KEY,), Cut(), parts)
+            fields = [each.field for each in sums.addends]
+            process = Totals(key, fields, [each.counted for each in sums.addends[1:]], is_whole=not groups)
+            result = StructType((*key.fields, *(Field(each.name, each.kind) for each in sums.addends[1:])))
+            uid = f"totals-{_hash(f'{by} {child.meaning}')[:6]}-{_hash(meaning)[:6]}"
+            what = f"aggregate by {_names(groups)}" if groups else "aggregate of all rows"
+            operator = self._operator(Keyed(partial, (KEY,)), uid, process, result, what)
+            return operator, Part(uid, what, "sums and counts of each group", "")
+
+        node, part = self._once(meaning, make, child)
+        key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, catalyst.new_id())
+        columns = [(addend, attribute) for addend, attribute, _ in sums.columns]
+        stored = [catalyst.attribute(each.kind.ddl, each.name, catalyst.new_id()) for each, _ in columns]
+        output = catalyst.items(plan.output())
+
+        def step(rows: Plan) -> Plan:
+            keys = [
+                catalyst.alias(catalyst.field(key, at), each.name(), each.exprId(), each.metadata())
+                for at, each in enumerate(groups)
+            ]
+            buffers = [
+                catalyst.alias(make_(column), attribute.name(), attribute.exprId())
+                for column, (_, attribute, make_) in zip(stored, sums.columns, strict=True)
+            ]
+            rows = catalyst.project([*keys, *buffers, self.weight], rows)
+            return catalyst.project([*sums.results, self.weight], rows)
+
+        text = ", ".join(meaning_of(each, child.columns) for each in results)
+        appends = child.appends and not sums.columns and bool(groups)
+        return Relation(
+            node,
+            (KEY, *(each.name for each, _ in columns)),
+            (key, *stored),
+            tuple(output),
+            _columns_of(output, short(f"{text}@{meaning}")),
+            short(f"{text}@{meaning}"),
+            steps=(step,),
+            appends=appends,
+            leaves=child.leaves,
+            parts=_parts(child, part=part, appends=appends),
+        )
+
+    def _distinct(
+        self, child: Relation, groups: Sequence[Attribute], results: Sequence[Expression]
+    ) -> tuple[Relation, list[Expression]] | None:
+        """Return distinct rows, and aggregates of these, if all functions are of the same distinct values."""
+        catalyst = self.catalyst
+        functions = [
+            each for result in results for each in catalyst.parts(result) if kind_of(each) == "AggregateExpression"
+        ]
+        if not functions or not all(each.isDistinct() and not each.filter().isDefined() for each in functions):
+            return None
+        values = catalyst.items(functions[0].aggregateFunction().children())
+        texts = [each.canonicalized().toString() for each in values]
+        if any(
+            [part.canonicalized().toString() for part in catalyst.items(each.aggregateFunction().children())] != texts
+            for each in functions
+        ):
+            return None
+        if not all(kind_of(each) == "AttributeReference" and is_key(each) for each in values):
+            return None
+        columns = list({id_of(each): each for each in (*groups, *values)}.values())
+        distinct = self._summed(catalyst.aggregation(columns, columns), child, columns, columns)
+        assert distinct is not None
+        return distinct, [catalyst.replaced(each, catalyst.plain_aggregate) for each in results]
+
+    # -- what Spark computes anew of each key that changed
+
+    def _computed_anew(
+        self, plan: Plan, child: Relation, groups: Sequence[Attribute], results: Sequence[Expression]
+    ) -> Relation:
+        catalyst = self.catalyst
         sessions = [each for each in groups if each.metadata().contains("spark.sessionWindow")] if groups else []
         keys = [each for each in groups if each not in sessions]
         is_row = catalyst.equal_to(self.weight, catalyst.sql("1L"))
@@ -240,20 +355,17 @@ class Operators:
             computed += [key, catalyst.alias(count, WEIGHT, self.weight_id)]
             return catalyst.aggregate(plan, [*groups, key], computed, rows)
 
-        text = ", ".join(meaning_of(each, dict(child.columns)) for each in (*groups, *results))
+        text = ", ".join(meaning_of(each, child.columns) for each in (*groups, *results))
         output = catalyst.items(plan.output())
         meaning = short(f"aggregate[{len(groups)}: {text}]({child.meaning})")
-        same = {id_of(of): id_of(each) for each in results if kind_of(of := _unaliased(each)) == "AttributeReference"}
-        unique = frozenset(same.get(id_of(each), -1) for each in groups)
         what = f"aggregate by {_names(groups)}" if groups else "aggregate of all rows"
-        result = self._recomputed(child, keys, output, fragment, meaning, what, seeded=not groups)
-        return replace(result, unique=None if -1 in unique else unique)
+        return self._recomputed(child, keys, output, fragment, meaning, what, seeded=not groups)
 
     def window(self, plan: Plan, child: Relation) -> Relation:
         """Return the rows with the results of window functions."""
         catalyst = self.catalyst
         keys = catalyst.items(plan.partitionSpec())
-        text = ", ".join(meaning_of(each, dict(child.columns)) for each in catalyst.items(plan.expressions()))
+        text = ", ".join(meaning_of(each, child.columns) for each in catalyst.items(plan.expressions()))
         output = catalyst.items(plan.output())
 
         def fragment(rows: Plan, key: Attribute) -> Plan:
@@ -269,7 +381,7 @@ class Operators:
     def limit(self, child: Relation, order: Sequence[Expression], limit: int | None, offset: int) -> Relation:
         """Return the first rows in an order."""
         catalyst = self.catalyst
-        text = ", ".join(meaning_of(each, dict(child.columns)) for each in order)
+        text = ", ".join(meaning_of(each, child.columns) for each in order)
 
         def fragment(rows: Plan, key: Attribute) -> Plan:
             numbered = catalyst.numbered(_NUMBER, [key], order or [key], rows)
@@ -283,7 +395,7 @@ class Operators:
         what = f"rows {offset + 1} to {'the last' if limit is None else offset + limit} in order"
         meaning = short(f"limit[{text}: {limit}, {offset}]({child.meaning})")
         result = self._recomputed(child, [], child.output, fragment, meaning, what)
-        return replace(result, unique=child.unique, columns=dict(child.columns))
+        return replace(result, unique=child.unique, columns=child.columns)
 
     def _recomputed(
         self,
@@ -368,7 +480,7 @@ class Operators:
         names = unlike([each.name() for each in columns] or [_ONE])
         values = list(columns) or [catalyst.sql("true")]
         pairs = ((KEY, key), *zip(names, values, strict=True))
-        seed = (key, *map(catalyst.cast_null, columns)) if columns else (key, catalyst.sql("true"))
+        seed = (key, *map(catalyst.null_like, columns)) if columns else (key, catalyst.sql("true"))
         node = Rows(catalyst, rows, pairs, self.weight_id, seed if seeded else ()).node()
         return node, names
 

@@ -104,6 +104,8 @@ class Rows:
     """Spark's id of the column WEIGHT, in all plans of a view."""
     seed: tuple[Expression, ...] = ()
     """If each epoch has one row more, of weight 0: its columns."""
+    is_weighted: bool = True
+    """Whether the node has the column WEIGHT."""
 
     def node(self) -> FrameStep:
         """Return the node."""

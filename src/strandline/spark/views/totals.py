@@ -1,0 +1,199 @@
+"""Which aggregates are kept as sums and extremes, and the SQL of Spark's around them.
+
+Spark computes what a row adds, and the result from the sums: a sum in keepers is all that is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.core.errors import ConfigurationError
+from strandline.plan.aggregates import AccumulatorColumn
+from strandline.runtime.operators.aggregates.accumulators import FieldSpec
+from strandline.runtime.operators.views.totals import COUNT
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, kind_of, meaning_of
+from strandline.types.datatypes import (
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    LongType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+    parse_type,
+)
+
+_EXTREMES = {"Max": "max", "Min": "min"}
+_ORDERED = (
+    BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegralType, StringType, TimestampNTZType, TimestampType,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Addend:
+    """A column of the accumulator."""
+
+    name: str
+    value: Expression
+    """What a row adds."""
+    kind: DataType
+    merge: str
+    counted: str = ""
+    """The column with the number of values that are not null: where that is 0, the result is null."""
+
+    @property
+    def part(self) -> AccumulatorColumn:
+        """The column as Spark computes it of many rows, or of one."""
+        c = f"`{self.name}`"
+        many = f"cast({self.merge}({c}) as {self.kind.ddl})"
+        return AccumulatorColumn(self.kind, self.merge, many, c, lambda of, n: of[self.name])
+
+    @property
+    def field(self) -> FieldSpec:
+        """The column as keepers use it."""
+        return FieldSpec(self.name, self.kind.ddl, self.merge)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The accumulator of an aggregation, and the results as expressions over its columns."""
+
+    addends: list[Addend]
+    """The first one is the number of rows."""
+    columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]]
+    """What Spark knows as buffers: the column that each is, and what is made of it."""
+    results: list[Expression]
+
+
+class SumPlanner:
+    """Looks whether the aggregates of a node can be kept as sums."""
+
+    def __init__(
+        self, catalyst: Catalyst, weight: Attribute, columns: Mapping[int, str], *, appends: bool, is_strict: bool
+    ) -> None:
+        """`columns` say what the columns of the rows mean, so that columns of the state are named by what they mean."""
+        self._catalyst, self._weight, self._meanings = catalyst, weight, columns
+        self._appends, self._is_strict = appends, is_strict
+        self._addends: dict[str, Addend] = {}
+        self._columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]] = []
+
+    def plan(self, results: Sequence[Expression]) -> Sums | None:
+        """Return the accumulator of some results; None if one of them needs all rows of a group."""
+        rows = self._add("rows", self._weight, LongType(), "sum", name=COUNT)
+        self._possible = True
+        changed = [self._catalyst.replaced(each, self._of_aggregate) for each in results]
+        if not self._possible:
+            return None
+        return Sums([rows, *(each for each in self._addends.values() if each is not rows)], self._columns, changed)
+
+    def _of_aggregate(self, expression: Expression) -> Expression | None:
+        """Return what an aggregate function is over the accumulator's columns."""
+        if kind_of(expression) != "AggregateExpression":
+            return None
+        function = expression.aggregateFunction()
+        how, of = kind_of(function), self._catalyst.items(function.children())
+        condition = expression.filter().get() if expression.filter().isDefined() else None
+        result = None
+        if not expression.isDistinct():
+            if how == "Count":
+                result = self._count(of, condition)
+            elif how in _EXTREMES and self._appends:
+                result = self._extreme(_EXTREMES[how], of[0], condition)
+            elif how == "Sum":
+                result = self._sum(function, of[0], condition)
+            elif how == "Average":
+                result = self._average(function, of[0], condition)
+        self._possible = self._possible and result is not None
+        # Anything will do in place of it: there will be no such accumulator.
+        return result if result is not None else expression
+
+    def _count(self, of: Sequence[Expression], condition: Expression | None) -> Expression:
+        return self._column(self._counted(of, condition))
+
+    def _counted(self, of: Sequence[Expression], condition: Expression | None) -> Addend:
+        catalyst = self._catalyst
+        for each in of:
+            condition = catalyst.both(condition, catalyst.not_null(each)) if each.nullable() else condition
+        value = self._weight if condition is None else catalyst.if_(condition, self._weight, catalyst.sql("0L"))
+        return self._add("count", value, LongType(), "sum")
+
+    def _extreme(self, how: str, value: Expression, condition: Expression | None) -> Expression | None:
+        kind = self._type_of(value)
+        if not isinstance(kind, _ORDERED):
+            return None
+        return self._column(self._add(how, self._only(value, condition), kind, how))
+
+    def _sum(self, function: Any, value: Expression, condition: Expression | None) -> Expression | None:
+        kind = self._summed_type(value, function.dataType())
+        # Without ANSI's rules, and in try_sum(), a sum that is too large is another number, or null.
+        if kind is None or not self._is_strict or function.evalContext().evalMode().toString() != "ANSI":
+            return None
+        return self._column(self._total(value, kind, condition))
+
+    def _average(self, function: Any, value: Expression, condition: Expression | None) -> Expression | None:
+        catalyst = self._catalyst
+        total, count = catalyst.items(function.aggBufferAttributes())[:2]
+        kind = self._summed_type(value, total.dataType())
+        if kind is None or not self._is_strict:
+            return None
+        if isinstance(kind, LongType) and not isinstance(self._type_of(value), LongType):
+            exact: DataType = LongType()
+        else:
+            exact = DecimalType(38, 0) if isinstance(kind, LongType) else kind
+        ddl = total.dataType().catalogString()
+        summed = self._total(value, exact, condition)
+        self._columns.append((summed, total, lambda column: catalyst.cast(column, ddl)))
+        self._columns.append((self._counted([value], condition), count, lambda column: column))
+        return function.evaluateExpression()
+
+    def _total(self, value: Expression, kind: DataType, condition: Expression | None) -> Addend:
+        catalyst = self._catalyst
+        added = catalyst.cast(value, kind.ddl)
+        if not self._appends:
+            is_gone = catalyst.less_than(self._weight, catalyst.sql("0L"))
+            added = catalyst.if_(is_gone, catalyst.negative(added), added)
+        return self._add("sum", self._only(added, condition), kind, "sum", self._counted([value], condition).name)
+
+    def _summed_type(self, value: Expression, result: Any) -> DataType | None:
+        kind = self._type_of(value)
+        if isinstance(kind, IntegralType):
+            return LongType()
+        if isinstance(kind, DecimalType):
+            return parse_type(result.catalogString())
+        # A double that is taken back leaves another sum than before it came.
+        return DoubleType() if isinstance(kind, FloatType | DoubleType) and self._appends else None
+
+    def _only(self, value: Expression, condition: Expression | None) -> Expression:
+        """Return a value, or null for rows of weight 0 and those for which the condition is not true."""
+        catalyst = self._catalyst
+        is_row = catalyst.negation(catalyst.equal_to(self._weight, catalyst.sql("0L")))
+        return catalyst.if_(catalyst.both(condition, is_row), value, catalyst.null_like(value))
+
+    def _add(
+        self, what: str, value: Expression, kind: DataType, merge: str, counted: str = "", *, name: str = ""
+    ) -> Addend:
+        meaning = meaning_of(value, self._meanings)
+        name = name or f"{what}_{hashlib.sha256(f'{meaning} {kind.ddl}'.encode()).hexdigest()[:12]}"
+        return self._addends.setdefault(name, Addend(name, value, kind, merge, counted))
+
+    def _column(self, addend: Addend) -> Expression:
+        """Return the column of an accumulator in Spark's plan."""
+        for known, attribute, _ in self._columns:
+            if known is addend and attribute.name() == addend.name:
+                return attribute
+        attribute = self._catalyst.attribute(addend.kind.ddl, addend.name, self._catalyst.new_id())
+        self._columns.append((addend, attribute, lambda column: column))
+        return attribute
+
+    def _type_of(self, expression: Expression) -> DataType | None:
+        try:
+            return parse_type(expression.dataType().catalogString())
+        except ConfigurationError:
+            return None
