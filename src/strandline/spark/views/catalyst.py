@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +19,6 @@ _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _PLAN = "org.apache.spark.sql.catalyst.plans.logical.LogicalPlan"
 _SEQ = "scala.collection.immutable.Seq"
 _ids: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-_ID = re.compile(r"#(\d+)L?")
 
 
 class Catalyst:
@@ -43,6 +41,31 @@ class Catalyst:
         df = self.spark.sql(text)
         jdf: Any = df._jdf
         return df, jdf.queryExecution().optimizedPlan()
+
+    def has_present(self, df: DataFrame) -> bool:
+        """Whether a query has the present time, which Spark's optimizer replaces."""
+        plan = self.plan_of(df)
+        return bool(plan.containsPattern(self._catalyst.trees.TreePattern.CURRENT_LIKE()))
+
+    def names_of_rdds(self, df: DataFrame) -> dict[int, str]:
+        """Return the names of the tables of RDDs that a query reads, by the id of these."""
+        names: dict[int, str] = {}
+
+        def visit(plan: Plan, name: str) -> None:
+            kind = kind_of(plan)
+            if kind == "SubqueryAlias":
+                name = str(plan.identifier().toString())
+            elif kind == "LogicalRDD":
+                names.setdefault(plan.rdd().id(), name)
+            elif kind != "View":
+                name = ""
+            for child in self.items(plan.children()):
+                visit(child, name)
+            for inner in self.items(plan.subqueries()):
+                visit(inner, "")
+
+        visit(self.plan_of(df), "")
+        return names
 
     def plan_of(self, df: DataFrame) -> Plan:
         """Return the analysed plan of a DataFrame."""
@@ -157,6 +180,10 @@ class Catalyst:
         cast = self.sql(f"cast(null as {ddl})")
         return self._resolved(self.with_children(cast, [expression]))
 
+    def normalized(self, expression: Expression) -> Expression:
+        """Return a value in which all NaNs are one, and -0.0 is 0.0."""
+        return _object(self._catalyst.optimizer, "NormalizeFloatingNumbers").normalize(expression)
+
     def cast_to(self, expression: Expression, attribute: Attribute) -> Expression:
         """Return a value as the type of a column, from which it differs at most in what may be null."""
         if expression.dataType().sameType(attribute.dataType()):
@@ -228,6 +255,21 @@ class Catalyst:
             return plan if self.is_a(argument, _PLAN) else argument
 
         return self.copy(node, changed)
+
+    def split(self, node: Plan) -> tuple[Plan, Plan]:
+        """Return an aggregation as a projection of one that has only groups and functions."""
+        groups = self.items(node.groupingExpressions())
+        functions: dict[str, Any] = {}
+
+        def column_of(expression: Expression) -> Expression | None:
+            if kind_of(expression) != "AggregateExpression":
+                return None
+            column = functions.setdefault(expression.canonicalized().toString(), self.alias(expression, "value"))
+            return column.toAttribute()
+
+        results = [self.replaced(each, column_of) for each in self.items(node.aggregateExpressions())]
+        below = self.aggregate(node, groups, [*groups, *functions.values()], node.child())
+        return self.project(results, below), below
 
     def aggregation(self, groups: Sequence[Expression], results: Sequence[Expression]) -> Plan:
         """Return an aggregation of no rows, of which only the columns are used."""
@@ -338,22 +380,15 @@ def kind_of(node: Any) -> str:
     return name.rstrip("$")
 
 
+def unaliased(expression: Expression) -> Expression:
+    """Return what a column is computed of."""
+    return expression.child() if kind_of(expression) == "Alias" else expression
+
+
 def id_of(attribute: Attribute) -> int:
     """Return the number that Spark has for a column."""
     number: int = attribute.exprId().id()
     return number
-
-
-def meaning_of(expression: Expression, columns: Mapping[int, str]) -> str:
-    """Return the text of an expression in which columns are what they mean: the same in each process."""
-    others: dict[str, str] = {}
-
-    def meant(match: re.Match[str]) -> str:
-        number = int(match[1])
-        return f"«{columns[number]}»" if number in columns else others.setdefault(match[1], f"#{len(others)}")
-
-    text: str = expression.canonicalized().toString()
-    return _ID.sub(meant, text.replace("none#", "#"))
 
 
 def _object(package: Any, name: str) -> Any:

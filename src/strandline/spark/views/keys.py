@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strandline.core.errors import ConfigurationError
 from strandline.spark.views.catalyst import Catalyst, Expression
+from strandline.types.datatypes import parse_type
 
 KEY = "__strandline_key"
 _NO_KEYS = ("array", "map", "void", "variant", "interval", "struct", "time")
@@ -26,6 +28,18 @@ def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = No
     return catalyst.struct(fields)
 
 
+def check_type(column: Expression) -> None:
+    """Refuse a column that no state can have."""
+    ddl = column.dataType().catalogString()
+    try:
+        parse_type(ddl)
+    except ConfigurationError:
+        hint = "cast it: CAST(NULL AS STRING)" if ddl == "void" else "cast it to a type that it has: CAST(… AS STRING)"
+        raise ConfigurationError(
+            f"the query must keep {column.sql()}, which is {ddl}: no state has this type", hint=hint
+        ) from None
+
+
 def is_key(expression: Expression) -> bool:
     """Whether an operator's key has a value as it is."""
     kind: str = expression.dataType().typeName()
@@ -35,7 +49,9 @@ def is_key(expression: Expression) -> bool:
 def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     """Return a value as keys have it: one of another type as text, in which each value is another text."""
     if is_key(key):
+        check_type(key)
         return key
+    key = catalyst.normalized(key)
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))
     text = catalyst.cast(key, "string")

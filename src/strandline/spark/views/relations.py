@@ -6,8 +6,7 @@ nodes of Spark's plan, with one column more, the weight. So what they compute is
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -18,9 +17,9 @@ from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.ddl import ddl_of
 from strandline.spark.streams.frames import FrameStep, probe_of
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
+from strandline.spark.views.meaning import short
 
 Linear = Callable[[Plan], Plan]
-_LONGEST = 120
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Relation:
         return replace(
             self,
             steps=(*self.steps, step),
-            output=tuple(output),
+            output=once(output),
             columns={**self.columns, **(columns or {})},
             meaning=short(f"{meaning}({self.meaning})"),
             unique=unique,
@@ -145,9 +144,9 @@ class Rows:
         return self.catalyst.alias(self.catalyst.sql("1L"), WEIGHT, self.weight_id).toAttribute()
 
 
-def short(text: str) -> str:
-    """Return a text, or in place of a long one its hash."""
-    return text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:32]
+def once(columns: Iterable[Attribute]) -> tuple[Attribute, ...]:
+    """Return columns without those that come again: SELECT a, a."""
+    return tuple({id_of(each): each for each in columns}.values())
 
 
 def unlike(names: Sequence[str]) -> tuple[str, ...]:

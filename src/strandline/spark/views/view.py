@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import Columns, quoted
-from strandline.plan.graph import Node, SourceNode, sources_of
+from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.ddl import ddl_of
 from strandline.spark.base.quiet import suppress_error_logs
@@ -24,6 +23,7 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.streams.frames import FrameSource, FrameStep, probe_of
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
+from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import refuse_query
 from strandline.spark.views.planner import Planner
@@ -33,8 +33,6 @@ from strandline.spark.views.sinks import with_deletions
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
 DELETED = "_deleted"
-_operators_of: WeakKeyDictionary[SourceNode, dict[Any, Any]] = WeakKeyDictionary()
-"""The operators of views, by the source: several views share equal ones."""
 
 
 class View:
@@ -210,8 +208,13 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
             df, plan = catalyst.optimized(query)
         except PySparkException as error:
             raise refuse_query(query, error) from None
-        operators = Operators(catalyst, source, _operators_of.setdefault(source, {}))
-        relation = Planner(catalyst, leaves, operators).relation(plan)
+        if catalyst.has_present(df):
+            raise ConfigurationError(
+                "the query has the present time, as now() or current_date(): it would be that of the start for ever",
+                hint="compare times of the rows with each other; or add the time of arrival as a column of the stream",
+            )
+        operators = Operators(catalyst, Meanings(catalyst, catalyst.names_of_rdds(df)), source)
+        relation = Planner(operators, leaves).relation(plan)
     return View(query, relation, df.schema, catalyst, uid)
 
 

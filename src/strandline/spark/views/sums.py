@@ -14,7 +14,8 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import AccumulatorColumn
 from strandline.runtime.operators.aggregates.accumulators import FieldSpec
 from strandline.runtime.operators.views.totals import COUNT
-from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, kind_of, meaning_of
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, kind_of
+from strandline.spark.views.operators import Operators
 from strandline.types.datatypes import (
     BooleanType,
     DataType,
@@ -32,7 +33,8 @@ from strandline.types.datatypes import (
 
 _EXTREMES = {"Max": "max", "Min": "min"}
 _ORDERED = (
-    BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegralType, StringType, TimestampNTZType, TimestampType,
+    BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegralType, StringType, TimestampNTZType,
+    TimestampType,
 )  # fmt: skip
 
 
@@ -47,6 +49,11 @@ class Addend:
     merge: str
     counted: str = ""
     """The column with the number of values that are not null: where that is 0, the result is null."""
+
+    def nothing(self, catalyst: Catalyst) -> Expression:
+        """Return what no row adds."""
+        is_count = self.merge == "sum" and not self.counted
+        return catalyst.sql("0L" if is_count else f"cast(null as {self.kind.ddl})")
 
     @property
     def part(self) -> AccumulatorColumn:
@@ -75,11 +82,10 @@ class Sums:
 class SumPlanner:
     """Looks whether the aggregates of a node can be kept as sums."""
 
-    def __init__(
-        self, catalyst: Catalyst, weight: Attribute, columns: Mapping[int, str], *, appends: bool, is_strict: bool
-    ) -> None:
+    def __init__(self, ops: Operators, columns: Mapping[int, str], *, appends: bool, is_strict: bool) -> None:
         """`columns` say what the columns of the rows mean, so that columns of the state are named by what they mean."""
-        self._catalyst, self._weight, self._meanings = catalyst, weight, columns
+        self._catalyst, self._weight, self._meanings = ops.catalyst, ops.weight, ops.meanings
+        self._columns_mean = columns
         self._appends, self._is_strict = appends, is_strict
         self._addends: dict[str, Addend] = {}
         self._columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]] = []
@@ -179,7 +185,7 @@ class SumPlanner:
     def _add(
         self, what: str, value: Expression, kind: DataType, merge: str, counted: str = "", *, name: str = ""
     ) -> Addend:
-        meaning = meaning_of(value, self._meanings)
+        meaning = self._meanings.of(value, self._columns_mean)
         name = name or f"{what}_{hashlib.sha256(f'{meaning} {kind.ddl}'.encode()).hexdigest()[:12]}"
         return self._addends.setdefault(name, Addend(name, value, kind, merge, counted))
 

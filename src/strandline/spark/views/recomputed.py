@@ -1,0 +1,176 @@
+"""What Spark computes anew of each key that changed: most aggregates, window functions, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from strandline.plan.graph import Keyed, Node
+from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.runtime.operators.views.recomputing import Collecting, Comparing
+from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of
+from strandline.spark.views.keys import KEY, key_of
+from strandline.spark.views.meaning import short
+from strandline.spark.views.operators import Operators, columns_of, hash_of, names_of, parts_of, struct_of
+from strandline.spark.views.relations import Part, Relation, Static, once
+from strandline.types.datatypes import StructType
+
+_NUMBER = "__strandline_number"
+
+
+def computed_anew(
+    ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attribute], results: Sequence[Expression]
+) -> Relation:
+    """Return the results of an aggregation."""
+    catalyst = ops.catalyst
+    sessions = [each for each in groups if each.metadata().contains("spark.sessionWindow")] if groups else []
+    keys = [each for each in groups if each not in sessions]
+    is_row = catalyst.equal_to(ops.weight, catalyst.sql("1L"))
+
+    def only_rows(expression: Expression) -> Expression | None:
+        return catalyst.filtered(expression, is_row) if kind_of(expression) == "AggregateExpression" else None
+
+    def fragment(rows: Plan, key: Attribute) -> Plan:
+        computed = [catalyst.replaced(each, only_rows) for each in results]
+        count = catalyst.max(ops.weight) if keys else catalyst.sql("1L")
+        computed += [key, catalyst.alias(count, WEIGHT, ops.weight_id)]
+        return catalyst.aggregate(plan, [*groups, key], computed, rows)
+
+    text = ", ".join(ops.meanings.of(each, child.columns) for each in (*groups, *results))
+    output = catalyst.items(plan.output())
+    meaning = short(f"aggregate[{len(groups)}: {text}]({child.meaning})")
+    what = f"aggregate by {names_of(groups)}" if groups else "aggregate of all rows"
+    return _recomputed(ops, child, keys, output, fragment, meaning, what, seeded=not groups)
+
+
+def window(ops: Operators, plan: Plan, child: Relation) -> Relation:
+    """Return the rows with the results of window functions."""
+    catalyst = ops.catalyst
+    keys = catalyst.items(plan.partitionSpec())
+    text = ops.meanings.of_all(plan, child.columns)
+    output = catalyst.items(plan.output())
+
+    def fragment(rows: Plan, key: Attribute) -> Plan:
+        del key
+        return catalyst.with_children(plan, [rows])
+
+    what = f"window functions by {names_of(keys)}" if keys else "window functions over all rows"
+    result = _recomputed(ops, child, keys, output, fragment, short(f"window[{text}]({child.meaning})"), what)
+    # The rows' own columns mean what they meant.
+    columns = {**result.columns, **{id_of(each): child.columns[id_of(each)] for each in child.output}}
+    return replace(result, unique=child.unique, columns=columns)
+
+
+def limit(ops: Operators, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:
+    """Return the rows from one place in an order up to another."""
+    catalyst = ops.catalyst
+    text = ", ".join(ops.meanings.of(each, child.columns) for each in order)
+
+    def fragment(rows: Plan, key: Attribute) -> Plan:
+        numbered = catalyst.numbered(_NUMBER, [key], order or [key], rows)
+        rank = numbered.output().last()
+        wanted = catalyst.within(rank, start + 1, end)
+        first = catalyst.equal_to(rank, catalyst.sql("1"))
+        kept = catalyst.filter(catalyst.either(wanted, first), numbered)
+        weight = catalyst.alias(catalyst.if_(wanted, ops.weight, catalyst.sql("0L")), WEIGHT, ops.weight_id)
+        return catalyst.project([*child.output, key, weight], kept)
+
+    what = f"rows {start + 1} to {'the last' if end is None else end} in order"
+    meaning = short(f"limit[{text}: {start}, {end}]({child.meaning})")
+    result = _recomputed(ops, child, [], child.output, fragment, meaning, what)
+    return replace(result, unique=child.unique, columns=child.columns)
+
+
+def constant(ops: Operators, table: Static) -> Relation:
+    """Return the rows of a table that stays as it is: all of them come in the first epoch."""
+    output = once(ops.catalyst.items(table.plan.output()))
+    source = Relation(ops.source, (), (), tuple(output), {}, "", weighted=False)
+
+    def all_rows(plan: Plan) -> Plan:
+        del plan
+        return ops.catalyst.project(
+            [*output, ops.catalyst.alias(ops.catalyst.sql("1L"), WEIGHT, ops.weight_id)], table.plan
+        )
+
+    rows = replace(
+        source,
+        steps=(all_rows,),
+        meaning=short(f"table@{ops.source.name}({table.meaning})"),
+        columns=columns_of(output, table.meaning),
+    )
+    return replace(_compared(ops, rows, (), rows.meaning), appends=True)
+
+
+def _recomputed(
+    ops: Operators,
+    child: Relation,
+    keys: Sequence[Expression],
+    output: Sequence[Attribute],
+    fragment: Callable[[Plan, Attribute], Plan],
+    meaning: str,
+    what: str,
+    *,
+    seeded: bool = False,
+) -> Relation:
+    """Collect rows by key, let Spark compute all results of a key that changed, and compare them with the last."""
+    catalyst = ops.catalyst
+    by = ", ".join(ops.meanings.of(key, child.columns) for key in keys)
+    held = ", ".join(child.columns[id_of(each)] for each in child.output)
+    collected = short(f"rows{'+' if seeded else ''} by[{by}; {held}]({child.meaning})")
+
+    def collect() -> tuple[Node, tuple[str, ...], Part]:
+        node, names = ops.rows(child, child.output, key_of(catalyst, keys), seeded=seeded)
+        rows, key = struct_of(node, names), struct_of(node, [KEY])
+        uid = f"rows-{hash_of(collected)}"
+        process = Collecting(key, rows)
+        result = StructType((*key.fields, *rows.fields))
+        operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, "rows")
+        return (
+            operator,
+            names,
+            Part(uid, f"rows by {names_of(keys)}" if keys else "all rows", "all rows of each key", ""),
+        )
+
+    node, names, part = ops.once(collected, collect, child)
+    key_id = catalyst.new_id()
+    key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, key_id)
+    rows = Relation(
+        node,
+        (KEY, *names[: len(child.output)]),
+        (key, *child.output),
+        once(output),
+        columns_of([*child.output, *output], meaning),
+        short(f"computed({meaning})"),
+        steps=(lambda plan: fragment(plan, key),),
+        leaves=child.leaves,
+        parts=parts_of(child, part=part, appends=False),
+    )
+    return _compared(ops, rows, [key], meaning, what)
+
+
+def _compared(
+    ops: Operators, rows: Relation, key: Sequence[Attribute], meaning: str, what: str = "a table"
+) -> Relation:
+    """Return the changes of rows of which each epoch gives all that a key has now."""
+
+    def make() -> tuple[Node, tuple[str, ...], Part]:
+        by = key[0] if key else key_of(ops.catalyst, [])
+        node, names = ops.rows(rows, rows.output, by)
+        uid = f"results-{hash_of(meaning)}"
+        kind = struct_of(node, names)
+        process = Comparing(struct_of(node, [KEY]), kind)
+        operator = ops.operator(Keyed(node, (KEY,)), uid, process, kind, what)
+        return operator, names, Part(uid, what, "the last results of each key", "")
+
+    node, names, part = ops.once(short(f"results {meaning}"), make, rows)
+    return Relation(
+        node,
+        names[: len(rows.output)],
+        rows.output,
+        rows.output,
+        columns_of(rows.output, meaning),
+        meaning,
+        appends=False,
+        leaves=rows.leaves,
+        parts=parts_of(rows, part=part, appends=False),
+    )

@@ -1,0 +1,44 @@
+"""Unions of relations, as nodes of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strandline.plan.graph import Node
+from strandline.plan.unions import union
+from strandline.spark.views.catalyst import Attribute, Expression
+from strandline.spark.views.meaning import short
+from strandline.spark.views.operators import ONE, Operators, columns_of, leaves_of, parts_of
+from strandline.spark.views.relations import Relation, Rows, once, unlike
+
+
+def united(
+    ops: Operators, parts: Sequence[tuple[Relation, Sequence[Expression]]], output: Sequence[Attribute]
+) -> Relation:
+    texts = [
+        short(f"{', '.join(ops.meanings.of(each, rows.columns) for each in columns)}({rows.meaning})")
+        for rows, columns in parts
+    ]
+    meaning = short(f"union[{' | '.join(texts)}]")
+
+    def make() -> tuple[Node, tuple[str, ...], None]:
+        names = unlike([each.name() for each in output] or [ONE])
+        nodes = []
+        for rows, columns in parts:
+            values = [ops.catalyst.cast_to(value, to) for value, to in zip(columns, output, strict=True)]
+            pairs = list(zip(names, values or [ops.catalyst.sql("true")], strict=True))
+            nodes.append(Rows(ops.catalyst, rows, tuple(pairs), ops.weight_id).node())
+        return union(nodes[0], nodes[1:]), names, None
+
+    node, names, _ = ops.once(meaning, make, *(rows for rows, _ in parts))
+    return Relation(
+        node,
+        names[: len(output)],
+        tuple(output),
+        once(output),
+        columns_of(output, meaning),
+        meaning,
+        appends=all(rows.appends for rows, _ in parts),
+        leaves=leaves_of(*(rows for rows, _ in parts)),
+        parts=parts_of(*(rows for rows, _ in parts)),
+    )
