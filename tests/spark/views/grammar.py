@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 T = TypeVar("T")
-NUMBER, DECIMAL, DOUBLE, TEXT, TIME, DATE, TRUTH, TEXTS, PAIR = "number decimal double text time date truth texts pair".split()
+NUMBER, DECIMAL, DOUBLE, TEXT, TIME, DATE, TRUTH, TEXTS, PAIR = (
+    "number decimal double text time date truth texts pair".split()
+)
 _COMPARED = (NUMBER, DECIMAL, DOUBLE, TEXT, TIME, DATE)
 _LITERALS = {
     NUMBER: ("0L", "1L", "3L"), DECIMAL: ("2.00BD", "5.50BD"), DOUBLE: ("0.0D", "1.5D", "double('NaN')"),
@@ -167,7 +169,10 @@ class Grammar:
         if ranged:
             at = self._pick(ranged)
             choices.append(
-                (f"count(*) OVER ({by}ORDER BY {at} RANGE BETWEEN 1 PRECEDING AND {self._pick('01')} FOLLOWING)", NUMBER)
+                (
+                    f"count(*) OVER ({by}ORDER BY {at} RANGE BETWEEN 1 PRECEDING AND {self._pick('01')} FOLLOWING)",
+                    NUMBER,
+                )
             )
         return self._pick(choices)
 
@@ -178,7 +183,9 @@ class Grammar:
         key = self._pick([each.name for each in source.columns])
         function = self._pick(("row_number", "rank"))
         order = ", ".join([*[each.name for each in source.columns if self._chance(0.3)], self._total_order(source)])
-        inner = f"SELECT {', '.join(texts)}, {function}() OVER (PARTITION BY {key} ORDER BY {order}) AS n FROM {source.sql}"
+        inner = (
+            f"SELECT {', '.join(texts)}, {function}() OVER (PARTITION BY {key} ORDER BY {order}) AS n FROM {source.sql}"
+        )
         name = self._name()
         outer = ", ".join(f"{name}.{each.name}" for each in columns)
         return Query(f"SELECT {outer} FROM ({inner}) {name} WHERE n <= {self._random.randint(1, 2)}", columns)
