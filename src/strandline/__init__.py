@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strandline.spark.job.run import Run
     from strandline.spark.streams.filesource import files_source
     from strandline.spark.streams.stream import KeyedStream, Stream, WindowedStream, stream
+    from strandline.spark.views.tables import Table, table
     from strandline.spark.views.view import View, sql
 
 __version__ = VERSION
@@ -67,6 +68,7 @@ __all__ = [  # noqa: RUF022
     "Status",
     "Stream",
     "TTL",
+    "Table",
     "Timer",
     "Tumbling",
     "Value",
@@ -83,6 +85,7 @@ __all__ = [  # noqa: RUF022
     "sql",
     "state",
     "stream",
+    "table",
     "uid",
 ]
 
@@ -92,6 +95,7 @@ _LAZY = {
     "Run": "strandline.spark.job.run",
     "Status": "strandline.control.status",
     "Stream": "strandline.spark.streams.stream",
+    "Table": "strandline.spark.views.tables",
     "View": "strandline.spark.views.view",
     "WindowedStream": "strandline.spark.streams.stream",
     "files_source": "strandline.spark.streams.filesource",
@@ -102,6 +106,7 @@ _LAZY = {
     "sql": "strandline.spark.views.view",
     "state": "strandline.state",
     "stream": "strandline.spark.streams.stream",
+    "table": "strandline.spark.views.tables",
 }
 _MODULES = ("kafka", "sinks", "state")
 

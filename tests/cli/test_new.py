@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from strandline.cli import new
 from strandline.core.version import VERSION
+from strandline.spark.sqlfile.program import Program
 from tests.cli.conftest import ROOT, Command, environment
 
 
@@ -34,6 +36,24 @@ def test_a_project_is_made_and_its_test_passes(strandline: Command, tmp_path: Pa
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=home, env=environment(), capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_project_in_sql_is_made_and_is_right(strandline: Command, tmp_path: Path) -> None:
+    """That it runs is seen by test_sqlfiles.py."""
+    (found,) = strandline("new", "--sql", tmp_path / "sales", "--json").json
+    assert found["files"] == [
+        ".gitignore", "README.md", "orders/1.json", "orders/2.json", "orders/3.json", "requirements.txt", "shops.csv", "totals.sql",
+    ]  # fmt: skip
+    texts = {name: (tmp_path / "sales" / name).read_text() for name in found["files"]}
+    assert not [name for name, text in texts.items() if re.search("@[a-z]+@", text)]
+    assert "strandline status sales " in texts["README.md"]
+    orders = [json.loads(line) for name in found["files"] if "orders/" in name for line in texts[name].splitlines()]
+    assert [order["id"] for order in orders] == list(range(60))
+    program, others = Program.read(tmp_path / "sales" / "totals.sql")
+    assert (program.names, others) == (["orders", "shops", "totals", "cities", "results", "screen"], [])
+    assert program.settings("totals.sql").name == "sales"
+    said = strandline("new", "--sql", tmp_path / "other").stdout
+    assert re.findall(r"^(?:next:)? +(\S+ \S+)", said, re.MULTILINE)[1:] == ["strandline run", "strandline sql"]
 
 
 def test_what_is_there_is_not_touched(strandline: Command, tmp_path: Path) -> None:
@@ -126,6 +146,6 @@ def test_projects_files_are_in_the_package() -> None:
     listed = re.search(r"strandline = \[(.*)\]", (ROOT / "pyproject.toml").read_text().partition("package-data]")[2])
     assert listed is not None
     assert '"cli/project/*"' in listed[1]
-    assert set(new._FILES) == {
+    assert {*new._FILES, *new._SQL_FILES} == {
         path.name for path in Path(new.__file__).with_name("project").iterdir() if path.is_file()
     }

@@ -19,6 +19,7 @@ import typer
 from strandline.cli.liveline import showing_progress
 from strandline.cli.orders import Drop, Restore, drops, restores, split
 from strandline.cli.output import say
+from strandline.cli.sqlfiles import SUFFIX, run_file
 from strandline.core.errors import StrandlineError
 
 
@@ -36,7 +37,7 @@ class ShortLines(logging.Handler):
 
 def run(
     program: Annotated[
-        Path, typer.Argument(metavar="APP.PY", exists=True, dir_okay=False, readable=True, help="The program.")
+        Path, typer.Argument(metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="APP.PY, or FILE.SQL.")
     ],
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
     restore: Restore = None,
@@ -61,12 +62,13 @@ def run(
 ) -> None:
     """Run a program that starts jobs, and say what they do.
 
-    Like `python APP.PY`, but: Java is checked first, Strandline's errors are messages with a next step, its warnings
-    short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
-    stops the jobs cleanly (exit code 143 or 130). On standard error it says when a job starts, works and ends; between,
-    a terminal has a line that shows what each job does, anything else a line a minute.
+    PROGRAM is an SQL file, whose job is run until it ends, or Python. It runs like `python APP.PY`, but Java is checked
+    first, Strandline's errors are messages with a next step, its warnings short lines, modules beside the program can
+    be imported on executors of this machine, and SIGTERM or Ctrl-C stops the jobs cleanly (exit code 143 or 130). On
+    standard error it says when a job starts, works and ends; between, a terminal has a line that shows what each job
+    does, anything else a line a minute.
 
-    --restore, --claim, --again, --drop and --reopen may also stand directly behind APP.PY; a `--` behind them ends
+    --restore, --claim, --again, --drop and --reopen may also stand directly behind PROGRAM; a `--` behind them ends
     them. They go before what the program itself gives to Job.start().
     """
     ours, flags, own_args = split(args or [])
@@ -78,6 +80,8 @@ def run(
     again = next(reversed(ours["--again"]), again)
     if again and not to_restore:
         raise typer.BadParameter("--again is said of a snapshot that --restore names")
+    if own_args and program.suffix.lower() == SUFFIX:
+        raise typer.BadParameter(f"an SQL file takes no arguments, and has got {own_args[0]!r}: use ${{NAME}} in it")
     from strandline.spark.base.session import check_java
 
     check_java()
@@ -131,7 +135,10 @@ def _ordered_outcome(
 def outcome(program: Path) -> int:
     """Run the program; return its exit code. Print our errors as messages, and others with a traceback."""
     try:
-        runpy.run_path(str(program), run_name="__main__")
+        if program.suffix.lower() == SUFFIX:
+            run_file(program)
+        else:
+            runpy.run_path(str(program), run_name="__main__")
     except SystemExit as exit_:
         if isinstance(exit_.code, str):
             say(exit_.code)

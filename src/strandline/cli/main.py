@@ -19,6 +19,7 @@ from strandline.cli import (
     planning,
     rollback,
     snapshots,
+    sqlshell,
     state,
     upgrades,
     warming,
@@ -63,6 +64,8 @@ _add_program = partial(app.command, rich_help_panel=_PROGRAMS)
 _add_job = partial(app.command, rich_help_panel=_JOBS)
 _add_program("new")(new.new)
 _add_program("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
+_add_program("sql")(sqlshell.sql)
+_add_program("explain")(sqlshell.explain)
 _add_program("check-upgrade")(upgrades.check_upgrade)
 _add_program("doctor")(doctor.doctor)
 _add_program("warm-up")(warming.warm_up)

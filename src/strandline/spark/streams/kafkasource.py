@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyspark
 from pyspark.errors import PySparkException
@@ -71,25 +72,7 @@ def read(
 
     >>> payments = stream(kafka.read(spark, "one:9092", "payments"), name="payments")
     """
-    if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
-        raise ConfigurationError(
-            f"kafka.read(): servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'",
-            hint="write it like kafka.read(spark, 'one:9092', 'payments')",
-        )
-    if isinstance(topics, re.Pattern):
-        selection = {"subscribePattern": topics.pattern}
-    else:
-        names = [topics] if isinstance(topics, str) else topics
-        if (
-            not isinstance(names, list | tuple)
-            or not names
-            or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names)
-        ):
-            raise ConfigurationError(
-                f"kafka.read(): topics is {topics!r:.200}, expected a name, several, or a pattern: re.compile('…')",
-                hint="write it like 'payments' or ['payments', 'refunds']",
-            )
-        selection = {"subscribe": ",".join(names)}
+    selection = _selection(servers, topics)
     if max_rows_per_epoch is not None and (not isinstance(max_rows_per_epoch, int) or max_rows_per_epoch < 1):
         raise ConfigurationError(
             f"kafka.read(): max_rows_per_epoch is {max_rows_per_epoch!r:.200}, expected 1 or more",
@@ -121,9 +104,35 @@ def read(
         **({COMMIT_GROUP: commit_to} if commit_to else {}),
         **(options or {}),
     }
+    with _missing_connector(servers), suppress_error_logs():
+        return spark.readStream.format("kafka").options(**settings).load()
+
+
+def read_present(
+    spark: SparkSession,
+    servers: str,
+    topics: str | Sequence[str] | re.Pattern[str],
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return the rows that topics have now, with the columns of `read`."""
+    settings = {
+        "kafka.bootstrap.servers": servers,
+        **_selection(servers, topics),
+        "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed",
+        **(options or {}),
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+    }
+    with _missing_connector(servers), suppress_error_logs():
+        return spark.read.format("kafka").options(**settings).load()
+
+
+@contextlib.contextmanager
+def _missing_connector(servers: str) -> Iterator[None]:
+    """Raise ConfigurationError with the next step if Spark cannot read Kafka."""
     try:
-        with suppress_error_logs():
-            return spark.readStream.format("kafka").options(**settings).load()
+        yield
     except PySparkException as error:
         if "kafka" in (reason := first_line(error)) and "Failed to find" in reason:
             raise ConfigurationError(
@@ -131,3 +140,25 @@ def read(
                 hint="create it with the connector's settings: sl.session('…', **sl.kafka.session_settings())",
             ) from None
         raise ConfigurationError(f"kafka.read() cannot read {servers}: {reason}") from None
+
+
+def _selection(servers: str, topics: str | Sequence[str] | re.Pattern[str]) -> dict[str, str]:
+    """Check addresses and topics; return Spark's options that select the topics."""
+    if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
+        raise ConfigurationError(
+            f"kafka.read(): servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'",
+            hint="write it like kafka.read(spark, 'one:9092', 'payments')",
+        )
+    if isinstance(topics, re.Pattern):
+        return {"subscribePattern": topics.pattern}
+    names = [topics] if isinstance(topics, str) else topics
+    if (
+        not isinstance(names, list | tuple)
+        or not names
+        or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names)
+    ):
+        raise ConfigurationError(
+            f"kafka.read(): topics is {topics!r:.200}, expected a name, several, or a pattern: re.compile('…')",
+            hint="write it like 'payments' or ['payments', 'refunds']",
+        )
+    return {"subscribe": ",".join(names)}

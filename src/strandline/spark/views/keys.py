@@ -48,10 +48,10 @@ def is_key(expression: Expression) -> bool:
 
 def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     """Return a value as keys have it: one of another type as text, in which each value is another text."""
+    key = catalyst.normalized(key)
     if is_key(key):
         check_type(key)
         return key
-    key = catalyst.normalized(key)
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))
     text = catalyst.cast(key, "string")

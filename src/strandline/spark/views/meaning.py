@@ -20,9 +20,9 @@ _LONGEST = 120
 class Meanings:
     """Says what parts of one query's plan mean."""
 
-    def __init__(self, catalyst: Catalyst, tables: Mapping[int, str]) -> None:
+    def __init__(self, catalyst: Catalyst, tables: dict[int, str]) -> None:
         """`tables` are the names of tables of RDDs, by the id of these."""
-        self._catalyst, self._tables = catalyst, tables
+        self._catalyst, self.tables = catalyst, tables
 
     def of(self, expression: Expression, columns: Mapping[int, str]) -> str:
         """Return what an expression means, whose columns mean what `columns` say."""
@@ -86,7 +86,7 @@ class Meanings:
                 data = "\n".join(str(row.toSeq(plan.schema()).mkString("\1")) for row in rows)
                 return f"{kind}({output}; {hashlib.sha256(data.encode()).hexdigest()[:16]})"
             case "LogicalRDD":
-                return f"{kind}({output}; {self._tables.get(plan.rdd().id(), '')})"
+                return f"{kind}({output}; {self.tables.get(plan.rdd().id(), '')})"
             case "LogicalRelation":
                 table = plan.catalogTable()
                 name = table.get().identifier().toString() if table.isDefined() else _paths(catalyst, plan.relation())

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from strandline.plan.columns import Columns, quoted
-from strandline.plan.graph import Keyed, Node, OperatorNode, SourceNode
+from strandline.plan.graph import Keyed, Node, OperatorNode, SourceNode, sources_of
 from strandline.plan.operators import make_operator
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, id_of
@@ -69,7 +69,14 @@ class Operators:
 
     def operator(self, keyed: Keyed, uid: str, process: Any, result: StructType, name: str) -> OperatorNode:
         ddl = ", ".join([*(f"{quoted(each.name)} {each.type.ddl}" for each in result.fields), f"{WEIGHT} bigint"])
-        return make_operator(keyed.node, uid, Columns.of(ddl).ddl, process=process, name=name, keys=(KEY,))
+        order = keyed.order_by
+        operator = make_operator(
+            keyed.node, uid, Columns.of(ddl).ddl, process=process, name=name, keys=(KEY,), order_by=order
+        )
+        for source in sources_of(keyed.node):
+            # A view that no job runs is no mistake: it may have been explained only.
+            source.operators.remove(operator)
+        return operator
 
     def once(self, meaning: str, make: Callable[[], tuple[Any, ...]], *above: Relation) -> tuple[Any, ...]:
         leaves = leaves_of(*above)

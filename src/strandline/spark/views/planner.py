@@ -43,9 +43,12 @@ class Planner:
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
 
-    def relation(self, plan: Plan) -> Relation:
-        """Return the relation of a query's plan."""
-        if kind_of(plan) == "Sort":
+    def relation(self, plan: Plan, analysed: Plan) -> Relation:
+        """Return the relation of a query's plan; `analysed` is the plan before Spark's optimizer."""
+        while kind_of(analysed) == "Project":
+            analysed = analysed.child()
+        # The optimizer leaves out a LIMIT of more rows than there can be.
+        if kind_of(analysed) == "Sort":
             raise _refused(
                 "ORDER BY without LIMIT",
                 "a result that changes has no order",

@@ -118,13 +118,12 @@ class Rows:
         for step in relation.steps:
             plan = step(plan)
         columns = [catalyst.alias(expression, name) for name, expression in self.columns]
-        weight = self.weight
-        plan = catalyst.project([*columns, weight], plan)
+        plan = catalyst.project([*columns, self.weight] if self.is_weighted else columns, plan)
         if self.seed:
             nulls = [catalyst.alias(value, name) for value, (name, _) in zip(self.seed, self.columns, strict=True)]
-            plan = catalyst.union(
-                [plan, catalyst.project([*nulls, catalyst.alias(catalyst.sql("0L"), WEIGHT)], catalyst.one_row())]
-            )
+            if self.is_weighted:
+                nulls.append(catalyst.alias(catalyst.sql("0L"), WEIGHT))
+            plan = catalyst.union([plan, catalyst.project(nulls, catalyst.one_row())])
         return catalyst.frame(plan, df.sparkSession)
 
     def base(self, plan: Plan) -> Plan:

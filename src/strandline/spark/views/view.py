@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import Columns, quoted
@@ -29,6 +28,7 @@ from strandline.spark.views.places import refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
 from strandline.spark.views.sinks import with_deletions
+from strandline.spark.views.tables import Table
 
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
@@ -92,7 +92,17 @@ class View:
         Within an epoch, no row is added and taken back.
         """
         self._check_new(column)
-        return self._stream(lambda df: df.withColumnRenamed(WEIGHT, column))
+        names = self.columns
+
+        def step(df: DataFrame) -> DataFrame:
+            if not self.appends and not _has_map(self.schema):
+                # What is behind the last operator may make two of its rows one: SELECT n FROM (… GROUP BY shop).
+                columns = [F.col(quoted(name)) for name in _numbered(names)]
+                summed = df.toDF(*_numbered(names), WEIGHT).groupBy(*columns).agg(F.sum(WEIGHT).alias(WEIGHT))
+                df = summed.where(F.col(WEIGHT) != 0).withColumn(WEIGHT, _repeated(WEIGHT))
+            return df.toDF(*names, column)
+
+        return self._stream(step)
 
     def upserts(self, key: str | Sequence[str] | None = None, *, deleted: str = DELETED) -> Stream:
         """Return the newest row of each key that changed, once an epoch; if `deleted` is true the key has none now.
@@ -163,22 +173,12 @@ class View:
         return Stream(FrameStep(Columns(types), self._node, step=step, probe=probe))
 
 
-@dataclass(frozen=True)
-class Table:
-    """A stream of new versions of rows, as a table that queries can read: made by `sl.table`."""
-
-    stream: Stream
-    key: tuple[str, ...]
-    order_by: tuple[str, ...] = ()
-    deleted: str | None = None
-
-
-def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
+def sql(query: str, *, uid: str = "", **tables: Stream | Table | View) -> View:
     """Return the result of a query of Spark's SQL over streams, kept up to date.
 
-    `tables` are the streams and views that the query reads, by the names that it has for them; other tables are those
-    of the Spark session, and are taken as they are. After each epoch, the changes so far add up to what
-    `spark.sql(query)` answers over all rows read so far. `uid` names the view in messages.
+    `tables` are the streams, tables (`sl.table`) and views that the query reads, by the names that it has for them;
+    others are those of the Spark session, and are taken as they are. After each epoch, the changes so far add up to
+    what `spark.sql(query)` answers over all rows read so far. `uid` names the view in messages.
 
     >>> totals = sql("SELECT shop, sum(amount) AS total FROM orders GROUP BY shop", orders=orders)
     >>> Job("totals", sinks=[totals.to(sinks.postgres(dsn, "totals", key="shop"))])
@@ -200,10 +200,11 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
     session = clone_session(source.df.sparkSession)
     catalyst = Catalyst(session)
     leaves: dict[int, Any] = {}
+    operators = Operators(catalyst, Meanings(catalyst, {}), source)
     with suppress_error_logs():
         for name, table in tables.items():
             leaf = _register(session, name, table.schema)
-            leaves[leaf] = _leaf(catalyst, name, table)
+            leaves[leaf] = partial(_leaf, operators, name, table)
         try:
             df, plan = catalyst.optimized(query)
         except PySparkException as error:
@@ -213,18 +214,20 @@ def sql(query: str, *, uid: str = "", **tables: Stream | View) -> View:
                 "the query has the present time, as now() or current_date(): it would be that of the start for ever",
                 hint="compare times of the rows with each other; or add the time of arrival as a column of the stream",
             )
-        operators = Operators(catalyst, Meanings(catalyst, catalyst.names_of_rdds(df)), source)
-        relation = Planner(operators, leaves).relation(plan)
+        operators.meanings.tables.update(catalyst.names_of_rdds(df))
+        relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
     return View(query, relation, df.schema, catalyst, uid)
 
 
 def _checked(name: str, table: Any) -> Node:
     if isinstance(table, Stream):
         return table._node
+    if isinstance(table, Table):
+        return table.stream._node
     if isinstance(table, View):
         return table._relation.node
     raise ConfigurationError(
-        f"sql(): {name} is a {type(table).__name__}, expected a Stream or a View",
+        f"sql(): {name} is a {type(table).__name__}, expected a Stream, a Table or a View",
         hint="begin a stream with sl.stream(df); a table of Spark is read by the name that the session has for it",
     )
 
@@ -238,35 +241,54 @@ def _register(session: SparkSession, name: str, schema: StructType) -> int:
     return number
 
 
-def _leaf(catalyst: Catalyst, name: str, table: Stream | View) -> Any:
-    """Return the function that makes the relation of a table under some columns of a plan."""
+def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequence[Attribute]) -> Relation:
+    """Return the relation of a table under some columns of a plan."""
+    if isinstance(table, Table):
+        return table.relation(ops, name, columns)
+    if isinstance(table, Stream):
+        meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
+        return Relation(
+            table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
+            weighted=False, leaves=frozenset({(name, table._node)}),
+        )  # fmt: skip
+    catalyst, inner = ops.catalyst, table._relation
+    pairs = list(zip(columns, inner.output, strict=True))
+    meanings = {id_of(each): inner.columns[id_of(its)] for each, its in pairs}
+    renamed = [catalyst.alias(its, each.name(), each.exprId(), each.metadata()) for each, its in pairs]
+    ids = {id_of(its): id_of(each) for each, its in pairs}
+    unique = None if inner.unique is None else frozenset(ids[each] for each in inner.unique)
+    return inner.then(
+        lambda rows: catalyst.project([*renamed, ops.weight], rows), columns, "view", meanings, unique=unique
+    )
 
-    def relation(columns: Sequence[Attribute]) -> Relation:
-        if isinstance(table, Stream):
-            meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
-            return Relation(
-                table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
-                weighted=False, leaves=frozenset({(name, table._node)}),
-            )  # fmt: skip
-        inner = table._relation
-        meanings = {id_of(each): inner.columns[id_of(its)] for each, its in zip(columns, inner.output, strict=True)}
-        renamed = [
-            catalyst.alias(its, each.name(), each.exprId(), each.metadata())
-            for each, its in zip(columns, inner.output, strict=True)
-        ]
-        weight = catalyst.alias(catalyst.sql("1L"), WEIGHT, catalyst.id_for(WEIGHT)).toAttribute()
-        pairs = {id_of(its): id_of(each) for each, its in zip(columns, inner.output, strict=True)}
-        unique = None if inner.unique is None else frozenset(pairs[each] for each in inner.unique)
-        return inner.then(
-            lambda rows: catalyst.project([*renamed, weight], rows), columns, "view", meanings, unique=unique
-        )
 
-    return relation
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are equal."""
+    return [f"c{at}" for at in range(len(names))]
+
+
+def _repeated(weight: str) -> Column:
+    """Return 1 as often as a weight says, or -1 if it is negative: one row each."""
+    return F.explode(F.array_repeat(F.signum(weight).cast("bigint"), F.abs(weight).cast("int")))
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_map(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _has_map(kind.elementType))
 
 
 def _newest(df: DataFrame, key: Sequence[str], columns: Sequence[str], deleted: str) -> DataFrame:
     """Return one row for each key that changed: that which was added, or else that which was taken back."""
-    newest = F.max_by(F.struct(*(F.col(quoted(name)) for name in columns)), F.col(WEIGHT)).alias("row")
+    row = F.struct(*(F.col(quoted(name)) for name in columns))
     grouped = df.groupBy(*(F.col(quoted(name)).alias(f"k{at}") for at, name in enumerate(key)))
-    rows = grouped.agg(newest, (F.max(WEIGHT) < 0).alias("gone"))
+    rows = grouped.agg(
+        F.max_by(row, WEIGHT).alias("row"),
+        (F.max(WEIGHT) < 0).alias("gone"),
+        F.sum(WEIGHT).alias("n"),
+        F.min_by(row, WEIGHT).alias("before"),
+    )
+    if not any(_has_map(field.dataType) for field in df.schema.fields):
+        # The same row, taken back and added again.
+        rows = rows.where("n <> 0 or not (row <=> before)")
     return rows.select(*(F.col("row").getField(name).alias(name) for name in columns), F.col("gone").alias(deleted))

@@ -1,0 +1,163 @@
+"""Makes the objects of an SQL program: streams, tables, views, sinks, and the job."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.spark.base.session import session
+from strandline.spark.job.job import Job
+from strandline.spark.sinks.base import Sink
+from strandline.spark.sqlfile.program import DEAD_LETTERS, SINKS, Entry, Program
+from strandline.spark.sqlfile.settings import JobSettings
+from strandline.spark.sqlfile.sources import read_stream, read_table, table_arguments
+from strandline.spark.sqlfile.statements import CreateSink, CreateStream, CreateTable, CreateView, Insert, Query
+from strandline.spark.sqlfile.text import Script
+from strandline.spark.streams.kafkasource import session_settings
+from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views.view import Table, View, sql
+
+Relation = Stream | Table | View | DataFrame
+_PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
+"""The place in a query, in the error of Spark that refuses it."""
+_OF_CHANGES = (
+    "use a sink with a key, as postgres or sqlite; or write the changes: INSERT INTO … CHANGES OF …, which have 1 and "
+    "-1 in _change"
+)
+
+
+def start_session(program: Program, settings: JobSettings) -> SparkSession:
+    """Return the session of a program, with Spark's connector if it reads Kafka."""
+    conf = dict(settings.spark)
+    streams = [entry.declaration for entry in program.entries(CreateStream)]
+    if any(isinstance(stream, CreateStream) and stream.using.connector.text == "kafka" for stream in streams):
+        for name, value in session_settings().items():
+            conf[name] = ",".join(filter(None, [value, settings.spark.get(name)]))
+    return session(settings.name, conf.pop("spark.master", None), **conf)
+
+
+def make_sinks(program: Program) -> dict[str, Sink]:
+    """Return the sinks by their names in lower case. This needs no Spark."""
+    sinks = {}
+    for entry in program.entries(CreateSink):
+        assert isinstance(entry.declaration, CreateSink)
+        name, connector = entry.declaration.name, entry.declaration.using.connector.text
+        arguments = dict(entry.arguments)
+        if connector == "files":
+            arguments |= arguments.pop("options", {})
+        with located(program, entry.script, name.at):
+            sinks[name.text.lower()] = SINKS[connector](**arguments, name=name.text)
+    return sinks
+
+
+class Build:
+    """The relations of a program in a session: each is made once."""
+
+    def __init__(self, program: Program, spark: SparkSession) -> None:
+        self._program = program
+        self._spark = spark
+        self._relations: dict[str, Relation] = {}
+        self._sources: dict[str, Stream] = {}
+
+    def relation(self, name: str) -> Relation:
+        """Return a stream, table or view by its declared name."""
+        if name not in self._relations:
+            entry = self._program.entry(name)
+            if entry is None:
+                self._relations[name] = self._source(name.removesuffix(DEAD_LETTERS)).dead_letters
+            else:
+                self._relations[name] = self._make(entry)
+        return self._relations[name]
+
+    def forget(self) -> None:
+        """Forget all relations, after a declaration has changed."""
+        self._relations.clear()
+        self._sources.clear()
+
+    def view(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View:
+        """Return the view of a query that reads some relations; `name` is for messages."""
+        relations = {each: self.relation(each) for each in reads}
+        inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
+        with located(self._program, script, query.at, query):
+            return sql(query.sql, uid=name, **inputs)
+
+    def view_of(self, query: Query, script: Script, name: str) -> View:
+        """Return the view of a query, or the view that it names."""
+        if query.relation:
+            relation = self.relation(*self._program.relations_in(query, script))
+            if isinstance(relation, View):
+                return relation
+        return self.view(query, script, name, self._program.relations_in(query, script))
+
+    def output(self, insert: Insert, script: Script, sink: Sink) -> Output:
+        """Return what an INSERT statement sends into a sink."""
+        if insert.query.relation and insert.form == "rows":
+            relation = self.relation(*self._program.relations_in(insert.query, script))
+            if isinstance(relation, Stream):
+                return relation.to(sink)
+        view = self.view_of(insert.query, script, insert.sink.text)
+        with located(self._program, script, insert.sink.at):
+            if insert.form == "changes":
+                return view.changes().to(sink)
+            if insert.form == "upserts":
+                return view.upserts().to(sink)
+            try:
+                return view.to(sink)
+            except ConfigurationError as error:
+                raise ConfigurationError(error.message, hint=error.hint if view.appends else _OF_CHANGES) from None
+
+    def job(self, settings: JobSettings, sinks: dict[str, Sink]) -> Job:
+        """Return the job of the program."""
+        outputs = [
+            self.output(insert, script, sinks[insert.sink.text.lower()]) for insert, script in self._program.inserts
+        ]
+        return Job(settings.name, sinks=outputs, **settings.arguments)
+
+    def _source(self, name: str) -> Stream:
+        """Return a stream, without regard to its primary key."""
+        if name not in self._sources:
+            entry = self._program.entry(name)
+            assert entry is not None
+            assert isinstance(entry.declaration, CreateStream)
+            arguments = dict(entry.arguments)
+            table_arguments(arguments)
+            with located(self._program, entry.script, entry.declaration.name.at):
+                self._sources[name] = read_stream(self._spark, entry.declaration, arguments)
+        return self._sources[name]
+
+    def _make(self, entry: Entry) -> Relation:
+        declaration, script = entry.declaration, entry.script
+        if isinstance(declaration, CreateView):
+            return self.view(declaration.query, script, declaration.name.text, entry.reads)
+        if isinstance(declaration, CreateStream):
+            rows = self._source(declaration.name.text)
+            if not declaration.key:
+                return rows
+            with located(self._program, script, declaration.name.at):
+                of_table = table_arguments(dict(entry.arguments))
+                order = tuple(filter(None, [of_table.get("order_by")]))
+                return Table(rows, tuple(declaration.key), order, of_table.get("deleted"))
+        assert isinstance(declaration, CreateTable)
+        with located(self._program, script, declaration.name.at):
+            rows_of_table = read_table(self._spark, declaration, entry.arguments)
+            # Queries find it in the session, as any other table of Spark.
+            rows_of_table.createOrReplaceTempView(declaration.name.text)
+            return rows_of_table
+
+
+@contextlib.contextmanager
+def located(program: Program, script: Script, at: int, query: Query | None = None) -> Iterator[None]:
+    """Give errors of Strandline the place of a statement, or in its query, without values of the environment."""
+    try:
+        yield
+    except StrandlineError as error:
+        if query and (match := _PLACE.search(error.message)):
+            lines = query.text.splitlines(keepends=True)
+            at += sum(map(len, lines[: int(match[1]) - 1])) + int(match[2]) - 1
+            error = ConfigurationError(error.message[: match.start()], hint=error.hint)
+        raise program.secrets.located(error, script, at) from None

@@ -1,0 +1,213 @@
+"""What SQL programs make, on real Spark: jobs whose sinks have what Spark's batch answers, and previews."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.spark.sqlfile.build import Build, make_sinks
+from strandline.spark.sqlfile.parser import parse
+from strandline.spark.sqlfile.preview import Preview
+from strandline.spark.sqlfile.program import Program
+from strandline.spark.sqlfile.statements import Select
+from strandline.spark.sqlfile.text import Script
+from strandline.spark.views.view import View
+from tests import kafkaserver
+from tests.kafkaserver import Kafka
+from tests.spark.pipeline import read_json
+
+pytestmark = pytest.mark.spark
+
+
+class Place:
+    """A directory with orders, and programs over them."""
+
+    def __init__(self, spark: Any, directory: Path, local_dir: Path) -> None:
+        self.spark, self.directory = spark, directory
+        self._local_dir = local_dir
+        self.orders = [
+            {"id": id_, "shop": f"s{id_ % 4}", "amount": id_ % 7, "at": f"2026-01-01T00:00:{id_:02}Z"}
+            for id_ in range(40)
+        ]
+        self.write("in/0.json", self.orders)
+        (directory / "shops.csv").write_text("shop,city\ns0,Oslo\ns1,Riga\ns2,Oslo\n")
+
+    def write(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write a file of JSON."""
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def script(self, text: str) -> Script:
+        """Return a text with its `@` as the directory."""
+        return Script(text.replace("@", str(self.directory)), "totals.sql")
+
+    def program(self, text: str) -> Program:
+        """Return a program after the statements that all have."""
+        begin = (
+            f"SET parallelism = 2; SET trigger = 'available-now'; SET checkpoints.directory = '@/ck'; "
+            f"SET local_dir = '{self._local_dir}'; SET state_memory = '128MB'; SET restart.attempts = 0;"
+            "CREATE STREAM orders (id BIGINT, shop STRING, amount BIGINT, at TIMESTAMP, WATERMARK FOR at DELAY '5 s')"
+            " USING files OPTIONS (path '@/in');"
+            "CREATE TABLE shops (shop STRING, city STRING) USING csv OPTIONS (path '@/shops.csv', header TRUE);\n"
+        )
+        program, script = Program(), self.script(begin + text)
+        for statement in parse(script):
+            program.add(statement, script)
+        return program
+
+    def run(self, text: str) -> None:
+        """Run the job of a program over what is there."""
+        program = self.program(text)
+        job = Build(program, self.spark).job(program.settings("totals.sql"), make_sinks(program))
+        job.start(self.spark).await_termination(120)
+
+    def preview(self, text: str, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query's preview."""
+        script = self.script(query)
+        (statement,) = parse(script)
+        assert isinstance(statement, Select)
+        _, rows = Preview(self.program(text), self.spark).rows(statement.query, script, 100)
+        return [tuple(row) for row in rows]
+
+
+@pytest.fixture
+def place(spark: Any, tmp_path: Path, local_dir: Path) -> Iterator[Place]:
+    yield Place(spark, tmp_path, local_dir)
+    spark.catalog.dropTempView("shops")
+
+
+VIEWS = """
+CREATE VIEW large AS SELECT * FROM orders WHERE amount >= 3;
+CREATE VIEW totals AS SELECT shop, count(*) AS n, sum(amount) AS total FROM Large GROUP BY shop;
+CREATE VIEW cities AS SELECT city, sum(total) AS total FROM totals JOIN shops USING (shop) GROUP BY city;
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_views_of_views_and_tables_into_sinks(place: Place) -> None:
+    place.run(
+        VIEWS + "CREATE SINK out USING files OPTIONS (path '@/out', format 'json');"
+        "CREATE SINK log USING files OPTIONS (path '@/log', format 'json');"
+        "CREATE SINK totals_table USING sqlite OPTIONS (path '@/t.db', table 'totals', key 'shop', create TRUE);"
+        "INSERT INTO out TABLE large; INSERT INTO log CHANGES OF cities; INSERT INTO totals_table FROM totals;"
+    )
+    large = [order for order in place.orders if order["amount"] >= 3]
+    assert sorted(row["id"] for row in read_json(place.directory / "out")) == [order["id"] for order in large]
+    totals = {f"s{shop}": [o["amount"] for o in large if o["shop"] == f"s{shop}"] for shop in range(4)}
+    with sqlite3.connect(place.directory / "t.db") as database:
+        stored = database.execute("SELECT shop, n, total FROM totals ORDER BY shop").fetchall()
+    database.close()
+    assert stored == [(shop, len(amounts), sum(amounts)) for shop, amounts in totals.items()]
+    assert sorted((row["city"], row["total"], row["_change"]) for row in read_json(place.directory / "log")) == [
+        ("Oslo", sum(totals["s0"] + totals["s2"]), 1), ("Riga", sum(totals["s1"]), 1),
+    ]  # fmt: skip
+
+
+def test_a_preview_answers_over_what_is_there(place: Place) -> None:
+    assert place.preview(VIEWS, "SELECT * FROM cities ORDER BY city") == [("Oslo", 49), ("Riga", 23)]
+    assert place.preview(VIEWS, "FROM shops") == [("s0", "Oslo"), ("s1", "Riga"), ("s2", "Oslo")]
+    assert place.preview("", "SELECT o.id FROM ORDERS o JOIN shops USING (shop) WHERE id > 36 LIMIT 5") == [
+        (37,),
+        (38,),
+    ]
+
+
+def test_a_preview_has_the_newest_version_of_each_row(place: Place) -> None:
+    versions = [(1, "a", 1, False), (2, "b", 1, False), (1, "c", 3, False), (1, "x", 2, False), (2, "b", 2, True)]
+    place.write("items/0.json", [dict(zip(("id", "name", "v", "gone"), row, strict=True)) for row in versions])
+    items = (
+        "CREATE STREAM items (id INT, name STRING, v INT, gone BOOLEAN, PRIMARY KEY (id)) USING files OPTIONS "
+        "(path '@/items', order_by 'v', deleted 'gone');"
+    )
+    assert place.preview(items, "SELECT * FROM items") == [(1, "c", 3)]
+    assert place.preview(items.replace(", order_by 'v', deleted 'gone'", ""), "SELECT id, name FROM items ORDER BY id") == [
+        (1, "x"), (2, "b"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["job", "preview"])
+def test_an_error_of_a_query_is_at_its_place_in_the_file(place: Place, kind: str) -> None:
+    views = "CREATE VIEW v AS\n  SELECT id,\n    shopp FROM orders;\n"
+    attempts: dict[str, Callable[[], object]] = {
+        "job": lambda: Build(place.program(views), place.spark).relation("v"),
+        "preview": lambda: place.preview(views, "SELECT * FROM v"),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        attempts[kind]()
+    first, line, caret, *_ = caught.value.message.splitlines()
+    assert first.startswith("totals.sql, line 4, column 5: the query is refused by Spark: ")
+    assert (line.strip(), line[caret.index("^") :]) == ("shopp FROM orders;", "shopp FROM orders;")
+
+
+def test_a_name_that_is_a_column_elsewhere_changes_nothing(place: Place) -> None:
+    """Names are looked for in the whole text of a query: there may be more than Spark finds."""
+    program = place.program(
+        "CREATE STREAM amount (n BIGINT) USING files OPTIONS (path '@/in');"
+        "CREATE VIEW total AS SELECT sum(amount) AS total FROM orders; CREATE VIEW shop AS FROM total SELECT total AS shop"
+    )
+    view = Build(program, place.spark).relation("shop")
+    assert isinstance(view, View)
+    assert (view.columns, view.key) == (["shop"], ())
+
+
+def test_rows_that_change_are_refused_by_a_sink_without_a_key(place: Place) -> None:
+    program = place.program(
+        VIEWS + "CREATE SINK out USING files OPTIONS (path '@/out');\nINSERT INTO out TABLE totals;"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        Build(program, place.spark).job(program.settings("totals.sql"), make_sinks(program))
+    assert "    INSERT INTO out TABLE totals;\n                ^\n  next step: use a sink with a key" in str(
+        caught.value
+    )
+    assert "CHANGES OF" in caught.value.hint
+
+
+def test_a_directory_that_is_not_there(place: Place) -> None:
+    missing = "CREATE STREAM other (id INT) USING files OPTIONS (path '@/nowhere');"
+    for attempt in (
+        lambda: Build(place.program(missing), place.spark).relation("other"),
+        lambda: place.preview(missing, "SELECT * FROM other"),
+    ):
+        with pytest.raises(StrandlineError, match=r"nowhere") as caught:
+            attempt()
+        assert "CREATE STREAM other (id INT)" in caught.value.message
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
+    """JSON in columns, of which malformed ones become dead letters; and raw messages."""
+    try:
+        jars = kafkaserver.connector()
+    except kafkaserver.UnavailableServerError as error:
+        pytest.skip(str(error))
+    for jar in jars:
+        place.spark.sql(f"ADD JAR '{jar}'")
+    topic = kafka.create("sqlfile")
+    rows = [json.dumps({"id": 1, "day": "24.12.2026"}), "no json", json.dumps({"id": 2, "day": None})]
+    kafka.put(topic, [("k", row) for row in rows])
+    streams = (
+        f"CREATE STREAM events (id INT, day DATE) USING kafka OPTIONS (servers '{kafka.servers}', topic '{topic}', "
+        "dateFormat 'dd.MM.yyyy', on_error 'dead-letter');"
+        f"CREATE STREAM raw USING kafka OPTIONS (servers '{kafka.servers}', topic '{topic}', format raw);"
+    )
+    read = "SELECT CAST(id AS STRING) || coalesce(' ' || day, '') AS text FROM events WHERE id IS NOT NULL"
+    raw = "SELECT CAST(value AS STRING) AS text FROM raw"
+    assert sorted(place.preview(streams, read)) == [("1 2026-12-24",), ("2",)]
+    assert sorted(place.preview(streams, raw)) == sorted((row,) for row in rows)
+    sinks = "".join(
+        f"CREATE SINK {name} USING files OPTIONS (path '@/{name}', format 'json'); INSERT INTO {name} {query};"
+        for name, query in (("good", read), ("bad", "TABLE events_dead_letters"), ("all_rows", raw))
+    )
+    place.run(streams + sinks)
+    assert sorted(row["text"] for row in read_json(place.directory / "good")) == ["1 2026-12-24", "2"]
+    assert [row["event"] for row in read_json(place.directory / "bad")] == ["no json"]
+    assert sorted(row["text"] for row in read_json(place.directory / "all_rows")) == sorted(rows)
