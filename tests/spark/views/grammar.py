@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 T = TypeVar("T")
-NUMBER, DECIMAL, DOUBLE, TEXT, TIME, DATE, TRUTH, TEXTS, PAIR = (
-    "number decimal double text time date truth texts pair".split()
-)
+KINDS = ["number", "decimal", "double", "text", "time", "date", "truth", "texts", "pair"]
+NUMBER, DECIMAL, DOUBLE, TEXT, TIME, DATE, TRUTH, TEXTS, PAIR = KINDS
+
 _COMPARED = (NUMBER, DECIMAL, DOUBLE, TEXT, TIME, DATE)
 _LITERALS = {
     NUMBER: ("0L", "1L", "3L"), DECIMAL: ("2.00BD", "5.50BD"), DOUBLE: ("0.0D", "1.5D", "double('NaN')"),
