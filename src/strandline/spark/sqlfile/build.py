@@ -20,7 +20,8 @@ from strandline.spark.sqlfile.statements import CreateSink, CreateStream, Create
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
-from strandline.spark.views.view import Table, View, sql
+from strandline.spark.views.tables import Table, table
+from strandline.spark.views.view import View, sql
 
 Relation = Stream | Table | View | DataFrame
 _PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
@@ -140,8 +141,7 @@ class Build:
                 return rows
             with located(self._program, script, declaration.name.at):
                 of_table = table_arguments(dict(entry.arguments))
-                order = tuple(filter(None, [of_table.get("order_by")]))
-                return Table(rows, tuple(declaration.key), order, of_table.get("deleted"))
+                return table(rows, key=declaration.key, **of_table)
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
             rows_of_table = read_table(self._spark, declaration, entry.arguments)
