@@ -180,7 +180,7 @@ def test_a_row_is_taken_back_that_was_never_there(tmp_path: Path, which: str) ->
             (halves(made, []), halves(gone, [])) if which == "left" else (halves([], made), halves([], gone))
         )  # fmt: skip
     bench.epoch_of([given[0]])
-    with pytest.raises(CorruptionError, match="operator 'op'.*: a row was taken back that it does not have"):
+    with pytest.raises(CorruptionError, match=r"operator 'op'.*: a row was taken back that it does not have"):
         bench.epoch_of([given[1]])
     # What failed left nothing.
     assert bench.epoch_of([]) == []
