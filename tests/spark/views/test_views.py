@@ -195,7 +195,9 @@ def test_views_that_do_not_fit_their_sink(compared: Compared, tmp_path: Path) ->
     totals = compared.add("SELECT shop, count(*) AS n FROM orders GROUP BY shop")
     unkeyed = compared.add("SELECT o.id, c.name FROM orders o LEFT JOIN customers c ON o.customer = c.customer")
     files = sl.sinks.files(str(tmp_path / "out"), format="json")
-    with pytest.raises(sl.errors.ConfigurationError, match="the view changes rows that it has given, and FileSink only adds rows"):
+    with pytest.raises(
+        sl.errors.ConfigurationError, match="the view changes rows that it has given, and FileSink only adds rows"
+    ):
         totals.to(files)
     with pytest.raises(sl.errors.ConfigurationError, match="its rows change, and a stream of rows has no way"):
         totals.rows()
