@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from pyspark.errors import PySparkException
@@ -17,7 +17,10 @@ from strandline.spark.sqlfile.program import Entry, Program
 from strandline.spark.sqlfile.sources import read_present, read_table
 from strandline.spark.sqlfile.statements import CreateStream, CreateTable, CreateView, Query
 from strandline.spark.sqlfile.text import Script
+from strandline.spark.views import asof
+from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.places import refuse_query
+from strandline.spark.views.rewriting import Rewriting
 
 T = TypeVar("T")
 
@@ -31,25 +34,28 @@ class Preview:
     def __init__(self, program: Program, spark: SparkSession) -> None:
         self._program = program
         self._spark = clone_session(spark)
+        self._spark.conf.set(asof.ENABLED, "true")
 
     def rows(self, query: Query, script: Script, most: int) -> tuple[list[str], list[Row]]:
         """Return the columns of a query and its first rows."""
-        for name in self._program.relations_in(query, script):
+        names = self._program.relations_in(query, script)
+        for name in names:
             self._register(name)
         with located(self._program, script, query.at, query):
-            df = self._query(query)
-            return df.columns, self._tried(query, lambda: df.take(most))
+            text = self._rewritten(query, names)
+            df = self._tried(text, lambda: self._spark.sql(text.text))
+            return df.columns, self._tried(text, lambda: df.take(most))
 
-    def _query(self, query: Query) -> DataFrame:
-        return self._tried(query, lambda: self._spark.sql(query.sql))
+    def _rewritten(self, query: Query, names: Iterable[str]) -> Rewriting:
+        return rewritten(query.sql, (column for name in names for column in self._spark.table(name).columns))
 
-    def _tried(self, query: Query, call: Callable[[], T]) -> T:
+    def _tried(self, text: Rewriting, call: Callable[[], T]) -> T:
         """Return the result of a call of Spark; raise ConfigurationError if Spark refuses the query."""
         try:
             with suppress_error_logs():
                 return call()
         except PySparkException as error:
-            raise refuse_query(query.sql, error) from None
+            raise refuse_query(text, error) from None
 
     def _register(self, name: str) -> None:
         """Create the temporary view of a declared relation, and those that it reads."""
@@ -64,7 +70,8 @@ class Preview:
             for each in entry.reads:
                 self._register(each)
             with located(self._program, entry.script, declaration.query.at, declaration.query):
-                df = self._query(declaration.query)
+                text = self._rewritten(declaration.query, entry.reads)
+                df = self._tried(text, lambda: self._spark.sql(text.text))
         else:
             with located(self._program, entry.script, declaration.name.at):
                 df = self._read(entry)
