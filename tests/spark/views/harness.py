@@ -53,11 +53,14 @@ class Compared:
     views: dict[str, sl.View] = field(default_factory=dict)
     changes: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: defaultdict(dict))
     """By query and epoch: the changes, each row with its weight last. An epoch that is repeated replaces them."""
+    are_written: bool = True
+    """Whether the files of all epochs are there from the beginning."""
     _expected: dict[tuple[str, int], Bag] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
-            self.write(name, table.epochs)
+            # A source needs its directory.
+            self.write(name, table.epochs if self.are_written else ())
 
     @property
     def epochs(self) -> int:
@@ -106,9 +109,9 @@ class Compared:
         given.setdefault("trigger", "available-now")
         given.setdefault("checkpoints", sl.Checkpoints(self.root / "checkpoints", retain=2))
         given.setdefault("restart", sl.Restart.never())
+        given.setdefault("sinks", self.sinks())
         return sl.Job(
             "views",
-            sinks=self.sinks(),
             settings=sl.Settings(parallelism=parallelism, local_dir=local_dir, state_memory="256MB"),
             **given,
         )
