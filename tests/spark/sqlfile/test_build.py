@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,11 +40,12 @@ class Place:
         self.write("in/0.json", self.orders)
         (directory / "shops.csv").write_text("shop,city\ns0,Oslo\ns1,Riga\ns2,Oslo\n")
 
-    def write(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Write a file of JSON."""
+    def write(self, name: str, rows: list[dict[str, Any]], time_s: int = 1_790_000_000) -> None:
+        """Write a file of JSON, with a time by which files are read in an order."""
         path = self.directory / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(path, (time_s, time_s))
 
     def script(self, text: str) -> Script:
         """Return a text with its `@` as the directory."""
@@ -131,6 +134,46 @@ def test_a_preview_has_the_newest_version_of_each_row(place: Place) -> None:
     assert place.preview(items.replace(", order_by 'v', deleted 'gone'", ""), "SELECT id, name FROM items ORDER BY id") == [
         (1, "x"), (2, "b"),
     ]  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_changes_of_a_job_add_up_to_what_a_preview_answers(place: Place) -> None:
+    """With a table that changes: versions of its rows come in several epochs, late ones and deletions among them."""
+    for file in range(3):
+        place.write(
+            f"shops/{file}.json",
+            [
+                {"shop": f"s{n}", "city": f"c{(n + file) % 3}", "v": v, "gone": n == file}
+                for n, v in ((0, file), (1, 5 - file), (2, file), (3, 1))
+            ],
+            1_790_000_000 + file,
+        )
+    declared = (
+        "CREATE STREAM places (shop STRING, city STRING, v INT, gone BOOLEAN, PRIMARY KEY (shop)) USING files OPTIONS "
+        "(path '@/shops', order_by 'v', deleted 'gone', max_files_per_epoch 1);"
+        "CREATE VIEW placed AS SELECT id, amount, city FROM orders JOIN places USING (shop);"
+    )
+    queries = {
+        "versions": "SELECT * FROM places",
+        "cities": "SELECT city, count(*) AS n, sum(amount) AS total FROM placed GROUP BY city",
+        "missing": "SELECT id FROM orders LEFT ANTI JOIN places USING (shop)",
+    }
+    place.run(
+        declared
+        + "".join(
+            f"CREATE SINK {name} USING files OPTIONS (path '@/{name}', format 'json'); INSERT INTO {name} CHANGES OF {query};"
+            for name, query in queries.items()
+        )
+    )
+    for name, query in queries.items():
+        rows: Counter[tuple[Any, ...]] = Counter()
+        for row in read_json(place.directory / name):
+            change = row.pop("_change")
+            rows[tuple(row.values())] += change
+        assert +rows == Counter(place.preview(declared, query)), name
+        assert min(rows.values()) >= 0
+        assert rows
 
 
 @pytest.mark.parametrize("kind", ["job", "preview"])

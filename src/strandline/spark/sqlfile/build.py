@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,7 +19,8 @@ from strandline.spark.sqlfile.statements import CreateSink, CreateStream, Create
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
-from strandline.spark.views.view import Table, View, sql
+from strandline.spark.views.tables import Table, table
+from strandline.spark.views.view import View, sql
 
 Relation = Stream | Table | View | DataFrame
 _PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
@@ -82,7 +82,7 @@ class Build:
     def view(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View:
         """Return the view of a query that reads some relations; `name` is for messages."""
         relations = {each: self.relation(each) for each in reads}
-        inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
+        inputs = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         with located(self._program, script, query.at, query):
             return sql(query.sql, uid=name, **inputs)
 
@@ -139,9 +139,7 @@ class Build:
             if not declaration.key:
                 return rows
             with located(self._program, script, declaration.name.at):
-                of_table = table_arguments(dict(entry.arguments))
-                order = tuple(filter(None, [of_table.get("order_by")]))
-                return Table(rows, tuple(declaration.key), order, of_table.get("deleted"))
+                return table(rows, key=list(declaration.key), **table_arguments(dict(entry.arguments)))
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
             rows_of_table = read_table(self._spark, declaration, entry.arguments)

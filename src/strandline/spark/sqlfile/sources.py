@@ -70,13 +70,17 @@ def read_present(spark: SparkSession, source: CreateStream, arguments: Mapping[s
     else:
         format = arguments.get("format", "json") if connector == "files" else "delta"
         rows = _load(spark, format, arguments["path"], schema if connector == "files" else "", options)
-    rows = rows.limit(limit)
     if not source.key:
-        return rows
+        return rows.limit(limit)
+    # A job reads files in the order of their times.
+    arrival = [F.col("_metadata.file_modification_time"), F.col("_metadata.file_path")] if connector == "files" else []
+    rows = rows.select(F.struct("*").alias(_ROW), F.struct(F.lit(0), *arrival).alias(_ORDER)).limit(limit)
     order_by, deleted = table.get("order_by"), table.get("deleted")
-    order = F.struct(F.col(quoted(order_by)) if order_by else F.lit(0), F.monotonically_increasing_id())
-    versions = rows.select(F.struct("*").alias(_ROW), order.alias(_ORDER), *map(quoted, source.key))
-    newest = versions.groupBy(*map(quoted, source.key)).agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
+    first = F.col(_ROW).getField(order_by) if order_by else F.lit(0)
+    order = F.struct(first, _ORDER, F.monotonically_increasing_id()).alias(_ORDER)
+    keys = [F.col(_ROW).getField(name).alias(f"{_ROW}{at}") for at, name in enumerate(source.key)]
+    versions = rows.select(_ROW, order, *keys).groupBy(*(f"{_ROW}{at}" for at in range(len(keys))))
+    newest = versions.agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
     return newest.where(f"NOT coalesce({quoted(deleted)}, false)").drop(deleted) if deleted else newest
 
 
