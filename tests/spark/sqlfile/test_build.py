@@ -17,7 +17,7 @@ from strandline.spark.sqlfile.build import Build, make_sinks
 from strandline.spark.sqlfile.parser import parse
 from strandline.spark.sqlfile.preview import Preview
 from strandline.spark.sqlfile.program import Program
-from strandline.spark.sqlfile.statements import Select
+from strandline.spark.sqlfile.statements import Name, Query, Select
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.views.view import View
 from tests import kafkaserver
@@ -83,7 +83,8 @@ class Place:
 @pytest.fixture
 def place(spark: Any, tmp_path: Path, local_dir: Path) -> Iterator[Place]:
     yield Place(spark, tmp_path, local_dir)
-    spark.catalog.dropTempView("shops")
+    for name in ("shops", "oslo"):
+        spark.catalog.dropTempView(name)
 
 
 VIEWS = """
@@ -199,6 +200,20 @@ def test_a_name_that_is_a_column_elsewhere_changes_nothing(place: Place) -> None
     view = Build(program, place.spark).relation("shop")
     assert isinstance(view, View)
     assert (view.columns, view.key) == (["shop"], ())
+
+
+def test_a_view_of_tables_alone_does_not_change(place: Place) -> None:
+    text = "CREATE VIEW oslo AS SELECT shop FROM shops WHERE city = 'Oslo'; CREATE VIEW v AS FROM orders JOIN oslo USING (shop) SELECT id;"
+    program = place.program(text + "CREATE SINK out USING console;\nINSERT INTO out TABLE oslo;")
+    build = Build(program, place.spark)
+    views = {name: Query(name, 0, Name(name, 0)) for name in ("oslo", "v")}
+    assert build.explain(views["oslo"], place.script(""), "oslo") == "'oslo': rows of tables, which do not change"
+    assert build.explain(views["v"], place.script(""), "v") == "view 'v': rows that stay"
+    assert [column.name for name in views for column in build.columns(name)] == ["shop", "id"]
+    assert place.preview(text, "SELECT count(*) FROM v") == [(20,)]
+    with pytest.raises(ConfigurationError, match="the query reads no stream") as caught:
+        build.job(program.settings("totals.sql"), make_sinks(program))
+    assert "    INSERT INTO out TABLE oslo;\n                    ^" in caught.value.message
 
 
 def test_rows_that_change_are_refused_by_a_sink_without_a_key(place: Place) -> None:

@@ -6,9 +6,12 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField
 
 from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import session
 from strandline.spark.job.job import Job
 from strandline.spark.sinks.base import Sink
@@ -19,6 +22,7 @@ from strandline.spark.sqlfile.statements import CreateSink, CreateStream, Create
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views.places import refuse_query
 from strandline.spark.views.tables import Table, table
 from strandline.spark.views.view import View, sql
 
@@ -79,28 +83,36 @@ class Build:
         self._relations.clear()
         self._sources.clear()
 
-    def view(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View:
-        """Return the view of a query that reads some relations; `name` is for messages."""
-        relations = {each: self.relation(each) for each in reads}
-        inputs = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
-        with located(self._program, script, query.at, query):
-            return sql(query.sql, uid=name, **inputs)
+    def view(self, query: Query, script: Script, name: str) -> View:
+        """Return the view of a query, or the view that it names; `name` is for messages."""
+        relation = self._named(query, script)
+        if isinstance(relation, View):
+            return relation
+        result = self._computed(query, script, name, self._program.relations_in(query, script))
+        if isinstance(result, View):
+            return result
+        raise script.error(
+            "the query reads no stream: nothing changes its rows", query.at,
+            hint="read a stream that is created before; a table alone is copied by Spark, without a job",
+        )  # fmt: skip
 
-    def view_of(self, query: Query, script: Script, name: str) -> View:
-        """Return the view of a query, or the view that it names."""
-        if query.relation:
-            relation = self.relation(*self._program.relations_in(query, script))
-            if isinstance(relation, View):
-                return relation
-        return self.view(query, script, name, self._program.relations_in(query, script))
+    def explain(self, query: Query, script: Script, name: str) -> str:
+        """Return what keeps the rows of a query, or of what it names, up to date."""
+        if isinstance(self._named(query, script), DataFrame):
+            return f"'{name}': rows of tables, which do not change"
+        return self.view(query, script, name).explain()
+
+    def columns(self, name: str) -> list[StructField]:
+        """Return the columns of a relation."""
+        relation = self.relation(name)
+        return list(relation.schema.fields)
 
     def output(self, insert: Insert, script: Script, sink: Sink) -> Output:
         """Return what an INSERT statement sends into a sink."""
-        if insert.query.relation and insert.form == "rows":
-            relation = self.relation(*self._program.relations_in(insert.query, script))
-            if isinstance(relation, Stream):
-                return relation.to(sink)
-        view = self.view_of(insert.query, script, insert.sink.text)
+        relation = self._named(insert.query, script)
+        if insert.form == "rows" and isinstance(relation, Stream):
+            return relation.to(sink)
+        view = self.view(insert.query, script, insert.sink.text)
         with located(self._program, script, insert.sink.at):
             if insert.form == "changes":
                 return view.changes().to(sink)
@@ -118,6 +130,17 @@ class Build:
         ]
         return Job(settings.name, sinks=outputs, **settings.arguments)
 
+    def _named(self, query: Query, script: Script) -> Relation | None:
+        """Return the relation that a query names, if it is a name alone."""
+        return self.relation(*self._program.relations_in(query, script)) if query.relation else None
+
+    def _computed(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View | DataFrame:
+        """Return the result of a query: without a stream among what it reads, rows that do not change."""
+        relations = {each: self.relation(each) for each in reads}
+        inputs = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
+        with located(self._program, script, query.at, query):
+            return sql(query.sql, uid=name, **inputs) if inputs else run_query(self._spark, query)
+
     def _source(self, name: str) -> Stream:
         """Return a stream, without regard to its primary key."""
         if name not in self._sources:
@@ -133,7 +156,8 @@ class Build:
     def _make(self, entry: Entry) -> Relation:
         declaration, script = entry.declaration, entry.script
         if isinstance(declaration, CreateView):
-            return self.view(declaration.query, script, declaration.name.text, entry.reads)
+            result = self._computed(declaration.query, script, declaration.name.text, entry.reads)
+            return self._register(result, declaration.name.text) if isinstance(result, DataFrame) else result
         if isinstance(declaration, CreateStream):
             rows = self._source(declaration.name.text)
             if not declaration.key:
@@ -142,10 +166,21 @@ class Build:
                 return table(rows, key=list(declaration.key), **table_arguments(dict(entry.arguments)))
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
-            rows_of_table = read_table(self._spark, declaration, entry.arguments)
-            # Queries find it in the session, as any other table of Spark.
-            rows_of_table.createOrReplaceTempView(declaration.name.text)
-            return rows_of_table
+            return self._register(read_table(self._spark, declaration, entry.arguments), declaration.name.text)
+
+    def _register(self, df: DataFrame, name: str) -> DataFrame:
+        """Have queries find a table in the session, as any other table of Spark."""
+        df.createOrReplaceTempView(name)
+        return df
+
+
+def run_query(spark: SparkSession, query: Query) -> DataFrame:
+    """Return the rows of a query of Spark's tables. Raise ConfigurationError with the place if Spark refuses it."""
+    try:
+        with suppress_error_logs():
+            return spark.sql(query.sql)
+    except PySparkException as error:
+        raise refuse_query(query.sql, error) from None
 
 
 @contextlib.contextmanager

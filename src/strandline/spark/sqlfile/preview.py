@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -12,14 +9,12 @@ from strandline.core.errors import ConfigurationError
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
-from strandline.spark.sqlfile.build import located
+from strandline.spark.sqlfile.build import located, run_query
 from strandline.spark.sqlfile.program import Entry, Program
 from strandline.spark.sqlfile.sources import read_present, read_table
 from strandline.spark.sqlfile.statements import CreateStream, CreateTable, CreateView, Query
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.views.places import refuse_query
-
-T = TypeVar("T")
 
 SOURCE_ROWS = 10_000
 """The rows of each stream that a preview reads at most."""
@@ -37,19 +32,12 @@ class Preview:
         for name in self._program.relations_in(query, script):
             self._register(name)
         with located(self._program, script, query.at, query):
-            df = self._query(query)
-            return df.columns, self._tried(query, lambda: df.take(most))
-
-    def _query(self, query: Query) -> DataFrame:
-        return self._tried(query, lambda: self._spark.sql(query.sql))
-
-    def _tried(self, query: Query, call: Callable[[], T]) -> T:
-        """Return the result of a call of Spark; raise ConfigurationError if Spark refuses the query."""
-        try:
-            with suppress_error_logs():
-                return call()
-        except PySparkException as error:
-            raise refuse_query(query.sql, error) from None
+            df = run_query(self._spark, query)
+            try:
+                with suppress_error_logs():
+                    return df.columns, df.take(most)
+            except PySparkException as error:
+                raise refuse_query(query.sql, error) from None
 
     def _register(self, name: str) -> None:
         """Create the temporary view of a declared relation, and those that it reads."""
@@ -64,7 +52,7 @@ class Preview:
             for each in entry.reads:
                 self._register(each)
             with located(self._program, entry.script, declaration.query.at, declaration.query):
-                df = self._query(declaration.query)
+                df = run_query(self._spark, declaration.query)
         else:
             with located(self._program, entry.script, declaration.name.at):
                 df = self._read(entry)
