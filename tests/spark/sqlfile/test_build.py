@@ -239,6 +239,20 @@ def test_a_directory_that_is_not_there(place: Place) -> None:
         assert "CREATE STREAM other (id INT)" in caught.value.message
 
 
+@pytest.mark.parametrize("kind", ["job", "preview"])
+def test_delta_without_its_jar(place: Place, kind: str) -> None:
+    text = "CREATE STREAM d (PRIMARY KEY (id)) USING delta OPTIONS (path '@/table');"
+    attempts: dict[str, Callable[[], object]] = {
+        "job": lambda: Build(place.program(text), place.spark).relation("d"),
+        "preview": lambda: place.preview(text, "SELECT * FROM d"),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        attempts[kind]()
+    assert "Failed to find the data source: delta" in caught.value.message
+    assert caught.value.hint.startswith("load Delta's jar: SET spark.jars.packages")
+    assert len(str(caught.value).splitlines()) == 4
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
@@ -259,6 +273,11 @@ def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
     )
     read = "SELECT CAST(id AS STRING) || coalesce(' ' || day, '') AS text FROM events WHERE id IS NOT NULL"
     raw = "SELECT CAST(value AS STRING) AS text FROM raw"
+    gone = streams.replace(kafka.servers, "localhost:1").replace(
+        "format raw", "kafka.default.api.timeout.ms 2000, format raw"
+    )
+    with pytest.raises(StrandlineError, match=r"totals.sql, line 1, column 1: Spark failed: ConfigException"):
+        place.preview(gone, "SELECT * FROM raw")
     assert sorted(place.preview(streams, read)) == [("1 2026-12-24",), ("2",)]
     assert sorted(place.preview(streams, raw)) == sorted((row,) for row in rows)
     sinks = "".join(

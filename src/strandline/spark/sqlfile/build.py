@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructField
 from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import session
+from strandline.spark.base.spark_errors import summarize
 from strandline.spark.job.job import Job
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sqlfile.program import DEAD_LETTERS, SINKS, Entry, Program
@@ -175,12 +177,21 @@ class Build:
 
 
 def run_query(spark: SparkSession, query: Query) -> DataFrame:
-    """Return the rows of a query of Spark's tables. Raise ConfigurationError with the place if Spark refuses it."""
+    """Return the rows of a query of Spark's tables."""
+    with refused(query):
+        return spark.sql(query.sql)
+
+
+@contextlib.contextmanager
+def refused(query: Query) -> Iterator[None]:
+    """Raise an error with the place in the query if Spark refuses it, and with Spark's reason if it fails."""
     try:
         with suppress_error_logs():
-            return spark.sql(query.sql)
+            yield
     except PySparkException as error:
         raise refuse_query(query.sql, error) from None
+    except Py4JError as error:
+        raise summarize(error) from None
 
 
 @contextlib.contextmanager

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.base.ddl import first_line
-from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
-from strandline.spark.sqlfile.build import located, run_query
+from strandline.spark.sqlfile.build import located, refused, run_query
 from strandline.spark.sqlfile.program import Entry, Program
-from strandline.spark.sqlfile.sources import read_present, read_table
+from strandline.spark.sqlfile.sources import read_present, read_table, unreadable
 from strandline.spark.sqlfile.statements import CreateStream, CreateTable, CreateView, Query
 from strandline.spark.sqlfile.text import Script
-from strandline.spark.views.places import refuse_query
 
 SOURCE_ROWS = 10_000
 """The rows of each stream that a preview reads at most."""
@@ -33,11 +29,8 @@ class Preview:
             self._register(name)
         with located(self._program, script, query.at, query):
             df = run_query(self._spark, query)
-            try:
-                with suppress_error_logs():
-                    return df.columns, df.take(most)
-            except PySparkException as error:
-                raise refuse_query(query.sql, error) from None
+            with refused(query):
+                return df.columns, df.take(most)
 
     def _register(self, name: str) -> None:
         """Create the temporary view of a declared relation, and those that it reads."""
@@ -60,10 +53,8 @@ class Preview:
 
     def _read(self, entry: Entry) -> DataFrame:
         """Return the present rows of a stream or table."""
-        try:
-            if isinstance(entry.declaration, CreateTable):
-                return read_table(self._spark, entry.declaration, entry.arguments)
-            assert isinstance(entry.declaration, CreateStream)
+        if isinstance(entry.declaration, CreateTable):
+            return read_table(self._spark, entry.declaration, entry.arguments)
+        assert isinstance(entry.declaration, CreateStream)
+        with unreadable(entry.declaration.name.text):
             return read_present(self._spark, entry.declaration, entry.arguments, SOURCE_ROWS)
-        except PySparkException as error:
-            raise ConfigurationError(f"Spark refuses it: {first_line(error)}") from None

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
-from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.quiet import suppress_error_logs
+from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sqlfile import sparkoptions
 from strandline.spark.sqlfile.options import Parameters
 from strandline.spark.sqlfile.statements import Column, CreateStream, CreateTable
@@ -26,6 +28,7 @@ from strandline.spark.streams.stream import Stream, stream
 
 _CORRUPT = "_corrupt_record"
 _ROW, _ORDER = "__strandline_row", "__strandline_order"
+_NO_DELTA = "Failed to find the data source: delta"
 OnRowError = Literal["fail", "dead-letter"]
 
 
@@ -92,11 +95,20 @@ def read_table(spark: SparkSession, table: CreateTable, arguments: Mapping[str, 
 
 def _load(spark: SparkSession, format: str, path: str, schema: str, options: Mapping[str, str]) -> DataFrame:
     reader = spark.read.format(format).options(**options)
+    with unreadable(f"{path}, as {format},"):
+        return (reader.schema(schema) if schema else reader).load(absolute(path))
+
+
+@contextlib.contextmanager
+def unreadable(what: str) -> Iterator[None]:
+    """Raise ConfigurationError with Spark's reason if it cannot read."""
     try:
         with suppress_error_logs():
-            return (reader.schema(schema) if schema else reader).load(absolute(path))
-    except PySparkException as error:
-        raise ConfigurationError(f"{path} cannot be read as {format}: {first_line(error)}") from None
+            yield
+    except (PySparkException, Py4JError) as error:
+        reason = reason_of(str(error))
+        hint = "load Delta's jar: SET spark.jars.packages = 'io.delta:delta-spark_…'" if _NO_DELTA in reason else ""
+        raise ConfigurationError(f"{what} cannot be read: {reason}", hint=hint) from None
 
 
 def _files(
@@ -129,14 +141,8 @@ def _kafka(
 
 
 def _delta(spark: SparkSession, source: CreateStream, *, path: str, options: Mapping[str, str] | None = None) -> Stream:
-    try:
-        with suppress_error_logs():
-            rows = spark.readStream.format("delta").options(**(options or {})).load(absolute(path))
-    except PySparkException as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as a Delta table: {first_line(error)}",
-            hint="the session needs Delta's jar: SET spark.jars.packages = 'io.delta:delta-spark_…'",
-        ) from None
+    with unreadable(f"the Delta table {path}"):
+        rows = spark.readStream.format("delta").options(**(options or {})).load(absolute(path))
     return stream(rows, source.name.text)
 
 
