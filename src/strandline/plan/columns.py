@@ -10,7 +10,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.runtime.rowlayout import FIRED, HIDDEN, ORIGIN, TIME
 from strandline.types.datatypes import DataType, StructType, parse_schema, parse_type
 
-_HIDDEN_TYPES = {TIME: "bigint", FIRED: "boolean", ORIGIN: "string"}
+HIDDEN_TYPES = {TIME: "bigint", FIRED: "boolean", ORIGIN: "string"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Columns:
     @property
     def ddl(self) -> str:
         """DDL of all columns, the hidden ones last."""
-        hidden = [(name, _HIDDEN_TYPES[name]) for name in self.hidden]
+        hidden = [(name, HIDDEN_TYPES[name]) for name in self.hidden]
         return ", ".join(f"{quoted(name)} {ddl}" for name, ddl in [*self.types, *hidden])
 
     @property

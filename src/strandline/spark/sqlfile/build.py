@@ -165,7 +165,7 @@ class Build:
             if not declaration.key:
                 return rows
             with located(self._program, script, declaration.name.at):
-                return table(rows, key=list(declaration.key), **table_arguments(dict(entry.arguments)))
+                return table(rows, key=declaration.key, **table_arguments(dict(entry.arguments)))
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
             return self._register(read_table(self._spark, declaration, entry.arguments), declaration.name.text)

@@ -16,6 +16,7 @@ from strandline.spark.views.operators import Operators, columns_of, hash_of, nam
 from strandline.spark.views.recomputed import computed_anew
 from strandline.spark.views.relations import Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
+from strandline.spark.views.windows import closed_windows
 from strandline.types.datatypes import Field, StructType
 
 
@@ -27,6 +28,9 @@ def aggregate(ops: Operators, plan: Plan, child: Relation) -> Relation:
     same = {id_of(of): id_of(each) for each in results if kind_of(of := unaliased(each)) == "AttributeReference"}
     # What is no column of the query is a constant.
     unique = frozenset(same.get(id_of(each), -1) for each in groups if id_of(each) in known)
+    final = closed_windows(ops, plan, child, groups, results)
+    if final is not None:
+        return replace(final, unique=None if -1 in unique else unique)
     summed = _summed(ops, plan, child, groups, results) if all(map(is_key, groups)) else None
     result = summed or computed_anew(ops, plan, child, groups, results)
     return replace(result, unique=None if -1 in unique else unique)
@@ -40,9 +44,9 @@ def _with_columns(ops: Operators, child: Relation, groups: Sequence[Expression])
     if columns:
         output = [*child.output, *(each.toAttribute() for each in columns)]
         meanings = {id_of(each): ops.meanings.of(each, {}) for each in columns}
-        before = child.output
+        before, carried = child.output, ops.carried(child)
         child = child.then(
-            lambda rows: catalyst.project([*before, *columns, ops.weight], rows),
+            lambda rows: catalyst.project([*before, *columns, *carried], rows),
             output,
             f"constants[{', '.join(meanings.values())}]",
             meanings,

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.catalyst import Catalyst, Expression
-from strandline.types.datatypes import parse_type
+from strandline.types.datatypes import ArrayType, DataType, MapType, StructType, parse_type
 
 KEY = "__strandline_key"
-_NO_KEYS = ("array", "map", "void", "variant", "interval", "struct", "time")
 
 
 def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None) -> Expression:
@@ -42,16 +41,25 @@ def check_type(column: Expression) -> None:
 
 def is_key(expression: Expression) -> bool:
     """Whether an operator's key has a value as it is."""
-    kind: str = expression.dataType().typeName()
-    return not kind.startswith(_NO_KEYS)
+    try:
+        return _is_key_type(parse_type(expression.dataType().catalogString()))
+    except ConfigurationError:
+        return False
+
+
+def _is_key_type(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_key_type(field.type) for field in kind.fields)
+    return not isinstance(kind, ArrayType | MapType)
 
 
 def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     """Return a value as keys have it: one of another type as text, in which each value is another text."""
     key = catalyst.normalized(key)
     if is_key(key):
-        check_type(key)
         return key
+    if "collate" in key.dataType().catalogString():
+        check_type(key)
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))
     text = catalyst.cast(key, "string")

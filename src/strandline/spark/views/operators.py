@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from strandline.plan.columns import Columns, quoted
+from strandline.plan.columns import HIDDEN_TYPES, Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, SourceNode, sources_of
 from strandline.plan.operators import make_operator
 from strandline.runtime.operators.views.bags import WEIGHT
@@ -34,6 +34,8 @@ class Operators:
     meanings: Meanings
     source: SourceNode
     """A source of the query."""
+    is_final: bool = True
+    """Whether results of windows come once, when the watermark closes them."""
 
     @cached_property
     def weight_id(self) -> Any:
@@ -44,6 +46,15 @@ class Operators:
     def weight(self) -> Attribute:
         """The column WEIGHT in plans."""
         return self.catalyst.alias(self.catalyst.sql("1L"), WEIGHT, self.weight_id).toAttribute()
+
+    def hidden_of(self, names: Sequence[str]) -> tuple[Attribute, ...]:
+        """Return hidden columns in plans."""
+        catalyst = self.catalyst
+        return tuple(catalyst.attribute(HIDDEN_TYPES[name], name, catalyst.id_for(name)) for name in names)
+
+    def carried(self, rows: Relation) -> list[Attribute]:
+        """Return the columns that each step behind some rows keeps: weights and hidden columns."""
+        return [self.weight, *rows.hidden]
 
     def filtered(self, rows: Relation, condition: Expression) -> Relation:
         return rows.then(
@@ -73,8 +84,11 @@ class Operators:
         operator = make_operator(
             keyed.node, uid, Columns.of(ddl).ddl, process=process, name=name, keys=(KEY,), order_by=order
         )
-        for source in sources_of(keyed.node):
-            # A view that no job runs is no mistake: it may have been explained only.
+        return self.unlisted(operator)
+
+    def unlisted(self, operator: OperatorNode) -> OperatorNode:
+        """Take an operator off its sources' lists: a view that no job runs is no mistake, but perhaps explained."""
+        for source in sources_of(operator):
             source.operators.remove(operator)
         return operator
 

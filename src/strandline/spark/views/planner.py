@@ -105,7 +105,7 @@ class Planner:
 
     def _linear(self, kind: str, plan: Plan, child: Relation) -> Relation:
         self._check_deterministic(plan)
-        catalyst, weight = self._catalyst, self.operators.weight
+        catalyst, carried = self._catalyst, self.operators.carried(child)
         output = catalyst.items(plan.output())
         text = f"{kind}[{self._meanings.of_all(plan, child.columns)}]"
         unique = child.unique
@@ -121,14 +121,14 @@ class Planner:
                     unique = frozenset(same[each] for each in unique) if unique <= same.keys() else None
 
                 def step(rows: Plan) -> Plan:
-                    return catalyst.project([*expressions, weight], rows)
+                    return catalyst.project([*expressions, *carried], rows)
             case "Expand":
                 unique, columns = None, _new(output, {}, f"{text}({child.meaning})")
 
                 def step(rows: Plan) -> Plan:
                     lists = catalyst.items(plan.projections())
-                    projections = [catalyst.seq([*catalyst.items(each), weight]) for each in lists]
-                    return catalyst.expand(projections, [*output, weight], rows)
+                    projections = [catalyst.seq([*catalyst.items(each), *carried]) for each in lists]
+                    return catalyst.expand(projections, [*output, *carried], rows)
             case _:
                 columns = _new(output, child.columns, f"{text}({child.meaning})")
                 unique = unique if kind == "Filter" else None
@@ -205,14 +205,14 @@ class Planner:
 
     def _static_join(self, plan: Plan, rows: Relation, table: Static, *, is_left: bool = True) -> Relation:
         """Join changes with a table that stays as it is: Spark does it."""
-        catalyst, weight = self._catalyst, self.operators.weight
+        catalyst, carried = self._catalyst, self.operators.carried(rows)
         how, output = kind_of(plan.joinType()), catalyst.items(plan.output())
         columns = {**_new(catalyst.items(table.plan.output()), {}, table.meaning), **rows.columns}
         text = short(f"{how} {is_left}[{self._meanings.of_all(plan, columns)}|{table.meaning}]")
 
         def step(changes: Plan) -> Plan:
             sides = [changes, table.plan] if is_left else [table.plan, changes]
-            return catalyst.project([*output, weight], catalyst.with_children(plan, sides))
+            return catalyst.project([*output, *carried], catalyst.with_children(plan, sides))
 
         new = _new(output, rows.columns, f"{text}({rows.meaning})")
         return rows.then(step, output, text, new, unique=rows.unique if how in _KEEPS_ROWS else None)

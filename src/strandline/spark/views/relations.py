@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 
-from strandline.plan.columns import Columns
+from strandline.plan.columns import Columns, sort_hidden
 from strandline.plan.graph import Node
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.ddl import ddl_of
@@ -50,10 +50,14 @@ class Relation:
     meaning: str
     """What the rows mean: the same text is the same rows, in each process."""
     steps: tuple[Linear, ...] = ()
+    above: Relation | None = None
+    """The relation without the last step."""
     appends: bool = True
     """Whether nothing is ever used back."""
     unique: frozenset[int] | None = None
     """The ids of columns of which no two rows have equal values, if it is known that there are some."""
+    hidden: tuple[Attribute, ...] = ()
+    """The hidden columns of a stream with a watermark; as the weights, they are in the rows of each step."""
     weighted: bool = True
     """Whether the node has the column WEIGHT; else each row is added."""
     leaves: frozenset[tuple[str, Node]] = frozenset()
@@ -81,7 +85,12 @@ class Relation:
             columns={**self.columns, **(columns or {})},
             meaning=short(f"{meaning}({self.meaning})"),
             unique=unique,
+            above=self,
         )
+
+    def before(self) -> Relation | None:
+        """Return the rows that the last step reads; None if there is no step."""
+        return self.above
 
 
 @dataclass(frozen=True)
@@ -105,12 +114,15 @@ class Rows:
     """If each epoch has one row more, of weight 0: its columns."""
     is_weighted: bool = True
     """Whether the node has the column WEIGHT."""
+    is_timed: bool = False
+    """Whether the node has the hidden columns, too."""
 
     def node(self) -> FrameStep:
         """Return the node."""
         probe = self(probe_of(self.relation.node))
-        types = tuple((each.name, ddl_of(each.dataType)) for each in probe.schema.fields)
-        return FrameStep(Columns(types), self.relation.node, step=self, probe=probe)
+        hidden = [each.name() for each in self.relation.hidden] if self.is_timed else []
+        types = tuple((each.name, ddl_of(each.dataType)) for each in probe.schema.fields if each.name not in hidden)
+        return FrameStep(Columns(types, sort_hidden(hidden)), self.relation.node, step=self, probe=probe)
 
     def __call__(self, df: DataFrame) -> DataFrame:
         catalyst, relation = self.catalyst, self.relation
@@ -118,7 +130,8 @@ class Rows:
         for step in relation.steps:
             plan = step(plan)
         columns = [catalyst.alias(expression, name) for name, expression in self.columns]
-        plan = catalyst.project([*columns, self.weight] if self.is_weighted else columns, plan)
+        columns += [self.weight] if self.is_weighted else []
+        plan = catalyst.project([*columns, *(relation.hidden if self.is_timed else ())], plan)
         if self.seed:
             nulls = [catalyst.alias(value, name) for value, (name, _) in zip(self.seed, self.columns, strict=True)]
             if self.is_weighted:
@@ -135,7 +148,8 @@ class Rows:
             for name, attribute in zip(relation.names, relation.attributes, strict=True)
         ]
         weight = by_name[WEIGHT] if relation.weighted else catalyst.sql("1L")
-        return catalyst.project([*columns, catalyst.alias(weight, WEIGHT, self.weight_id)], plan)
+        hidden = [catalyst.alias(by_name[each.name()], each.name(), each.exprId()) for each in relation.hidden]
+        return catalyst.project([*columns, catalyst.alias(weight, WEIGHT, self.weight_id), *hidden], plan)
 
     @property
     def weight(self) -> Attribute:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -173,12 +173,18 @@ class View:
         return Stream(FrameStep(Columns(types), self._node, step=step, probe=probe))
 
 
-def sql(query: str, *, uid: str = "", **tables: Stream | Table | View) -> View:
+def sql(
+    query: str, *, uid: str = "", emit: Literal["final", "changes"] = "final", **tables: Stream | Table | View
+) -> View:
     """Return the result of a query of Spark's SQL over streams, kept up to date.
 
     `tables` are the streams, tables (`sl.table`) and views that the query reads, by the names that it has for them;
     others are those of the Spark session, and are taken as they are. After each epoch, the changes so far add up to
     what `spark.sql(query)` answers over all rows read so far. `uid` names the view in messages.
+
+    Aggregates of windows of event time, `GROUP BY window(at, '1 hour'), …` with watermark("at") on the stream, come
+    once, when the watermark closes their window, and their state is gone then; later rows are late. With
+    `emit="changes"`, they come with each epoch, and are replaced, as those of other groups.
 
     >>> totals = sql("SELECT shop, sum(amount) AS total FROM orders GROUP BY shop", orders=orders)
     >>> Job("totals", sinks=[totals.to(sinks.postgres(dsn, "totals", key="shop"))])
@@ -187,6 +193,8 @@ def sql(query: str, *, uid: str = "", **tables: Stream | Table | View) -> View:
         raise ConfigurationError(
             f"sql() was given {query!r:.100}, expected the text of a query", hint='write sql("SELECT …", orders=orders)'
         )
+    if emit not in ("final", "changes"):
+        raise ConfigurationError(f"sql(): emit is {emit!r:.100}, expected 'final' or 'changes'")
     nodes = {name: _checked(name, table) for name, table in tables.items()}
     sources = [source for node in nodes.values() for source in sources_of(node)]
     if not sources:
@@ -200,7 +208,7 @@ def sql(query: str, *, uid: str = "", **tables: Stream | Table | View) -> View:
     session = clone_session(source.df.sparkSession)
     catalyst = Catalyst(session)
     leaves: dict[int, Any] = {}
-    operators = Operators(catalyst, Meanings(catalyst, {}), source)
+    operators = Operators(catalyst, Meanings(catalyst, {}), source, emit == "final")
     with suppress_error_logs():
         for name, table in tables.items():
             leaf = _register(session, name, table.schema)
@@ -247,9 +255,10 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
         return table.relation(ops, name, columns)
     if isinstance(table, Stream):
         meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
+        hidden = ops.hidden_of(table._node.columns.hidden)
         return Relation(
             table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
-            weighted=False, leaves=frozenset({(name, table._node)}),
+            weighted=False, leaves=frozenset({(name, table._node)}), hidden=hidden,
         )  # fmt: skip
     catalyst, inner = ops.catalyst, table._relation
     pairs = list(zip(columns, inner.output, strict=True))
@@ -258,7 +267,7 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
     ids = {id_of(its): id_of(each) for each, its in pairs}
     unique = None if inner.unique is None else frozenset(ids[each] for each in inner.unique)
     return inner.then(
-        lambda rows: catalyst.project([*renamed, ops.weight], rows), columns, "view", meanings, unique=unique
+        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "view", meanings, unique=unique
     )
 
 

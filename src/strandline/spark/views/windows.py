@@ -1,0 +1,172 @@
+"""Aggregates of windows of event time, whose results are final: they come once, when the watermark closes a window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.api import aggregates as agg
+from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, Tumbling
+from strandline.plan.aggregation import aggregate_on
+from strandline.plan.graph import Keyed, Node, WatermarkNode
+from strandline.plan.operators import movers_above
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
+from strandline.spark.views.keys import KEY, is_key, key_of
+from strandline.spark.views.meaning import short
+from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, names_of, parts_of
+from strandline.spark.views.relations import Part, Relation, Rows
+from strandline.spark.views.sums import SumPlanner
+
+_TIME_WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
+_MERGES: dict[str, Any] = {"sum": agg.sum, "min": agg.min, "max": agg.max}
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a query cuts time."""
+
+    window: Attribute
+    kind: Tumbling | Sliding | Session
+    rows: Relation
+    """The rows, each once."""
+
+
+def closed_windows(
+    ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attribute], results: Sequence[Expression]
+) -> Relation | None:
+    """Return the results of windows that the watermark closes; None if the aggregation has no such windows."""
+    if not ops.is_final or not child.hidden or not child.appends:
+        return None
+    cut = _cut_of(ops, plan.child(), child, groups)
+    keys = [each for each in groups if cut is None or id_of(each) != id_of(cut.window)]
+    if cut is None or not all(map(is_key, keys)):
+        return None
+    catalyst, rows = ops.catalyst, cut.rows
+    is_strict = catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
+    sums = SumPlanner(ops, rows.columns, appends=True, is_strict=is_strict).plan(results)
+    if sums is None or any(each.value.references().contains(cut.window) for each in sums.addends):
+        return None
+    by = ", ".join(rows.columns[id_of(key)] for key in keys)
+    names = sorted(each.name for each in sums.addends)
+    meaning = short(f"windows {cut.kind}[{by}; {', '.join(names)}]({rows.meaning})")
+
+    def make() -> tuple[Node, Part]:
+        pairs = ((KEY, key_of(catalyst, keys)), *((each.name, each.value) for each in sums.addends))
+        node = Rows(catalyst, rows, pairs, ops.weight_id, is_weighted=False, is_timed=True).node()
+        uid = f"windows-{hash_of(f'{cut.kind} {by} {rows.meaning}')[:6]}-{hash_of(meaning)[:6]}"
+        what = f"{_name_of(cut.kind)} by {names_of(keys)}" if keys else f"{_name_of(cut.kind)} of all rows"
+        functions = {each.name: _MERGES[each.merge](each.name) for each in sums.addends}
+        operator = aggregate_on(Keyed(node, (KEY,)), cut.kind, Rules(), functions, uid, what, None, None)
+        ops.unlisted(operator)
+        return operator, Part(uid, what, "sums and counts of each open window: gone when it is closed", "")
+
+    node, part = ops.once(meaning, make, rows)
+    key, start, end = (
+        catalyst.attribute(node.columns.ddl_of(name), name, catalyst.new_id())
+        for name in (KEY, WINDOW_START, WINDOW_END)
+    )
+    columns = [(addend, attribute) for addend, attribute, _ in sums.columns]
+    stored = [catalyst.attribute(each.kind.ddl, each.name, catalyst.new_id()) for each, _ in columns]
+    output = catalyst.items(plan.output())
+
+    def step(changes: Plan) -> Plan:
+        fields = [
+            catalyst.alias(catalyst.field(key, at), each.name(), each.exprId(), each.metadata())
+            for at, each in enumerate(keys)
+        ]
+        bounds = catalyst.struct([("start", start), ("end", end)])
+        fields.append(catalyst.alias(bounds, cut.window.name(), cut.window.exprId(), cut.window.metadata()))
+        buffers = [
+            catalyst.alias(make_(column), attribute.name(), attribute.exprId())
+            for column, (_, attribute, make_) in zip(stored, sums.columns, strict=True)
+        ]
+        changes = catalyst.project([*fields, *buffers, ops.weight], changes)
+        return catalyst.project([*sums.results, ops.weight], changes)
+
+    text = ", ".join(ops.meanings.of(each, child.columns) for each in results)
+    return Relation(
+        node,
+        (KEY, WINDOW_START, WINDOW_END, *(each.name for each, _ in columns)),
+        (key, start, end, *stored),
+        tuple(output),
+        columns_of(output, short(f"{text}@{meaning}")),
+        short(f"{text}@{meaning}"),
+        steps=(step,),
+        appends=True,
+        weighted=False,
+        leaves=leaves_of(rows),
+        parts=parts_of(rows, part=part),
+    )
+
+
+def _cut_of(ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attribute]) -> _Cut | None:
+    """Return how a query cuts the time of its stream, if it groups by one window of the watermark's column."""
+    marked = [each for each in groups if _is_window(each)]
+    mover = movers_above(child.node)
+    if len(marked) != 1 or not isinstance(mover, WatermarkNode) or kind_of(plan) not in ("Project", "Expand"):
+        return None
+    catalyst, window, inner = ops.catalyst, marked[0], plan.child()
+    rows = child.before()
+    if rows is None or {id_of(each) for each in catalyst.items(inner.output())} != {id_of(e) for e in rows.output}:
+        return None
+    if kind_of(plan) == "Project":
+        (made,) = [each for each in catalyst.items(plan.projectList()) if id_of(each) == id_of(window)]
+        times = {id_of(each): each for each in catalyst.parts(unaliased(made)) if kind_of(each) == "AttributeReference"}
+    else:
+        lists = [catalyst.items(each) for each in catalyst.items(plan.projections())]
+        at = [id_of(each) for each in catalyst.items(plan.output())].index(id_of(window))
+        times = {
+            id_of(each): each for row in lists for each in catalyst.parts(row[at])
+            if kind_of(each) == "AttributeReference"
+        }  # fmt: skip
+    names = [rows.columns.get(each, "") for each in times]
+    if len(names) != 1 or not any(names[0] == f"{name}.{mover.spec.column}" for name, _ in rows.leaves):
+        return None
+    kind = _kind_of(ops, plan, window, *times.values())
+    # Spark's rows before the window have all that the results need but the window.
+    return None if kind is None else _Cut(window, kind, child if kind_of(plan) == "Project" else rows)
+
+
+def _kind_of(ops: Operators, plan: Plan, window: Attribute, time: Attribute) -> Tumbling | Sliding | Session | None:
+    """Return the kind of window, from those that Spark makes of one time."""
+    catalyst = ops.catalyst
+    columns = [
+        catalyst.alias(
+            catalyst.sql("timestamp_micros(0)") if id_of(each) == id_of(time) else catalyst.null_like(each),
+            each.name(),
+            each.exprId(),
+        )
+        for each in catalyst.items(plan.child().output())
+    ]
+    rows = catalyst.with_children(plan, [catalyst.project(columns, catalyst.one_row())])
+    df = catalyst.frame(catalyst.project([catalyst.alias(window, "w")], rows), catalyst.spark)
+    bounds = sorted(tuple(row) for row in df.selectExpr("unix_micros(w.start)", "unix_micros(w.end)").collect())
+    start, size = bounds[0][0], bounds[0][1] - bounds[0][0]
+    every = bounds[1][0] - start if len(bounds) > 1 else size
+    if size % 1000 or every % 1000 or start % 1000:
+        return None
+    length, offset = _text_of(size), _text_of(start % every)
+    if window.metadata().contains(_SESSION):
+        return Session(length)
+    if kind_of(plan) == "Project":
+        return Tumbling(length, offset)
+    return Sliding(length, _text_of(every), offset)
+
+
+def _text_of(duration_us: int) -> str:
+    for unit_us, unit in ((3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s")):
+        if duration_us and duration_us % unit_us == 0:
+            return f"{duration_us // unit_us} {unit}"
+    return f"{duration_us // 1000} ms"
+
+
+def _is_window(column: Attribute) -> bool:
+    return bool(column.metadata().contains(_TIME_WINDOW) or column.metadata().contains(_SESSION))
+
+
+def _name_of(kind: Tumbling | Sliding | Session) -> str:
+    if isinstance(kind, Session):
+        return f"sessions with gaps of {kind.gap}"
+    return f"windows of {kind.size}" + (f" every {kind.every}" if isinstance(kind, Sliding) else "")
