@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -139,9 +140,9 @@ class Build:
     def _computed(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View | DataFrame:
         """Return the result of a query: without a stream among what it reads, rows that do not change."""
         relations = {each: self.relation(each) for each in reads}
-        inputs = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
+        inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         with located(self._program, script, query.at, query):
-            return sql(query.sql, uid=name, **inputs) if inputs else run_query(self._spark, query)
+            return sql(query.sql, uid=name, emit=query.emit, **inputs) if inputs else run_query(self._spark, query)
 
     def _source(self, name: str) -> Stream:
         """Return a stream, without regard to its primary key."""

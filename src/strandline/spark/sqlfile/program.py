@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ from strandline.spark.sqlfile.statements import (
 )
 from strandline.spark.sqlfile.text import Script, nearest
 from strandline.spark.sqlfile.tokens import tokens
+from strandline.spark.views.view import sql
 
 SINKS: dict[str, Callable[..., Sink]] = {name: getattr(sinks, name) for name in SINK_CONNECTORS}
 _SINK_PARAMETERS = {
     name: Parameters.of(make, without=("name",), spark=sparkoptions.FILES if name == "files" else ())
     for name, make in SINKS.items()
 }
+_RESERVED = {*signature(sql).parameters}
+"""Parameters of `sl.sql`, which gets tables by name."""
 DEAD_LETTERS = "_dead_letters"
 """The suffix of the stream with the dead letters of another one."""
 
@@ -180,6 +184,8 @@ class Program:
                 f"'{name.text}' is created twice: first in {before.script.place(before.declaration.name.at)}", name.at,
                 hint="give it another name",
             )  # fmt: skip
+        if name.text in _RESERVED and not isinstance(declaration, CreateSink):
+            raise script.error(f"'{name.text}' cannot be the name of a table", name.at, hint="give it another name")
         if isinstance(declaration, CreateView):
             others = [
                 each for each in self.relations_in(declaration.query, script) if each.lower() != name.text.lower()
