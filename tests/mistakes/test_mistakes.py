@@ -40,7 +40,10 @@ def _areas() -> dict[str, list[Mistake]]:
 
 
 AREAS = _areas()
-WITHOUT_SPARK = [(area, each) for area, some in AREAS.items() if area != "spark" for each in some]
+SPARK = ("spark", "queries")
+"""The areas that need a session."""
+WITHOUT_SPARK = [(area, each) for area, some in AREAS.items() if area not in SPARK for each in some]
+WITH_SPARK = [(area, each) for area in SPARK for each in AREAS.get(area, [])]
 
 
 def check(mistake: Mistake, stage: Stage) -> str:
@@ -70,7 +73,7 @@ def test_without_spark(mistake: Mistake, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mistake", [pytest.param(each, id=each.name) for each in AREAS.get("spark", [])])
+@pytest.mark.parametrize("mistake", [pytest.param(each, id=f"{area}-{each.name}") for area, each in WITH_SPARK])
 def test_with_spark(mistake: Mistake, tmp_path: Path, spark: Any) -> None:
     check(mistake, Stage(tmp_path, spark))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -25,7 +25,9 @@ from strandline.spark.sqlfile.statements import CreateSink, CreateStream, Create
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.places import refuse_query
+from strandline.spark.views.rewriting import Rewriting
 from strandline.spark.views.tables import Table, table
 from strandline.spark.views.view import View, sql
 
@@ -142,7 +144,9 @@ class Build:
         relations = {each: self.relation(each) for each in reads}
         inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         with located(self._program, script, query.at, query):
-            return sql(query.sql, uid=name, emit=query.emit, **inputs) if inputs else run_query(self._spark, query)
+            if inputs:
+                return sql(query.sql, uid=name, emit=query.emit, **inputs)
+            return run_query(self._spark, query, reads)[0]
 
     def _source(self, name: str) -> Stream:
         """Return a stream, without regard to its primary key."""
@@ -177,20 +181,21 @@ class Build:
         return df
 
 
-def run_query(spark: SparkSession, query: Query) -> DataFrame:
-    """Return the rows of a query of Spark's tables."""
-    with refused(query):
-        return spark.sql(query.sql)
+def run_query(spark: SparkSession, query: Query, reads: Iterable[str]) -> tuple[DataFrame, Rewriting]:
+    """Return the rows of a query of Spark's tables, which it reads, and the query as Spark parses it."""
+    text = rewritten(query.sql, (column for name in reads for column in spark.table(name).columns))
+    with refused(text):
+        return spark.sql(text.text), text
 
 
 @contextlib.contextmanager
-def refused(query: Query) -> Iterator[None]:
+def refused(query: Rewriting) -> Iterator[None]:
     """Raise an error with the place in the query if Spark refuses it, and with Spark's reason if it fails."""
     try:
         with suppress_error_logs():
             yield
     except PySparkException as error:
-        raise refuse_query(query.sql, error) from None
+        raise refuse_query(query, error) from None
     except Py4JError as error:
         raise summarize(error) from None
 

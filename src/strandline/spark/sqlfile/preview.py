@@ -11,6 +11,7 @@ from strandline.spark.sqlfile.program import Entry, Program
 from strandline.spark.sqlfile.sources import read_present, read_table, unreadable
 from strandline.spark.sqlfile.statements import CreateStream, CreateTable, CreateView, Query
 from strandline.spark.sqlfile.text import Script
+from strandline.spark.views import asof
 
 SOURCE_ROWS = 10_000
 """The rows of each stream that a preview reads at most."""
@@ -22,14 +23,16 @@ class Preview:
     def __init__(self, program: Program, spark: SparkSession) -> None:
         self._program = program
         self._spark = clone_session(spark)
+        self._spark.conf.set(asof.ENABLED, "true")
 
     def rows(self, query: Query, script: Script, most: int) -> tuple[list[str], list[Row]]:
         """Return the columns of a query and its first rows."""
-        for name in self._program.relations_in(query, script):
+        names = self._program.relations_in(query, script)
+        for name in names:
             self._register(name)
         with located(self._program, script, query.at, query):
-            df = run_query(self._spark, query)
-            with refused(query):
+            df, text = run_query(self._spark, query, names)
+            with refused(text):
                 return df.columns, df.take(most)
 
     def _register(self, name: str) -> None:
@@ -45,7 +48,7 @@ class Preview:
             for each in entry.reads:
                 self._register(each)
             with located(self._program, entry.script, declaration.query.at, declaration.query):
-                df = run_query(self._spark, declaration.query)
+                df, _ = run_query(self._spark, declaration.query, entry.reads)
         else:
             with located(self._program, entry.script, declaration.name.at):
                 df = self._read(entry)

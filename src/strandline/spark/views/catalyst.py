@@ -42,10 +42,21 @@ class Catalyst:
         jdf: Any = df._jdf
         return df, jdf.queryExecution().optimizedPlan()
 
-    def has_present(self, df: DataFrame) -> bool:
-        """Whether a query has the present time, which Spark's optimizer replaces."""
-        plan = self.plan_of(df)
-        return bool(plan.containsPattern(self._catalyst.trees.TreePattern.CURRENT_LIKE()))
+    def functions(self) -> list[str]:
+        """Return the names of the session's functions."""
+        return [row[0] for row in self.spark.sql("SHOW FUNCTIONS").collect()]
+
+    def present(self, df: DataFrame) -> list[Expression]:
+        """Return where a query has the present time, which Spark's optimizer replaces."""
+        pattern = self._catalyst.trees.TreePattern.CURRENT_LIKE()
+
+        def inside(plan: Plan) -> list[Expression]:
+            if not plan.containsPattern(pattern):
+                return []
+            below = [each for child in self.items(plan.children()) for each in inside(child)]
+            return [*self._with_pattern(plan, pattern), *below]
+
+        return inside(self.plan_of(df))
 
     def names_of_rdds(self, df: DataFrame) -> dict[int, str]:
         """Return the names of the tables of RDDs that a query reads, by the id of these."""
@@ -224,8 +235,22 @@ class Catalyst:
 
     def has_subquery(self, plan: Plan) -> bool:
         """Whether the expressions of a node have scalar subqueries."""
-        pattern = self._catalyst.trees.TreePattern.SCALAR_SUBQUERY()
-        return any(each.containsPattern(pattern) for each in self.items(plan.expressions()))
+        return bool(self.subqueries(plan))
+
+    def subqueries(self, plan: Plan) -> list[Expression]:
+        """Return the scalar subqueries in the expressions of a node."""
+        return self._with_pattern(plan, self._catalyst.trees.TreePattern.SCALAR_SUBQUERY())
+
+    def _with_pattern(self, plan: Plan, pattern: Any) -> list[Expression]:
+        """Return the innermost expressions of a node that have a pattern of Spark's trees."""
+        return [
+            part
+            for expression in self.items(plan.expressions())
+            if expression.containsPattern(pattern)
+            for part in self.parts(expression)
+            if part.containsPattern(pattern)
+            and not any(child.containsPattern(pattern) for child in self.items(part.children()))
+        ]
 
     def field(self, struct: Expression, at: int) -> Expression:
         """Return the field of a struct."""

@@ -10,7 +10,7 @@ from strandline.plan.graph import Keyed, Node
 from strandline.plan.joins import connect
 from strandline.runtime.operators.views.joins import PAIRED, How, Joining
 from strandline.spark.views.catalyst import Attribute, Expression, id_of, kind_of
-from strandline.spark.views.keys import KEY, key_of
+from strandline.spark.views.keys import KEY, join_key_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, parts_of, struct_of
 from strandline.spark.views.relations import Part, Relation, unlike
@@ -86,7 +86,7 @@ def join(
             if not null_safe and not is_kept:
                 for key in keys:
                     rows = ops.filtered(rows, catalyst.not_null(key)) if key.nullable() else rows
-            key = key_of(catalyst, keys, None if null_safe else (number + 1) * is_kept)
+            key = join_key_of(catalyst, keys, None if null_safe else (number + 1) * is_kept)
             columns = rows.output if is_paired or number == 0 else ()
             halves.append(ops.rows(rows, columns, key))
         names = unlike(

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.catalyst import Catalyst, Expression
-from strandline.types.datatypes import ArrayType, DataType, MapType, StructType, parse_type
+from strandline.types.datatypes import ArrayType, DataType, Field, MapType, StructType, parse_type
 
 KEY = "__strandline_key"
+
+
+def join_key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None) -> Expression:
+    """Return the key of a side of a join, whose values have other names on the other side; `side` is as in key_of()."""
+    return key_of(catalyst, [_unnamed(catalyst, key) for key in keys], side)
 
 
 def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None) -> Expression:
@@ -29,7 +34,7 @@ def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = No
 
 def check_type(column: Expression) -> None:
     """Refuse a column that no state can have."""
-    ddl = column.dataType().catalogString()
+    ddl = column.dataType().sql()
     try:
         parse_type(ddl)
     except ConfigurationError:
@@ -42,7 +47,7 @@ def check_type(column: Expression) -> None:
 def is_key(expression: Expression) -> bool:
     """Whether an operator's key has a value as it is."""
     try:
-        return _is_key_type(parse_type(expression.dataType().catalogString()))
+        return _is_key_type(parse_type(expression.dataType().sql()))
     except ConfigurationError:
         return False
 
@@ -53,12 +58,31 @@ def _is_key_type(kind: DataType) -> bool:
     return not isinstance(kind, ArrayType | MapType)
 
 
+def _unnamed(catalyst: Catalyst, key: Expression) -> Expression:
+    """Return a value whose structs, if it has some, have fields that are named by their places."""
+    try:
+        kind = parse_type(key.dataType().sql())
+    except ConfigurationError:
+        return key
+    unnamed = _without_names(kind)
+    return key if unnamed == kind else catalyst.cast(key, unnamed.ddl)
+
+
+def _without_names(kind: DataType) -> DataType:
+    match kind:
+        case StructType():
+            return StructType(tuple(Field(f"f{at}", _without_names(each.type)) for at, each in enumerate(kind.fields)))
+        case ArrayType():
+            return ArrayType(_without_names(kind.element))
+    return kind
+
+
 def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     """Return a value as keys have it: one of another type as text, in which each value is another text."""
     key = catalyst.normalized(key)
     if is_key(key):
         return key
-    if "collate" in key.dataType().catalogString():
+    if "collate" in key.dataType().sql():
         check_type(key)
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from strandline.core.errors import ConfigurationError
 from strandline.spark.views.aggregating import aggregate
-from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
+from strandline.spark.views.asof import without_asof
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.joining import any_join, join
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators
+from strandline.spark.views.places import NodeError
 from strandline.spark.views.recomputed import constant, limit, window
 from strandline.spark.views.relations import Relation, Static
 from strandline.spark.views.unions import united
@@ -29,6 +30,9 @@ _LINEAR = frozenset({"Project", "Filter", "Generate", "Expand"})
 _LIMITS = frozenset({"GlobalLimit", "Offset"})
 _NOT_LEFT_OF_STATIC = frozenset({"RightOuter", "FullOuter"})
 _NOT_RIGHT_OF_STATIC = frozenset({"LeftOuter", "FullOuter", "LeftSemi", "LeftAnti", "ExistenceJoin"})
+_AGGREGATE = "org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction"
+_WRITTEN = {"UnionLoop": "WITH RECURSIVE over a stream", "ScriptTransformation": "TRANSFORM"}
+"""How people write the nodes that no view has."""
 _KEEPS_ROWS = frozenset({"LeftSemi", "LeftAnti", "ExistenceJoin"})
 
 
@@ -53,6 +57,7 @@ class Planner:
                 "ORDER BY without LIMIT",
                 "a result that changes has no order",
                 "leave ORDER BY out and sort where you read; or add LIMIT n for the first n rows",
+                analysed,
             )
         # Here, a column may come twice: SELECT a, a.
         return replace(self._relation(plan), output=tuple(self._catalyst.items(plan.output())))
@@ -69,6 +74,8 @@ class Planner:
             return Static(plan, self._meanings.of_table(plan))
         if kind == "LogicalRDD":
             return self.tables[plan.rdd().id()](self._catalyst.items(plan.output()))
+        if kind == "AsOfJoin":
+            return self._lower(without_asof(self._catalyst, plan))
         if kind in _PASSED_ON:
             return self._lower(plan.child())
         if kind in _LIMITS:
@@ -86,13 +93,16 @@ class Planner:
                 parts = [(self._relation(child), self._catalyst.items(child.output())) for child in children]
                 return united(self.operators, parts, output)
             case "Aggregate":
+                self._check_deterministic(plan)
                 return aggregate(self.operators, plan, self._relation(plan.child()))
             case "Window":
+                self._check_deterministic(plan)
                 return window(self.operators, plan, self._relation(plan.child()))
             case "Sample":
                 hint = "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
-                raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint)
-        raise _refused(f"a step that Spark calls {kind}", "it cannot be kept up to date", "write the query without it")
+                raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
+        what = _WRITTEN.get(kind, f"a step that Spark calls {kind}")
+        raise _refused(what, "it cannot be kept up to date", "write the query without it", plan)
 
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""
@@ -139,13 +149,19 @@ class Planner:
         return child.then(step, output, text, columns, unique=unique)
 
     def _check_deterministic(self, plan: Plan) -> None:
-        for expression in self._catalyst.items(plan.expressions()):
-            if not expression.deterministic():
-                raise _refused(
-                    f"{expression.sql()}, which is not the same each time",
-                    "a row could not be taken back as it was given",
-                    "compute it before, as a column of the stream; or use a hash of the row's columns",
-                )
+        catalyst = self._catalyst
+        for expression in catalyst.items(plan.expressions()):
+            # Functions as first() depend on the order of rows alone.
+            parts = [] if expression.deterministic() else catalyst.parts(expression)
+            for part in parts:
+                if not part.deterministic() and not catalyst.is_a(part, _AGGREGATE) and _has_sure_parts(catalyst, part):
+                    raise _refused(
+                        f"{part.sql()}, which is not the same each time",
+                        "a row could not be taken back as it was given",
+                        "compute it before, as a column of the stream; or use a hash of the row's columns",
+                        part,
+                        expression,
+                    )
 
     # -- subqueries
 
@@ -158,6 +174,7 @@ class Planner:
                     "a scalar subquery inside an aggregate function",
                     "it changes while the rows before it stay",
                     "join the subquery before, in FROM",
+                    *self._catalyst.subqueries(below),
                 )
             return self._joined(above, aggregate(self.operators, below, self._relation(below.child())))
         return self._joined(plan, self._relation(plan.child()))
@@ -195,9 +212,9 @@ class Planner:
             return self._static_join(plan, left, right)
         if isinstance(left, Static) and isinstance(right, Relation) and how not in _NOT_RIGHT_OF_STATIC:
             return self._static_join(plan, right, left, is_left=False)
-        if self._catalyst.has_subquery(plan):
+        if subqueries := self._catalyst.subqueries(plan):
             what = "a scalar subquery in the condition of a join"
-            raise _refused(what, "Spark does not say of which side it is", "write it in WHERE")
+            raise _refused(what, "Spark does not say of which side it is", "write it in WHERE", *subqueries)
         keys, other_keys, rest = self._catalyst.join_keys(plan)
         exists = plan.joinType().exists() if how == "ExistenceJoin" else None
         sides = self._as_relation(left), keys, self._as_relation(right), other_keys
@@ -221,6 +238,7 @@ class Planner:
 
     def _limit(self, plan: Plan) -> Relation:
         """Return the rows of LIMIT and OFFSET."""
+        limited = plan
         limits: list[tuple[str, int]] = []
         while (kind := kind_of(plan)) in _LIMITS or kind == "LocalLimit":
             if kind != "LocalLimit":
@@ -251,6 +269,7 @@ class Planner:
                 "LIMIT without ORDER BY",
                 "which rows they are is not defined, and would change",
                 "add ORDER BY; if any row will do, aggregate with any_value()",
+                limited,
             )
         return limit(self.operators, self._relation(plan), [], start, end)
 
@@ -260,5 +279,9 @@ def _new(output: Sequence[Attribute], known: Mapping[int, str], meaning: str) ->
     return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(output) if id_of(each) not in known}
 
 
-def _refused(what: str, why: str, hint: str) -> ConfigurationError:
-    return ConfigurationError(f"the query has {what}: {why}", hint=hint)
+def _has_sure_parts(catalyst: Catalyst, expression: Expression) -> bool:
+    return all(child.deterministic() for child in catalyst.items(expression.children()))
+
+
+def _refused(what: str, why: str, hint: str, *nodes: Plan | Expression) -> NodeError:
+    return NodeError(f"the query has {what}: {why}", hint, *nodes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from strandline.plan.graph import Keyed, Node
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.operators.views.recomputing import Collecting, Comparing
-from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of
+from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, key_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, columns_of, hash_of, names_of, parts_of, struct_of
@@ -58,7 +58,18 @@ def window(ops: Operators, plan: Plan, child: Relation) -> Relation:
     result = _recomputed(ops, child, keys, output, fragment, short(f"window[{text}]({child.meaning})"), what)
     # The rows' own columns mean what they meant.
     columns = {**result.columns, **{id_of(each): child.columns[id_of(each)] for each in child.output}}
-    return replace(result, unique=child.unique, columns=columns)
+    return replace(result, unique=child.unique or _numbered_by(ops, plan, keys), columns=columns)
+
+
+def _numbered_by(ops: Operators, plan: Plan, keys: Sequence[Expression]) -> frozenset[int] | None:
+    """Return the columns of a row_number() and what it counts within, which identify a row."""
+    for each in ops.catalyst.items(plan.windowExpressions()):
+        is_number = (
+            kind_of(unaliased(each)) == "WindowExpression" and kind_of(unaliased(each).windowFunction()) == "RowNumber"
+        )
+        if is_number and all(kind_of(key) == "AttributeReference" for key in keys):
+            return frozenset({id_of(each), *map(id_of, keys)})
+    return None
 
 
 def limit(ops: Operators, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:

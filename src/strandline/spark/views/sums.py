@@ -153,7 +153,7 @@ class SumPlanner:
             exact: DataType = LongType()
         else:
             exact = DecimalType(38, 0) if isinstance(kind, LongType) else kind
-        ddl = total.dataType().catalogString()
+        ddl = total.dataType().sql()
         summed = self._total(value, exact, condition)
         self._columns.append((summed, total, lambda column: catalyst.cast(column, ddl)))
         self._columns.append((self._counted([value], condition), count, lambda column: column))
@@ -172,7 +172,7 @@ class SumPlanner:
         if isinstance(kind, IntegralType):
             return LongType()
         if isinstance(kind, DecimalType):
-            return parse_type(result.catalogString())
+            return parse_type(result.sql())
         # A double that is taken back leaves another sum than before it came.
         return DoubleType() if isinstance(kind, FloatType | DoubleType) and self._appends else None
 
@@ -200,6 +200,6 @@ class SumPlanner:
 
     def _type_of(self, expression: Expression) -> DataType | None:
         try:
-            return parse_type(expression.dataType().catalogString())
+            return parse_type(expression.dataType().sql())
         except ConfigurationError:
             return None

@@ -43,7 +43,7 @@ class Table:
         attributes = [by_name.get(each, deleted) for each in names]
         meanings = {id_of(each): f"{name}.{each.name()}" for each in columns}
         order = "" if self.order_by is None else f" in order of {self.order_by}"
-        meaning = short(f"table {name} by {', '.join(self.key)}{order}")
+        meaning = short(f"table {name} by {', '.join(self.key)}{order}, deleted by {self.deleted}")
         rows = Relation(
             node, tuple(names), tuple(attributes), tuple(columns), meanings, name,
             weighted=False, leaves=frozenset({(name, node)}),

@@ -21,10 +21,13 @@ from strandline.spark.keepers.exchange import clone_session
 from strandline.spark.sinks.base import Sink
 from strandline.spark.streams.frames import FrameSource, FrameStep, probe_of
 from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
+from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.meaning import Meanings
+from strandline.spark.views.names import check_names, check_read
 from strandline.spark.views.operators import Operators
-from strandline.spark.views.places import refuse_query
+from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
 from strandline.spark.views.sinks import with_deletions
@@ -195,6 +198,7 @@ def sql(
         )
     if emit not in ("final", "changes"):
         raise ConfigurationError(f"sql(): emit is {emit!r:.100}, expected 'final' or 'changes'")
+    check_names(tables)
     nodes = {name: _checked(name, table) for name, table in tables.items()}
     sources = [source for node in nodes.values() for source in sources_of(node)]
     if not sources:
@@ -205,7 +209,9 @@ def sql(
     source = sources[0]
     if not isinstance(source, FrameSource):
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
+    rewriting = rewritten(query, (column for table in tables.values() for column in table.schema.names))
     session = clone_session(source.df.sparkSession)
+    session.conf.set(asof.ENABLED, "true")
     catalyst = Catalyst(session)
     leaves: dict[int, Any] = {}
     operators = Operators(catalyst, Meanings(catalyst, {}), source, emit == "final")
@@ -214,16 +220,21 @@ def sql(
             leaf = _register(session, name, table.schema)
             leaves[leaf] = partial(_leaf, operators, name, table)
         try:
-            df, plan = catalyst.optimized(query)
+            df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
-            raise refuse_query(query, error) from None
-        if catalyst.has_present(df):
-            raise ConfigurationError(
-                "the query has the present time, as now() or current_date(): it would be that of the start for ever",
-                hint="compare times of the rows with each other; or add the time of arrival as a column of the stream",
-            )
-        operators.meanings.tables.update(catalyst.names_of_rdds(df))
-        relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
+            raise refuse_query(rewriting, error, tables, catalyst.functions) from None
+        check_read(query, tables)
+        try:
+            if present := catalyst.present(df):
+                raise NodeError(
+                    "the query has the present time, as now() or current_date(): it would be the start's for ever",
+                    "compare times of the rows with each other; or add the time of arrival as a column of the stream",
+                    *present,
+                )
+            operators.meanings.tables.update(catalyst.names_of_rdds(df))
+            relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
+        except NodeError as error:
+            raise refuse_node(rewriting, error) from None
     return View(query, relation, df.schema, catalyst, uid)
 
 
