@@ -202,6 +202,19 @@ def test_a_name_that_is_a_column_elsewhere_changes_nothing(place: Place) -> None
     assert (view.columns, view.key) == (["shop"], ())
 
 
+@pytest.mark.parametrize("kind", ["job", "preview"])
+def test_a_table_that_is_not_there(place: Place, kind: str) -> None:
+    query = "SELECT *\n  FROM oders"
+    attempts: dict[str, Callable[[], object]] = {
+        "job": lambda: Build(place.program(f"CREATE VIEW v AS {query}"), place.spark).relation("v"),
+        "preview": lambda: place.preview("", query),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        attempts[kind]()
+    assert "there is no table 'oders': did you mean 'orders'?\n      FROM oders\n           ^" in caught.value.message
+    assert caught.value.hint == "create it in a statement before this one"
+
+
 def test_a_view_of_tables_alone_does_not_change(place: Place) -> None:
     text = "CREATE VIEW oslo AS SELECT shop FROM shops WHERE city = 'Oslo'; CREATE VIEW v AS FROM orders JOIN oslo USING (shop) SELECT id;"
     program = place.program(text + "CREATE SINK out USING console;\nINSERT INTO out TABLE oslo;")

@@ -22,7 +22,7 @@ from strandline.spark.sqlfile.program import DEAD_LETTERS, SINKS, Entry, Program
 from strandline.spark.sqlfile.settings import JobSettings
 from strandline.spark.sqlfile.sources import read_stream, read_table, table_arguments
 from strandline.spark.sqlfile.statements import CreateSink, CreateStream, CreateTable, CreateView, Insert, Query
-from strandline.spark.sqlfile.text import Script
+from strandline.spark.sqlfile.text import Script, nearest
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views.dialect import rewritten
@@ -34,6 +34,7 @@ from strandline.spark.views.view import View, sql
 Relation = Stream | Table | View | DataFrame
 _PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
 """The place in a query, in the error of Spark that refuses it."""
+_UNKNOWN = re.compile(r"there is no table '([^']*)'")
 _OF_CHANGES = (
     "use a sink with a key, as postgres or sqlite; or write the changes: INSERT INTO … CHANGES OF …, which have 1 and "
     "-1 in _change"
@@ -206,8 +207,22 @@ def located(program: Program, script: Script, at: int, query: Query | None = Non
     try:
         yield
     except StrandlineError as error:
-        if query and (match := _PLACE.search(error.message)):
-            lines = query.text.splitlines(keepends=True)
-            at += sum(map(len, lines[: int(match[1]) - 1])) + int(match[2]) - 1
-            error = ConfigurationError(error.message[: match.start()], hint=error.hint)
+        if query:
+            error, offset = _in_query(program, error, query)
+            at += offset
         raise program.secrets.located(error, script, at) from None
+
+
+def _in_query(program: Program, error: StrandlineError, query: Query) -> tuple[StrandlineError, int]:
+    """Return an error of a query in the words of SQL files, and its position in the query."""
+    message, hint, offset = error.message, error.hint, 0
+    if match := _PLACE.search(message):
+        message = message[: match.start()]
+        lines = query.text.splitlines(keepends=True)
+        offset = sum(map(len, lines[: int(match[1]) - 1])) + int(match[2]) - 1
+    if unknown := _UNKNOWN.match(message):
+        message, hint = (
+            unknown[0] + nearest(unknown[1], program.relations()),
+            "create it in a statement before this one",
+        )
+    return type(error)(message, hint=hint, **error.fields), offset

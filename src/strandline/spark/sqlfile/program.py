@@ -127,6 +127,16 @@ class Program:
         """Return what SET statements say; the job's name is by default that of the file."""
         return job_settings(self._settings, script_name, self.secrets)
 
+    def relations(self) -> list[str]:
+        """Return the names of what queries can read."""
+        dead_letters = [
+            entry.declaration.name.text + DEAD_LETTERS
+            for entry in self.entries(CreateStream)
+            if entry.arguments.get("on_error") == "dead-letter"
+        ]
+        relations = self.entries(CreateStream, CreateTable, CreateView)
+        return [*(entry.declaration.name.text for entry in relations), *dead_letters]
+
     def relations_in(self, query: Query, script: Script) -> list[str]:
         """Return the names of streams, tables and views that stand in a query, in any place.
 
@@ -135,7 +145,7 @@ class Program:
         if query.relation:
             return [self._relation(query.relation, script)]
         words = {token.value.lower() for token in tokens(Script(query.text)) if token.kind in ("word", "name")}
-        return [name for name in self._relations() if name.lower() in words]
+        return [name for name in self.relations() if name.lower() in words]
 
     def check_job(self, name: str) -> None:
         """Raise ConfigurationError unless the program inserts into a sink, and all dead letters go into one.
@@ -155,19 +165,9 @@ class Program:
                     hint=f"write INSERT INTO … TABLE {stream.text}{DEAD_LETTERS}; a sink USING noop discards them",
                 )  # fmt: skip
 
-    def _relations(self) -> list[str]:
-        """Return the names of what queries can read."""
-        dead_letters = [
-            entry.declaration.name.text + DEAD_LETTERS
-            for entry in self.entries(CreateStream)
-            if entry.arguments.get("on_error") == "dead-letter"
-        ]
-        relations = self.entries(CreateStream, CreateTable, CreateView)
-        return [*(entry.declaration.name.text for entry in relations), *dead_letters]
-
     def _relation(self, name: Name, script: Script) -> str:
         """Return the declared spelling of a name."""
-        known = self._relations()
+        known = self.relations()
         for each in known:
             if each.lower() == name.text.lower():
                 return each
