@@ -17,6 +17,8 @@ from tests.spark.views.random_queries import Found, batches, random_tables, try_
 
 pytestmark = pytest.mark.spark
 
+ROOT = Path(__file__).parents[3]
+
 QUICK = [
     "SELECT id, upper(shop) AS s FROM orders WHERE amount > 3",
     "SELECT shop, count(*) AS n, sum(amount) AS total, count(DISTINCT customer) AS c FROM orders GROUP BY shop",
@@ -131,6 +133,18 @@ def test_views_are_what_spark_answers(compared: Compared, local_dir: Path) -> No
 @pytest.mark.parametrize("queries", [JOINS, AGGREGATES, OTHERS], ids=["joins", "aggregates", "others"])
 def test_many_views_are_what_spark_answers(compared: Compared, local_dir: Path, queries: list[str]) -> None:
     check(compared, queries, local_dir)
+
+
+def documented() -> list[str]:
+    """Return the queries of docs/sql.md."""
+    text = (ROOT / "docs/sql.md").read_text().partition("## Twenty-five queries")[2]
+    return [query.strip() for query in text.partition("```sql")[2].partition("```")[0].split(";") if query.strip()]
+
+
+@pytest.mark.long
+def test_the_queries_of_the_docs(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    assert len(documented()) == 25
+    check(Compared(spark, tmp_path, random_tables("docs")), documented(), local_dir)
 
 
 @pytest.mark.long

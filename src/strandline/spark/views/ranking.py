@@ -81,7 +81,7 @@ def top(
         by_key = f" by {names_of(keys)}" if keys else ""
         what = f"{first}{by_key} in order of {names_of(order)}"
         operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, what)
-        kept = "these rows" if is_bounded else "all rows of each key, as one may move up"
+        kept = "these rows" if is_bounded else "all rows, as one may move up"
         return operator, (*unlike_names[: len(child.output)], result.names[-1]), Part(uid, what, kept, "")
 
     node, names, part = ops.once(meaning, make, child)
