@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Compared:
 
     def add(self, query: str) -> sl.View:
         """Make a query a view."""
-        view = sl.sql(query, **{name: self.stream(name) for name in self.tables})
+        view = sl.sql(query, **{name: self.stream(name) for name in self.tables if re.search(rf"\b{name}\b", query)})
         self.views[query] = view
         return view
 
@@ -181,9 +182,9 @@ class Compared:
 
 
 def normal(value: Any) -> Any:
-    """Return a value as one that can be compared: doubles within rounding, NaN equal to NaN."""
+    """Return a value as one that can be compared: doubles within rounding, NaN as NaN, zeros without a sign."""
     if isinstance(value, float):
-        return "NaN" if value != value else float(f"{value:.9g}")
+        return "NaN" if value != value else float(f"{value:.9g}") + 0.0
     if isinstance(value, dict):
         return tuple(sorted((normal(k), normal(v)) for k, v in value.items()))
     if isinstance(value, list | tuple):
