@@ -16,6 +16,7 @@ from strandline.spark.views.joining import any_join, join
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError
+from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
 from strandline.spark.views.relations import Relation, Static
 from strandline.spark.views.unions import united
@@ -97,7 +98,8 @@ class Planner:
                 return aggregate(self.operators, plan, self._relation(plan.child()))
             case "Window":
                 self._check_deterministic(plan)
-                return window(self.operators, plan, self._relation(plan.child()))
+                child = self._relation(plan.child())
+                return top_window(self.operators, plan, child) or window(self.operators, plan, child)
             case "Sample":
                 hint = "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
                 raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
@@ -258,7 +260,7 @@ class Planner:
             inner = inner.child()
         if kind_of(inner) == "Sort":
             order = self._catalyst.items(inner.order())
-            rows = limit(self.operators, self._relation(inner.child()), order, start, end)
+            rows = self._first(self._relation(inner.child()), order, start, end)
             for projection in reversed(projections):
                 rows = self._linear("Project", projection, rows)
             return rows
@@ -271,7 +273,25 @@ class Planner:
                 "add ORDER BY; if any row will do, aggregate with any_value()",
                 limited,
             )
-        return limit(self.operators, self._relation(plan), [], start, end)
+        return self._first(self._relation(plan), [], start, end)
+
+    def _first(self, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:
+        """Return the rows from one place in an order up to another."""
+        catalyst = self._catalyst
+        number = catalyst.attribute("int", "number", catalyst.new_id())
+        rows = top(self.operators, child, [], order, end, "row_number", number)
+        if rows is None:
+            return limit(self.operators, child, order, start, end)
+        if start:
+            rows = self.operators.filtered(rows, catalyst.within(number, start + 1, None))
+        carried = self.operators.carried(rows)
+        unnumbered = rows.then(
+            lambda changes: catalyst.project([*child.output, *carried], changes),
+            child.output,
+            "first",
+            unique=child.unique,
+        )
+        return replace(unnumbered, columns=child.columns)
 
 
 def _new(output: Sequence[Attribute], known: Mapping[int, str], meaning: str) -> dict[int, str]:

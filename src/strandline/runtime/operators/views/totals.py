@@ -30,6 +30,7 @@ class Totals(EpochOperator):
     A row of the input has the key, the number of the stream's rows that it stands for, and an accumulator: Spark may
     have aggregated rows before. `counted` names for each column the one with the number of its values that are not
     null; where that is 0, the result is null. `is_whole`: there is one key, and it has a result without rows, too.
+    Spark has made one NaN of all those in keys, and 0.0 of -0.0.
     """
 
     def __init__(
