@@ -92,7 +92,7 @@ OTHERS = [
     "SELECT id FROM orders WHERE amount = (SELECT max(amount) FROM orders o WHERE o.shop = orders.shop)",
     "SELECT o.id, t.w FROM orders o LATERAL VIEW OUTER explode(o.tags) t AS w",
     "WITH t AS (SELECT shop, sum(amount) AS s FROM orders GROUP BY shop) SELECT a.shop, b.s FROM t a JOIN t b ON a.s < b.s",
-    "SELECT 1 AS a, 'x' AS b",
+    "SELECT 1 AS a, 'x' AS b FROM orders",
     "SELECT count(*) AS n FROM orders WHERE shop = '#5'",
     "SELECT count(*) AS n FROM orders WHERE shop = 'b#7'",
 ]
