@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from strandline.spark.views.aggregating import aggregate
 from strandline.spark.views.asof import without_asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, unaliased
+from strandline.spark.views.distinct import as_written
 from strandline.spark.views.joining import any_join, join
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators
@@ -81,6 +82,8 @@ class Planner:
             return self._lower(plan.child())
         if kind in _LIMITS:
             return self._limit(plan)
+        if kind == "Aggregate":
+            plan = as_written(self._catalyst, plan)
         if kind in ("Project", "Filter", "Aggregate") and self._catalyst.has_subquery(plan):
             return self._with_subqueries(plan)
         if kind in _LINEAR:

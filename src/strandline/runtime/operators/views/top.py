@@ -93,7 +93,7 @@ class Top(EpochOperator):
         if not len(bag):
             return bag, np.empty(0, np.int64)
         parts = bag.rows.flatten()
-        by = [part for order in self._order for part in _sortable(parts[order.at], order)]
+        by = [part for order in self._order for part in sortable(parts[order.at], order)]
         order = np.lexsort((*reversed(by), bag.of_key))
         bag = bag.take(order)
         places = np.arange(len(bag))
@@ -110,7 +110,7 @@ class Top(EpochOperator):
         return bag, steps - steps[start] + 1
 
 
-def _sortable(column: pa.Array, order: Order) -> tuple[Numbers, Numbers]:
+def sortable(column: pa.Array, order: Order) -> tuple[Numbers, Numbers]:
     """Return two columns of numbers that sort as a column does: whether it is null, and its place among the others."""
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     numbers = np.zeros(len(column), np.int64)
