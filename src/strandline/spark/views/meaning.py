@@ -1,4 +1,4 @@
-"""What an expression or a plan means, as text: the same in each process, and another for what gives other rows.
+"""Texts of what expressions and plans mean: the same in each process, and another for what gives other rows.
 
 Spark's own texts leave out types of literals and data of tables, cut long lists, and its canonical forms depend on ids.
 """
