@@ -83,12 +83,12 @@ def columns_of(text: str) -> Mapping[str, str]:
 
     from benchmarks._nexmark.generator import Generator
 
-    words = set(re.findall(r"\w+", re.sub(r"--.*", "", text)))
+    words, tables = set(re.findall(r"\w+", text)), set(re.findall(r"(?:FROM|JOIN) (\w+)", text))
     kinds: list[pa.Field] = [field for field in Generator().events(0, 0).schema if field.name in KINDS]
     return {
         kind.name: " ".join(field.name for field in kind.type if field.name in words)
         for kind in kinds
-        if kind.name in words
+        if kind.name in tables
     }
 
 
@@ -122,7 +122,9 @@ def check_changes(subject: str, query: str, events: str, given: str, *, is_final
         f"SELECT * EXCLUDE {CHANGE}, sum({CHANGE}) AS times FROM gave GROUP BY ALL HAVING sum({CHANGE}) <> 0",
     )
     prepare = _FUNCTIONS if is_final else _FUNCTIONS + _NOTHING_IS_FINAL
-    return compared(subject, query, answer, events, Rows(f"SELECT * FROM read_parquet({given})"), prepare)
+    return compared(
+        subject, query, answer, events, Rows(f"SELECT * FROM read_parquet({given}, hive_partitioning = false)"), prepare
+    )
 
 
 def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Result:
@@ -167,10 +169,10 @@ def check_query(spark: SparkSession, query: str, events: Path, size: Size, direc
     job.start(spark).await_termination(_CHECK_TIMEOUT_S)
     files = sorted(map(str, events.glob("*.parquet")))
     epochs = sorted(given.iterdir())
-    # The watermark closes windows at the start of the next epoch: there is one more, without rows.
-    later = int(query in WINDOWS and is_final)
-    if len(epochs) != len(files) + later:
-        raise SystemExit(f"{query}: {len(epochs)} epochs, expected {len(files) + later} of {len(files)} files")
+    # The watermark closes windows at the start of the next epoch, so that there may be one more, without rows.
+    later = len(epochs) - len(files)
+    if later not in (0, 1):
+        raise SystemExit(f"{query}: {len(epochs)} epochs of {len(files)} files")
     count = 0
     for epoch in range(1, size.epochs + 2):
         so_far = [str(file) for each in epochs[: epoch + later] for file in each.glob("*.parquet")]
