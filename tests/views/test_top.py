@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cmp_to_key
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -28,7 +28,7 @@ _PASSED_ON = frozenset({
     "WindowGroupLimit",
 })  # fmt: skip
 """What changes the order of rows alone, or leaves out rows that a later step leaves out, too."""
-_LINEAR = frozenset({"Project", "Filter", "Generate", "Expand"})
+_LINEAR = frozenset({"ArrowEvalPython", "BatchEvalPython", "Expand", "Filter", "Generate", "Project"})
 _LIMITS = frozenset({"GlobalLimit", "Offset"})
 _NOT_LEFT_OF_STATIC = frozenset({"RightOuter", "FullOuter"})
 _NOT_RIGHT_OF_STATIC = frozenset({"LeftOuter", "FullOuter", "LeftSemi", "LeftAnti", "ExistenceJoin"})
@@ -146,7 +146,7 @@ class Planner:
                     return catalyst.expand(projections, [*output, *carried], rows)
             case _:
                 columns = _new(output, child.columns, f"{text}({child.meaning})")
-                unique = unique if kind == "Filter" else None
+                unique = None if kind == "Generate" else unique
 
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])

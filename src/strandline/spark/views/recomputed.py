@@ -1,4 +1,4 @@
-"""What Spark computes anew of each key that changed: most aggregates, window functions, limits."""
+"""Nodes around what Spark computes anew of each key that changed: most aggregates, window functions, limits."""
 
 from __future__ import annotations
 
