@@ -20,7 +20,7 @@ from tests.spark.views.random_queries import random_tables
 from tests.spark.views.test_views import AGGREGATES, JOINS, OTHERS, QUICK
 
 TABLES = "views"
-QUERIES = [*QUICK, *JOINS[4:6], *JOINS[13:17], *AGGREGATES[:3], *AGGREGATES[10:13], *OTHERS[1:6]]
+QUERIES = [*QUICK, *JOINS[4:6], *JOINS[13:17], *AGGREGATES[:5], *AGGREGATES[10:13], *OTHERS[1:6]]
 
 
 def run(spark: Any, root: Path, local_dir: Path, parallelism: int, queries: Sequence[str]) -> None:

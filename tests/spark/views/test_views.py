@@ -148,11 +148,12 @@ def test_the_queries_of_the_docs(spark: Any, tmp_path: Path, local_dir: Path) ->
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("change", [False, True], ids=["rows-come", "rows-change"])
 @pytest.mark.parametrize("seed", [1, *soaking(range(2, 20))])
-def test_random_views_are_what_spark_answers(spark: Any, seed: int) -> None:
+def test_random_views_are_what_spark_answers(spark: Any, seed: int, change: bool) -> None:
     found = Found()
     for tables, queries in batches(seed, 20):
-        try_queries(spark, tables, queries, found, parallelism=2)
+        try_queries(spark, tables, queries, found, parallelism=2, change=change)
     assert not found.faults, "\n".join(found.faults)
     assert found.right > 15
 
