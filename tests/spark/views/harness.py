@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class Compared:
 
     def add(self, query: str) -> sl.View:
         """Make a query a view."""
-        view = sl.sql(query, **{name: self.stream(name) for name in self.tables})
+        view = sl.sql(query, **{name: self.stream(name) for name in self.tables if re.search(rf"\b{name}\b", query)})
         self.views[query] = view
         return view
 
