@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +34,15 @@ from benchmarks._harness import (
 )
 from benchmarks._nexmark import flink
 from benchmarks._nexmark.answers import check, import_duckdb, parquet_files
-from benchmarks._nexmark.peers import STATEMENTS, results_of
-from benchmarks._nexmark.queries import QUERIES, slim
+from benchmarks._nexmark.peers import STATEMENTS, Statement, results_of
+from benchmarks._nexmark.queries import COLUMNS, QUERIES, slim
 from benchmarks._nexmark.sources import SPARK_SETTINGS, Size, read_events, write_events
 from benchmarks._peers import make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    import strandline as sl
 
 BENCHMARK = "nexmark"
 OURS, SPARK, FLINK = "strandline", "spark-sql", "flink-sql"
@@ -69,10 +71,15 @@ _TIMEOUT_S = 1800.0
 
 def run_strandline(query: str, events: Path, size: Size, directory: Path) -> Any:
     """Run a query of ours to its end and return the costs of the epochs."""
+    return run_job(query, QUERIES[query], events, size, directory)
+
+
+def run_job(query: str, results_of: Callable[[DataFrame], sl.Stream], events: Path, size: Size, directory: Path) -> Any:
+    """Run the job that writes the results of the events' stream to its end; return the costs of the epochs."""
     import strandline as sl
 
     spark = sl.session("strandline-benchmark", MASTER, **SETTINGS)
-    results = QUERIES[query](read_events(spark, events))
+    results = results_of(read_events(spark, events))
     job = sl.Job(
         query,
         sinks=[results.to(sl.sinks.files(str(directory / "results"), visibility="epoch"))],
@@ -116,19 +123,24 @@ def run_through_savepoint(query: str, events: Path, size: Size, directory: Path)
 
 def run_spark(query: str, events: Path, size: Size, directory: Path) -> Any:
     """Run a query in Spark's SQL to its end and return the costs of the epochs."""
+    return run_statement(STATEMENTS[query], events, size, directory)
+
+
+def run_statement(statement: Statement, events: Path, size: Size, directory: Path) -> Any:
+    """Run a statement of Spark's SQL to its end and return the costs of the epochs."""
     spark = make_session(SPARK_SETTINGS)
 
     def write(df: DataFrame, batch: int) -> None:
         df.write.parquet(str(directory / "results" / f"batch={batch}"))
 
-    writer = results_of(query, read_events(spark, events)).writeStream.outputMode(STATEMENTS[query].mode)
+    writer = results_of(statement, read_events(spark, events)).writeStream.outputMode(statement.mode)
     return _run_query(spark, writer.foreachBatch(write), size, directory)
 
 
 def run_reads(query: str, events: Path, size: Size, directory: Path) -> Any:
     """Have Spark read the columns of a query and drop them, in one plan; return the costs of the epochs."""
     spark = make_session(SPARK_SETTINGS)
-    rows = slim(read_events(spark, events), query)
+    rows = slim(read_events(spark, events), COLUMNS[query])
     return _run_query(spark, rows.writeStream.format("noop"), size, directory)
 
 
@@ -145,7 +157,9 @@ def run_passing(query: str, events: Path, size: Size, directory: Path) -> Any:
         rows = df.repartition(2, *map(expr, KEYS[query]))
         rows.mapInArrow(hand_on, rows.schema).write.format("noop").mode("overwrite").save()
 
-    return _run_query(spark, slim(read_events(spark, events), query).writeStream.foreachBatch(epoch), size, directory)
+    return _run_query(
+        spark, slim(read_events(spark, events), COLUMNS[query]).writeStream.foreachBatch(epoch), size, directory
+    )
 
 
 def _run_query(spark: SparkSession, writer: Any, size: Size, directory: Path) -> Any:

@@ -17,6 +17,7 @@ from strandline.core.errors import StrandlineError
 GROUPS: dict[str, tuple[str, ...]] = {
     "Streams": ("session", "spark_settings", "stream", "files_source", "Stream", "KeyedStream",
                 "WindowedStream", "OperatorOptions", "uid"),
+    "Views": ("sql", "table", "View", "Table"),
     "Jobs": ("Job", "Run", "Status"),
     "Functions": (
         "KeyedProcess", "KeyedBatchProcess", "KeyedCoProcess", "KeyedBroadcastProcess", "Context", "BatchContext",
@@ -32,7 +33,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Tests, `strandline.testing`": ("testing",),
     "Errors, `sl.errors`": ("errors",),
 }  # fmt: skip
-_GIVEN = ("Stream", "KeyedStream", "WindowedStream", "Run", "Status", "Context", "BatchContext", "Timer", "Window")
+_GIVEN = (
+    "Stream",
+    "KeyedStream",
+    "WindowedStream",
+    "View",
+    "Table",
+    "Run",
+    "Status",
+    "Context",
+    "BatchContext",
+    "Timer",
+    "Window",
+)
 """What programs are given, and do not make."""
 _PROMPT = re.compile(r"^(>>>|\.\.\.)( |$)")
 

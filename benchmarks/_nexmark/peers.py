@@ -92,9 +92,9 @@ STATEMENTS = {
 }
 
 
-def results_of(query: str, df: DataFrame) -> DataFrame:
-    """Return the streaming query over a stream of all events."""
+def results_of(statement: Statement, df: DataFrame) -> DataFrame:
+    """Return a statement's streaming query over a stream of all events."""
     timed = df.withWatermark("ts", WATERMARK_DELAY)
     for name, kind in KINDS.items():
         timed.where(f"event_type = {kind}").select(f"{name}.*", "ts").createOrReplaceTempView(name)
-    return df.sparkSession.sql(STATEMENTS[query].sql)
+    return df.sparkSession.sql(statement.sql)

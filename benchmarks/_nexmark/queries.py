@@ -6,7 +6,7 @@ before; here a result that is given stands, unless the query's own text says tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,18 +43,23 @@ COLUMNS = {
 
 
 def streams(df: DataFrame, query: str) -> list[sl.Stream]:
-    """Return the streams of the kinds of events that a query reads, with event time.
+    """Return the streams of the kinds of events that a query reads, with event time."""
+    return list(streams_of(df, COLUMNS[query]).values())
+
+
+def streams_of(df: DataFrame, columns: Mapping[str, str]) -> dict[str, sl.Stream]:
+    """Return the streams of kinds of events, with these columns and event time.
 
     What is selected before `sl.stream` is all that Spark reads from the files.
     """
-    events = sl.stream(slim(df, query)).watermark("ts", WATERMARK_DELAY)
-    return [events.where(f"event_type = {KINDS[kind]}").select(f"{kind}.*", "ts") for kind in COLUMNS[query]]
+    events = sl.stream(slim(df, columns)).watermark("ts", WATERMARK_DELAY)
+    return {kind: events.where(f"event_type = {KINDS[kind]}").select(f"{kind}.*", "ts") for kind in columns}
 
 
-def slim(df: DataFrame, query: str) -> DataFrame:
-    """Return the events that a query reads, with these columns only."""
-    structs = [f"struct({_parts(kind, columns)}) as {kind}" for kind, columns in COLUMNS[query].items()]
-    kinds = [KINDS[kind] for kind in COLUMNS[query]]
+def slim(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """Return the events of some kinds, with these columns only."""
+    structs = [f"struct({_parts(kind, names)}) as {kind}" for kind, names in columns.items()]
+    kinds = [KINDS[kind] for kind in columns]
     return df.where(df.event_type.isin(*kinds)).selectExpr("event_type", "ts", *structs)
 
 

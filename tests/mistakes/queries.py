@@ -470,18 +470,6 @@ def given(name: str, query: str, names: dict[str, str], *said: str) -> Mistake:
 MISTAKES = [
     *(refused(text) for text in QUERIES.split("\n## ")[1:]),
     given(
-        "a table that the query does not read",
-        "SELECT id FROM orders WHERE room = 'rates' -- rates",
-        {"orders": "orders", "rates": "rates"},
-        "sql() was given 'rates', which the query does not read\n  next step: leave rates=… out, or read it: FROM rates",
-    ),
-    given(
-        "a table that the query has by another name",
-        "WITH ordrs AS (SELECT 1 AS id) SELECT id FROM ordrs",
-        {"orders": "orders"},
-        "sql() was given 'orders', which the query does not read: did you mean 'ordrs'?",
-    ),
-    given(
         "a table with a name that is no name",
         "SELECT id FROM `my orders`",
         {"my orders": "orders"},

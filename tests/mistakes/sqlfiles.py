@@ -49,6 +49,9 @@ MISTAKES = [
     wrong("a statement that goes on", "SET parallelism = 4 ‸SET name = 'x';", "expected ';', found 'SET'", "semicolon"),
     wrong("a query without its semicolon", f"{ORDERS}{OUT}CREATE VIEW v AS SELECT id FROM orders\n‸INSERT INTO out TABLE v;", "INSERT INTO stands in a query", "end the statement before with ';'"),
     wrong("an insert without its semicolon", f"{ORDERS}{OUT}INSERT INTO out TABLE orders\n‸CREATE VIEW v AS SELECT 1;", "CREATE VIEW stands in a query"),
+    wrong("a name that no table can have", "CREATE VIEW ‸emit AS SELECT 1;", "'emit' cannot be the name of a table"),
+    wrong("an EMIT of what is not there", "CREATE VIEW v AS SELECT 1 EMIT ‸DELTAS;", "expected CHANGES or FINAL after EMIT, found 'DELTAS'"),
+    wrong("an EMIT at the name of a view", f"{ORDERS}{OUT}INSERT INTO out TABLE orders ‸EMIT CHANGES;", "a view's name has no EMIT"),
     wrong("a name of two parts", "CREATE VIEW ‸shop.v AS SELECT 1;", "names here have one part"),
     wrong("a name with a space", "CREATE VIEW ‸`a view` AS SELECT 1;", "cannot be a name here"),
     # -- columns

@@ -111,16 +111,6 @@ def extremes(rows: list[Any]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def test_a_zero_of_another_sign_is_the_same_key(tmp_path: Path) -> None:
-    """What is taken back is the row that was given."""
-    bench = totals("rocksdb", tmp_path, "struct<k0: double>", SUMS, COUNTED)
-    first = bench.epoch_of([[added((0.0,), NUMBERS[0], 1)]])
-    second = bench.epoch_of([[added((-0.0,), NUMBERS[0], 1)]])
-    assert sum(bag([*first, *second]).values()) == 1
-    assert [repr(row) for row in second if row[-1] == -1] == [repr((*first[0][:-1], -1))]
-    bench.close()
-
-
 def test_more_rows_are_taken_back_than_there_are(tmp_path: Path) -> None:
     key_type, keys = KEY_TYPES["text"]
     bench = totals("rocksdb", tmp_path, key_type, SUMS, COUNTED)

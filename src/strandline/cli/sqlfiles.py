@@ -27,5 +27,5 @@ def run_file(path: Path) -> None:
     build = Build(program, spark)
     job = build.job(settings, sinks)
     for statement, script in others:
-        print(build.view_of(statement.query, script, "").explain())
+        print(build.explain(statement.query, script, "query"))
     job.start(spark).await_termination()

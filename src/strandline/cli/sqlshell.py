@@ -89,10 +89,10 @@ def explain(
     build = Build(read, start_session(read, read.settings(str(program))))
     for entry in read.entries(CreateView):
         name = entry.declaration.name
-        print(build.view_of(Query(name.text, name.at, name), entry.script, name.text).explain())
+        print(build.explain(Query(name.text, name.at, name), entry.script, name.text))
     for insert, script in read.inserts:
         if not insert.query.relation:
-            print(build.view_of(insert.query, script, insert.sink.text).explain())
+            print(build.explain(insert.query, script, insert.sink.text))
 
 
 class Shell:
@@ -189,7 +189,7 @@ class Shell:
         if isinstance(statement, Select):
             self._show(statement.query, script)
         elif isinstance(statement, Explain):
-            print(self._built().view_of(statement.query, script, "").explain())
+            print(self._built().explain(statement.query, script, "query"))
         elif isinstance(statement, Set):
             self._set(statement.option, script)
         else:
@@ -210,9 +210,10 @@ class Shell:
         """Build a view; say which columns it has, and whether its rows change."""
         from strandline.spark.sqlfile.statements import Query
 
-        view = self._built().view_of(Query(name.text, name.at, name), script, name.text)
-        columns = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in view.schema.fields)
-        say(f"{view.explain().splitlines()[0]}; {columns}")
+        build = self._built()
+        text = build.explain(Query(name.text, name.at, name), script, name.text)
+        columns = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in build.columns(name.text))
+        say(f"{text.splitlines()[0]}; {columns}")
 
     def _set(self, option: Option, script: Script) -> None:
         """Change a setting of Spark, if it runs."""
@@ -249,7 +250,7 @@ class Shell:
         ]  # fmt: skip
         output = Table(*columns, right=numbers, is_data=True)
         for row in rows[:ROWS]:
-            output.add(*("NULL" if cell is None else cell for cell in row))
+            output.add(*map(_cell_text, row))
         output.print()
         if len(rows) > ROWS:
             say(f"the first {ROWS} rows; write LIMIT or WHERE to see others")
@@ -273,3 +274,9 @@ class Shell:
             self._spark = start_session(self._program, self._program.settings("shell.sql"))
             self._build = Build(self._program, self._spark)
         return self._build
+
+
+def _cell_text(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    return str(value.asDict(recursive=True) if hasattr(value, "asDict") else value)

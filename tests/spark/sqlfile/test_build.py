@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from strandline.spark.sqlfile.build import Build, make_sinks
 from strandline.spark.sqlfile.parser import parse
 from strandline.spark.sqlfile.preview import Preview
 from strandline.spark.sqlfile.program import Program
-from strandline.spark.sqlfile.statements import Select
+from strandline.spark.sqlfile.statements import Name, Query, Select
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.views.view import View
 from tests import kafkaserver
@@ -38,11 +40,12 @@ class Place:
         self.write("in/0.json", self.orders)
         (directory / "shops.csv").write_text("shop,city\ns0,Oslo\ns1,Riga\ns2,Oslo\n")
 
-    def write(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Write a file of JSON."""
+    def write(self, name: str, rows: list[dict[str, Any]], time_s: int = 1_790_000_000) -> None:
+        """Write a file of JSON, with a time by which files are read in an order."""
         path = self.directory / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(path, (time_s, time_s))
 
     def script(self, text: str) -> Script:
         """Return a text with its `@` as the directory."""
@@ -80,7 +83,8 @@ class Place:
 @pytest.fixture
 def place(spark: Any, tmp_path: Path, local_dir: Path) -> Iterator[Place]:
     yield Place(spark, tmp_path, local_dir)
-    spark.catalog.dropTempView("shops")
+    for name in ("shops", "oslo"):
+        spark.catalog.dropTempView(name)
 
 
 VIEWS = """
@@ -92,23 +96,29 @@ CREATE VIEW cities AS SELECT city, sum(total) AS total FROM totals JOIN shops US
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_views_of_views_and_tables_into_sinks(place: Place) -> None:
-    place.run(
-        VIEWS + "CREATE SINK out USING files OPTIONS (path '@/out', format 'json');"
+def test_views_of_views_and_tables_into_sinks_over_two_runs(place: Place) -> None:
+    text = VIEWS + (
+        "CREATE SINK out USING files OPTIONS (path '@/out', format 'json');"
         "CREATE SINK log USING files OPTIONS (path '@/log', format 'json');"
         "CREATE SINK totals_table USING sqlite OPTIONS (path '@/t.db', table 'totals', key 'shop', create TRUE);"
         "INSERT INTO out TABLE large; INSERT INTO log CHANGES OF cities; INSERT INTO totals_table FROM totals;"
     )
-    large = [order for order in place.orders if order["amount"] >= 3]
-    assert sorted(row["id"] for row in read_json(place.directory / "out")) == [order["id"] for order in large]
-    totals = {f"s{shop}": [o["amount"] for o in large if o["shop"] == f"s{shop}"] for shop in range(4)}
-    with sqlite3.connect(place.directory / "t.db") as database:
-        stored = database.execute("SELECT shop, n, total FROM totals ORDER BY shop").fetchall()
-    database.close()
-    assert stored == [(shop, len(amounts), sum(amounts)) for shop, amounts in totals.items()]
-    assert sorted((row["city"], row["total"], row["_change"]) for row in read_json(place.directory / "log")) == [
-        ("Oslo", sum(totals["s0"] + totals["s2"]), 1), ("Riga", sum(totals["s1"]), 1),
-    ]  # fmt: skip
+    more = [{**order, "id": order["id"] + 100} for order in place.orders[::3]]
+    for orders in (place.orders, place.orders + more):
+        place.run(text)
+        large = [order for order in orders if order["amount"] >= 3]
+        assert sorted(row["id"] for row in read_json(place.directory / "out")) == [order["id"] for order in large]
+        totals = {f"s{shop}": [o["amount"] for o in large if o["shop"] == f"s{shop}"] for shop in range(4)}
+        with sqlite3.connect(place.directory / "t.db") as database:
+            stored = database.execute("SELECT shop, n, total FROM totals ORDER BY shop").fetchall()
+        database.close()
+        assert stored == [(shop, len(amounts), sum(amounts)) for shop, amounts in totals.items()]
+        cities: Counter[tuple[str, int]] = Counter()
+        for row in read_json(place.directory / "log"):
+            cities[row["city"], row["total"]] += row["_change"]
+        assert +cities == {("Oslo", sum(totals["s0"] + totals["s2"])): 1, ("Riga", sum(totals["s1"])): 1}
+        # The next run goes on from the checkpoint, with these.
+        place.write("in/1.json", more, 1_790_000_001)
 
 
 def test_a_preview_answers_over_what_is_there(place: Place) -> None:
@@ -131,6 +141,46 @@ def test_a_preview_has_the_newest_version_of_each_row(place: Place) -> None:
     assert place.preview(items.replace(", order_by 'v', deleted 'gone'", ""), "SELECT id, name FROM items ORDER BY id") == [
         (1, "x"), (2, "b"),
     ]  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_changes_of_a_job_add_up_to_what_a_preview_answers(place: Place) -> None:
+    """With a table that changes: versions of its rows come in several epochs, late ones and deletions among them."""
+    for file in range(3):
+        place.write(
+            f"shops/{file}.json",
+            [
+                {"shop": f"s{n}", "city": f"c{(n + file) % 3}", "v": v, "gone": n == file}
+                for n, v in ((0, file), (1, 5 - file), (2, file), (3, 1))
+            ],
+            1_790_000_000 + file,
+        )
+    declared = (
+        "CREATE STREAM places (shop STRING, city STRING, v INT, gone BOOLEAN, PRIMARY KEY (shop)) USING files OPTIONS "
+        "(path '@/shops', order_by 'v', deleted 'gone', max_files_per_epoch 1);"
+        "CREATE VIEW placed AS SELECT id, amount, city FROM orders JOIN places USING (shop);"
+    )
+    queries = {
+        "versions": "SELECT * FROM places",
+        "cities": "SELECT city, count(*) AS n, sum(amount) AS total FROM placed GROUP BY city",
+        "missing": "SELECT id FROM orders LEFT ANTI JOIN places USING (shop)",
+    }
+    place.run(
+        declared
+        + "".join(
+            f"CREATE SINK {name} USING files OPTIONS (path '@/{name}', format 'json'); INSERT INTO {name} CHANGES OF {query};"
+            for name, query in queries.items()
+        )
+    )
+    for name, query in queries.items():
+        rows: Counter[tuple[Any, ...]] = Counter()
+        for row in read_json(place.directory / name):
+            change = row.pop("_change")
+            rows[tuple(row.values())] += change
+        assert +rows == Counter(place.preview(declared, query)), name
+        assert min(rows.values()) >= 0
+        assert rows
 
 
 @pytest.mark.parametrize("kind", ["job", "preview"])
@@ -158,6 +208,33 @@ def test_a_name_that_is_a_column_elsewhere_changes_nothing(place: Place) -> None
     assert (view.columns, view.key) == (["shop"], ())
 
 
+@pytest.mark.parametrize("kind", ["job", "preview"])
+def test_a_table_that_is_not_there(place: Place, kind: str) -> None:
+    query = "SELECT *\n  FROM oders"
+    attempts: dict[str, Callable[[], object]] = {
+        "job": lambda: Build(place.program(f"CREATE VIEW v AS {query}"), place.spark).relation("v"),
+        "preview": lambda: place.preview("", query),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        attempts[kind]()
+    assert "there is no table 'oders': did you mean 'orders'?\n      FROM oders\n           ^" in caught.value.message
+    assert caught.value.hint == "create it in a statement before this one"
+
+
+def test_a_view_of_tables_alone_does_not_change(place: Place) -> None:
+    text = "CREATE VIEW oslo AS SELECT shop FROM shops WHERE city = 'Oslo'; CREATE VIEW v AS FROM orders JOIN oslo USING (shop) SELECT id;"
+    program = place.program(text + "CREATE SINK out USING console;\nINSERT INTO out TABLE oslo;")
+    build = Build(program, place.spark)
+    views = {name: Query(name, 0, Name(name, 0)) for name in ("oslo", "v")}
+    assert build.explain(views["oslo"], place.script(""), "oslo") == "'oslo': rows of tables, which do not change"
+    assert build.explain(views["v"], place.script(""), "v") == "view 'v': rows that stay"
+    assert [column.name for name in views for column in build.columns(name)] == ["shop", "id"]
+    assert place.preview(text, "SELECT count(*) FROM v") == [(20,)]
+    with pytest.raises(ConfigurationError, match="the query reads no stream") as caught:
+        build.job(program.settings("totals.sql"), make_sinks(program))
+    assert "    INSERT INTO out TABLE oslo;\n                    ^" in caught.value.message
+
+
 def test_rows_that_change_are_refused_by_a_sink_without_a_key(place: Place) -> None:
     program = place.program(
         VIEWS + "CREATE SINK out USING files OPTIONS (path '@/out');\nINSERT INTO out TABLE totals;"
@@ -181,6 +258,20 @@ def test_a_directory_that_is_not_there(place: Place) -> None:
         assert "CREATE STREAM other (id INT)" in caught.value.message
 
 
+@pytest.mark.parametrize("kind", ["job", "preview"])
+def test_delta_without_its_jar(place: Place, kind: str) -> None:
+    text = "CREATE STREAM d (PRIMARY KEY (id)) USING delta OPTIONS (path '@/table');"
+    attempts: dict[str, Callable[[], object]] = {
+        "job": lambda: Build(place.program(text), place.spark).relation("d"),
+        "preview": lambda: place.preview(text, "SELECT * FROM d"),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        attempts[kind]()
+    assert "Failed to find the data source: delta" in caught.value.message
+    assert caught.value.hint.startswith("load Delta's jar: SET spark.jars.packages")
+    assert len(str(caught.value).splitlines()) == 4
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
@@ -201,6 +292,11 @@ def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
     )
     read = "SELECT CAST(id AS STRING) || coalesce(' ' || day, '') AS text FROM events WHERE id IS NOT NULL"
     raw = "SELECT CAST(value AS STRING) AS text FROM raw"
+    gone = streams.replace(kafka.servers, "localhost:1").replace(
+        "format raw", "kafka.default.api.timeout.ms 2000, format raw"
+    )
+    with pytest.raises(StrandlineError, match=r"totals.sql, line 1, column 1: Spark failed: ConfigException"):
+        place.preview(gone, "SELECT * FROM raw")
     assert sorted(place.preview(streams, read)) == [("1 2026-12-24",), ("2",)]
     assert sorted(place.preview(streams, raw)) == sorted((row,) for row in rows)
     sinks = "".join(

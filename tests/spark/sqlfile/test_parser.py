@@ -110,6 +110,16 @@ def test_queries_are_left_as_they_are() -> None:
     ]
 
 
+def test_when_windows_come_is_no_part_of_the_query() -> None:
+    text = "INSERT INTO out SELECT 1 EMIT changes; INSERT INTO out SELECT emit FROM t EMIT FINAL;"
+    queries = [
+        each.query for each in parse(Script(text + "SELECT emit changes FROM t")) if isinstance(each, Insert | Select)
+    ]
+    assert [(query.text, query.emit, query.relation is not None) for query in queries] == [
+        ("SELECT 1", "changes", False), ("SELECT emit FROM t", "final", False), ("SELECT emit changes FROM t", "final", False),
+    ]  # fmt: skip
+
+
 def test_empty_statements_are_none() -> None:
     assert list(parse(Script(";; -- nothing\n /* at /* all */ */ ;"))) == []
 
@@ -176,7 +186,7 @@ _WORDS = st.sampled_from(
     [
         "CREATE", "STREAM", "TABLE", "VIEW", "SINK", "s", "out", "(", ")", "id", "BIGINT", "ARRAY", "<", ">", ",", "PRIMARY", "KEY",
         "WATERMARK", "FOR", "DELAY", "'5 s'", "USING", "files", "kafka", "console", "OPTIONS", "path", "=", "-", "1", "2.5", "TRUE", ".",
-        "AS", "SELECT", "INSERT", "INTO", "SET", "EXPLAIN", "FROM", ";", "`q`", "parallelism", "COMMENT", "NOT",
+        "AS", "SELECT", "INSERT", "INTO", "SET", "EXPLAIN", "FROM", ";", "`q`", "parallelism", "COMMENT", "NOT", "EMIT", "CHANGES", "OF",
     ]
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 import strandline as sl
 
+GONE = "gone"
 Row = tuple[Any, ...]
 Bag = Counter[Row]
 
@@ -24,10 +25,21 @@ class Table:
 
     ddl: str
     epochs: Sequence[Sequence[Row]]
+    key: str = ""
+    """If rows are versions of the rows of this key, of which each ends with whether it deletes the row: its column."""
+
+    @property
+    def stored(self) -> str:
+        """The columns of the files."""
+        return f"{self.ddl}, {GONE} boolean" if self.key else self.ddl
 
     def until(self, epoch: int) -> list[Row]:
-        """Return all rows up to the end of an epoch."""
-        return [row for rows in self.epochs[:epoch] for row in rows]
+        """Return all rows up to the end of an epoch, or the newest version of each."""
+        rows = [row for rows in self.epochs[:epoch] for row in rows]
+        if not self.key:
+            return rows
+        at = [column.split()[0] for column in self.ddl.split(", ")].index(self.key)
+        return [row[:-1] for row in {row[at]: row for row in rows}.values() if not row[-1]]
 
 
 @dataclass(frozen=True)
@@ -50,15 +62,18 @@ class Compared:
     spark: Any
     root: Path
     tables: Mapping[str, Table]
-    sources: dict[str, sl.Stream] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
     views: dict[str, sl.View] = field(default_factory=dict)
     changes: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: defaultdict(dict))
     """By query and epoch: the changes, each row with its weight last. An epoch that is repeated replaces them."""
+    are_written: bool = True
+    """Whether the files of all epochs are there from the beginning."""
     _expected: dict[tuple[str, int], Bag] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
-            self.write(name, table.epochs)
+            # A source needs its directory.
+            self.write(name, table.epochs if self.are_written else ())
 
     @property
     def epochs(self) -> int:
@@ -67,7 +82,7 @@ class Compared:
 
     def write(self, name: str, epochs: Iterable[Sequence[Row]], first: int = 0) -> None:
         """Write one file for each epoch of a table."""
-        directory, ddl = self.root / name, self.tables[name].ddl
+        directory, ddl = self.root / name, self.tables[name].stored
         directory.mkdir(parents=True, exist_ok=True)
         for number, rows in enumerate(epochs, first):
             path = directory / f"{number:04}.parquet"
@@ -77,13 +92,15 @@ class Compared:
             os.utime(hidden, (1_700_000_000 + number * 10,) * 2)
             hidden.rename(path)
 
-    def stream(self, name: str) -> sl.Stream:
-        """Return the stream of a table's files, one an epoch."""
+    def stream(self, name: str) -> Any:
+        """Return the stream of a table's files, one an epoch, or the table of the versions in them."""
         if name not in self.sources:
-            schema = self.spark.createDataFrame([], self.tables[name].ddl).schema
-            self.sources[name] = sl.files_source(
+            table = self.tables[name]
+            schema = self.spark.createDataFrame([], table.stored).schema
+            stream = sl.files_source(
                 self.root / name, schema=schema, format="parquet", name=name, max_files_per_epoch=1, spark=self.spark
             )
+            self.sources[name] = sl.table(stream, key=table.key, deleted=GONE) if table.key else stream
         return self.sources[name]
 
     def add(self, query: str) -> sl.View:
@@ -107,9 +124,9 @@ class Compared:
         given.setdefault("trigger", "available-now")
         given.setdefault("checkpoints", sl.Checkpoints(self.root / "checkpoints", retain=2))
         given.setdefault("restart", sl.Restart.never())
+        given.setdefault("sinks", self.sinks())
         return sl.Job(
             "views",
-            sinks=self.sinks(),
             settings=sl.Settings(parallelism=parallelism, local_dir=local_dir, state_memory="256MB"),
             **given,
         )
@@ -179,9 +196,9 @@ class Compared:
 
 
 def normal(value: Any) -> Any:
-    """Return a value as one that can be compared: doubles within rounding, NaN equal to NaN."""
+    """Return a value as one that can be compared: doubles within rounding, NaN as NaN, zeros without a sign."""
     if isinstance(value, float):
-        return "NaN" if value != value else float(f"{value:.9g}")
+        return "NaN" if value != value else float(f"{value:.9g}") + 0.0
     if isinstance(value, dict):
         return tuple(sorted((normal(k), normal(v)) for k, v in value.items()))
     if isinstance(value, list | tuple):

@@ -17,6 +17,8 @@ from tests.spark.views.random_queries import Found, batches, random_tables, try_
 
 pytestmark = pytest.mark.spark
 
+ROOT = Path(__file__).parents[3]
+
 QUICK = [
     "SELECT id, upper(shop) AS s FROM orders WHERE amount > 3",
     "SELECT shop, count(*) AS n, sum(amount) AS total, count(DISTINCT customer) AS c FROM orders GROUP BY shop",
@@ -90,7 +92,7 @@ OTHERS = [
     "SELECT id FROM orders WHERE amount = (SELECT max(amount) FROM orders o WHERE o.shop = orders.shop)",
     "SELECT o.id, t.w FROM orders o LATERAL VIEW OUTER explode(o.tags) t AS w",
     "WITH t AS (SELECT shop, sum(amount) AS s FROM orders GROUP BY shop) SELECT a.shop, b.s FROM t a JOIN t b ON a.s < b.s",
-    "SELECT 1 AS a, 'x' AS b",
+    "SELECT 1 AS a, 'x' AS b FROM orders",
     "SELECT count(*) AS n FROM orders WHERE shop = '#5'",
     "SELECT count(*) AS n FROM orders WHERE shop = 'b#7'",
 ]
@@ -131,6 +133,18 @@ def test_views_are_what_spark_answers(compared: Compared, local_dir: Path) -> No
 @pytest.mark.parametrize("queries", [JOINS, AGGREGATES, OTHERS], ids=["joins", "aggregates", "others"])
 def test_many_views_are_what_spark_answers(compared: Compared, local_dir: Path, queries: list[str]) -> None:
     check(compared, queries, local_dir)
+
+
+def documented() -> list[str]:
+    """Return the queries of docs/sql.md."""
+    text = (ROOT / "docs/sql.md").read_text().partition("## Twenty-five queries")[2]
+    return [query.strip() for query in text.partition("```sql")[2].partition("```")[0].split(";") if query.strip()]
+
+
+@pytest.mark.long
+def test_the_queries_of_the_docs(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    assert len(documented()) == 25
+    check(Compared(spark, tmp_path, random_tables("docs")), documented(), local_dir)
 
 
 @pytest.mark.long
@@ -195,7 +209,9 @@ def test_views_that_do_not_fit_their_sink(compared: Compared, tmp_path: Path) ->
     totals = compared.add("SELECT shop, count(*) AS n FROM orders GROUP BY shop")
     unkeyed = compared.add("SELECT o.id, c.name FROM orders o LEFT JOIN customers c ON o.customer = c.customer")
     files = sl.sinks.files(str(tmp_path / "out"), format="json")
-    with pytest.raises(sl.errors.ConfigurationError, match="the view changes rows that it has given, and FileSink only adds rows"):
+    with pytest.raises(
+        sl.errors.ConfigurationError, match="the view changes rows that it has given, and FileSink only adds rows"
+    ):
         totals.to(files)
     with pytest.raises(sl.errors.ConfigurationError, match="its rows change, and a stream of rows has no way"):
         totals.rows()

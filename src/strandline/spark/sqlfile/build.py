@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField
 
 from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import session
+from strandline.spark.base.spark_errors import summarize
 from strandline.spark.job.job import Job
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sqlfile.program import DEAD_LETTERS, SINKS, Entry, Program
 from strandline.spark.sqlfile.settings import JobSettings
 from strandline.spark.sqlfile.sources import read_stream, read_table, table_arguments
 from strandline.spark.sqlfile.statements import CreateSink, CreateStream, CreateTable, CreateView, Insert, Query
-from strandline.spark.sqlfile.text import Script
+from strandline.spark.sqlfile.text import Script, nearest
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
+from strandline.spark.views.dialect import rewritten
+from strandline.spark.views.places import refuse_query
+from strandline.spark.views.rewriting import Rewriting
 from strandline.spark.views.tables import Table, table
 from strandline.spark.views.view import View, sql
 
 Relation = Stream | Table | View | DataFrame
 _PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
 """The place in a query, in the error of Spark that refuses it."""
+_UNKNOWN = re.compile(r"there is no table '([^']*)'")
 _OF_CHANGES = (
     "use a sink with a key, as postgres or sqlite; or write the changes: INSERT INTO … CHANGES OF …, which have 1 and "
     "-1 in _change"
@@ -80,28 +89,36 @@ class Build:
         self._relations.clear()
         self._sources.clear()
 
-    def view(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View:
-        """Return the view of a query that reads some relations; `name` is for messages."""
-        relations = {each: self.relation(each) for each in reads}
-        inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
-        with located(self._program, script, query.at, query):
-            return sql(query.sql, uid=name, **inputs)
+    def view(self, query: Query, script: Script, name: str) -> View:
+        """Return the view of a query, or the view that it names; `name` is for messages."""
+        relation = self._named(query, script)
+        if isinstance(relation, View):
+            return relation
+        result = self._computed(query, script, name, self._program.relations_in(query, script))
+        if isinstance(result, View):
+            return result
+        raise script.error(
+            "the query reads no stream: nothing changes its rows", query.at,
+            hint="read a stream that is created before; a table alone is copied by Spark, without a job",
+        )  # fmt: skip
 
-    def view_of(self, query: Query, script: Script, name: str) -> View:
-        """Return the view of a query, or the view that it names."""
-        if query.relation:
-            relation = self.relation(*self._program.relations_in(query, script))
-            if isinstance(relation, View):
-                return relation
-        return self.view(query, script, name, self._program.relations_in(query, script))
+    def explain(self, query: Query, script: Script, name: str) -> str:
+        """Return what keeps the rows of a query, or of what it names, up to date."""
+        if isinstance(self._named(query, script), DataFrame):
+            return f"'{name}': rows of tables, which do not change"
+        return self.view(query, script, name).explain()
+
+    def columns(self, name: str) -> list[StructField]:
+        """Return the columns of a relation."""
+        relation = self.relation(name)
+        return list(relation.schema.fields)
 
     def output(self, insert: Insert, script: Script, sink: Sink) -> Output:
         """Return what an INSERT statement sends into a sink."""
-        if insert.query.relation and insert.form == "rows":
-            relation = self.relation(*self._program.relations_in(insert.query, script))
-            if isinstance(relation, Stream):
-                return relation.to(sink)
-        view = self.view_of(insert.query, script, insert.sink.text)
+        relation = self._named(insert.query, script)
+        if insert.form == "rows" and isinstance(relation, Stream):
+            return relation.to(sink)
+        view = self.view(insert.query, script, insert.sink.text)
         with located(self._program, script, insert.sink.at):
             if insert.form == "changes":
                 return view.changes().to(sink)
@@ -119,6 +136,19 @@ class Build:
         ]
         return Job(settings.name, sinks=outputs, **settings.arguments)
 
+    def _named(self, query: Query, script: Script) -> Relation | None:
+        """Return the relation that a query names, if it is a name alone."""
+        return self.relation(*self._program.relations_in(query, script)) if query.relation else None
+
+    def _computed(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View | DataFrame:
+        """Return the result of a query: without a stream among what it reads, rows that do not change."""
+        relations = {each: self.relation(each) for each in reads}
+        inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
+        with located(self._program, script, query.at, query):
+            if inputs:
+                return sql(query.sql, uid=name, emit=query.emit, **inputs)
+            return run_query(self._spark, query, reads)[0]
+
     def _source(self, name: str) -> Stream:
         """Return a stream, without regard to its primary key."""
         if name not in self._sources:
@@ -134,20 +164,41 @@ class Build:
     def _make(self, entry: Entry) -> Relation:
         declaration, script = entry.declaration, entry.script
         if isinstance(declaration, CreateView):
-            return self.view(declaration.query, script, declaration.name.text, entry.reads)
+            result = self._computed(declaration.query, script, declaration.name.text, entry.reads)
+            return self._register(result, declaration.name.text) if isinstance(result, DataFrame) else result
         if isinstance(declaration, CreateStream):
             rows = self._source(declaration.name.text)
             if not declaration.key:
                 return rows
             with located(self._program, script, declaration.name.at):
-                of_table = table_arguments(dict(entry.arguments))
-                return table(rows, key=declaration.key, **of_table)
+                return table(rows, key=declaration.key, **table_arguments(dict(entry.arguments)))
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
-            rows_of_table = read_table(self._spark, declaration, entry.arguments)
-            # Queries find it in the session, as any other table of Spark.
-            rows_of_table.createOrReplaceTempView(declaration.name.text)
-            return rows_of_table
+            return self._register(read_table(self._spark, declaration, entry.arguments), declaration.name.text)
+
+    def _register(self, df: DataFrame, name: str) -> DataFrame:
+        """Have queries find a table in the session, as any other table of Spark."""
+        df.createOrReplaceTempView(name)
+        return df
+
+
+def run_query(spark: SparkSession, query: Query, reads: Iterable[str]) -> tuple[DataFrame, Rewriting]:
+    """Return the rows of a query of Spark's tables, which it reads, and the query as Spark parses it."""
+    text = rewritten(query.sql, (column for name in reads for column in spark.table(name).columns))
+    with refused(text):
+        return spark.sql(text.text), text
+
+
+@contextlib.contextmanager
+def refused(query: Rewriting) -> Iterator[None]:
+    """Raise an error with the place in the query if Spark refuses it, and with Spark's reason if it fails."""
+    try:
+        with suppress_error_logs():
+            yield
+    except PySparkException as error:
+        raise refuse_query(query, error) from None
+    except Py4JError as error:
+        raise summarize(error) from None
 
 
 @contextlib.contextmanager
@@ -156,8 +207,22 @@ def located(program: Program, script: Script, at: int, query: Query | None = Non
     try:
         yield
     except StrandlineError as error:
-        if query and (match := _PLACE.search(error.message)):
-            lines = query.text.splitlines(keepends=True)
-            at += sum(map(len, lines[: int(match[1]) - 1])) + int(match[2]) - 1
-            error = ConfigurationError(error.message[: match.start()], hint=error.hint)
+        if query:
+            error, offset = _in_query(program, error, query)
+            at += offset
         raise program.secrets.located(error, script, at) from None
+
+
+def _in_query(program: Program, error: StrandlineError, query: Query) -> tuple[StrandlineError, int]:
+    """Return an error of a query in the words of SQL files, and its position in the query."""
+    message, hint, offset = error.message, error.hint, 0
+    if match := _PLACE.search(message):
+        message = message[: match.start()]
+        lines = query.text.splitlines(keepends=True)
+        offset = sum(map(len, lines[: int(match[1]) - 1])) + int(match[2]) - 1
+    if unknown := _UNKNOWN.match(message):
+        message, hint = (
+            unknown[0] + nearest(unknown[1], program.relations()),
+            "create it in a statement before this one",
+        )
+    return type(error)(message, hint=hint, **error.fields), offset

@@ -12,6 +12,7 @@ from strandline.spark.sqlfile.statements import (
     CreateStream,
     CreateTable,
     CreateView,
+    Emit,
     Explain,
     Form,
     Insert,
@@ -194,13 +195,25 @@ class _Parser(ColumnParser):
                     token.start,
                     hint="end the statement before with ';'",
                 )
-        last = self.tokens[-2]
+        end = len(self.tokens) - 1
+        emit: Emit = "final"
+        if self.tokens[end - 2].word == "EMIT":
+            emits: dict[str, Emit] = {"CHANGES": "changes", "FINAL": "final"}
+            word = self.tokens[end - 1]
+            if word.word not in emits:
+                self.fail(f"expected CHANGES or FINAL after EMIT, found {text_of(word)}", word.start)
+            emit, end = emits[word.word], end - 2
+        if end <= self.next:
+            self.fail("expected a query before EMIT")
+        last = self.tokens[end - 1]
         alone = None
         if first.word in ("TABLE", "FROM"):
             self.next += 1
             if self.peek().kind == "end":
                 self.fail(f"expected the name of a view after {first.word}, found {text_of(self.peek())}")
-            if self.peek(1).kind == "end":
+            if self.next + 1 == end:
+                if end < len(self.tokens) - 1:
+                    self.fail("a view's name has no EMIT: its query has it", self.tokens[end].start)
                 alone = self.name(f"the name of a view after {first.word}")
         self.next = len(self.tokens) - 1
-        return Query(self.script.text[first.start : last.end], first.start, alone)
+        return Query(self.script.text[first.start : last.end], first.start, alone, emit)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
-
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.base.ddl import first_line
-from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
-from strandline.spark.sqlfile.build import located
+from strandline.spark.sqlfile.build import located, refused, run_query
 from strandline.spark.sqlfile.program import Entry, Program
-from strandline.spark.sqlfile.sources import read_present, read_table
+from strandline.spark.sqlfile.sources import read_present, read_table, unreadable
 from strandline.spark.sqlfile.statements import CreateStream, CreateTable, CreateView, Query
 from strandline.spark.sqlfile.text import Script
 from strandline.spark.views import asof
-from strandline.spark.views.dialect import rewritten
-from strandline.spark.views.places import refuse_query
-from strandline.spark.views.rewriting import Rewriting
-
-T = TypeVar("T")
 
 SOURCE_ROWS = 10_000
 """The rows of each stream that a preview reads at most."""
@@ -42,20 +31,9 @@ class Preview:
         for name in names:
             self._register(name)
         with located(self._program, script, query.at, query):
-            text = self._rewritten(query, names)
-            df = self._tried(text, lambda: self._spark.sql(text.text))
-            return df.columns, self._tried(text, lambda: df.take(most))
-
-    def _rewritten(self, query: Query, names: Iterable[str]) -> Rewriting:
-        return rewritten(query.sql, (column for name in names for column in self._spark.table(name).columns))
-
-    def _tried(self, text: Rewriting, call: Callable[[], T]) -> T:
-        """Return the result of a call of Spark; raise ConfigurationError if Spark refuses the query."""
-        try:
-            with suppress_error_logs():
-                return call()
-        except PySparkException as error:
-            raise refuse_query(text, error) from None
+            df, text = run_query(self._spark, query, names)
+            with refused(text):
+                return df.columns, df.take(most)
 
     def _register(self, name: str) -> None:
         """Create the temporary view of a declared relation, and those that it reads."""
@@ -70,8 +48,7 @@ class Preview:
             for each in entry.reads:
                 self._register(each)
             with located(self._program, entry.script, declaration.query.at, declaration.query):
-                text = self._rewritten(declaration.query, entry.reads)
-                df = self._tried(text, lambda: self._spark.sql(text.text))
+                df, _ = run_query(self._spark, declaration.query, entry.reads)
         else:
             with located(self._program, entry.script, declaration.name.at):
                 df = self._read(entry)
@@ -79,10 +56,8 @@ class Preview:
 
     def _read(self, entry: Entry) -> DataFrame:
         """Return the present rows of a stream or table."""
-        try:
-            if isinstance(entry.declaration, CreateTable):
-                return read_table(self._spark, entry.declaration, entry.arguments)
-            assert isinstance(entry.declaration, CreateStream)
+        if isinstance(entry.declaration, CreateTable):
+            return read_table(self._spark, entry.declaration, entry.arguments)
+        assert isinstance(entry.declaration, CreateStream)
+        with unreadable(entry.declaration.name.text):
             return read_present(self._spark, entry.declaration, entry.arguments, SOURCE_ROWS)
-        except PySparkException as error:
-            raise ConfigurationError(f"Spark refuses it: {first_line(error)}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ from strandline.spark.sqlfile.statements import (
 )
 from strandline.spark.sqlfile.text import Script, nearest
 from strandline.spark.sqlfile.tokens import tokens
+from strandline.spark.views.view import sql
 
 SINKS: dict[str, Callable[..., Sink]] = {name: getattr(sinks, name) for name in SINK_CONNECTORS}
 _SINK_PARAMETERS = {
     name: Parameters.of(make, without=("name",), spark=sparkoptions.FILES if name == "files" else ())
     for name, make in SINKS.items()
 }
+_RESERVED = {*signature(sql).parameters}
+"""Parameters of `sl.sql`, which gets tables by name."""
 DEAD_LETTERS = "_dead_letters"
 """The suffix of the stream with the dead letters of another one."""
 
@@ -123,6 +127,16 @@ class Program:
         """Return what SET statements say; the job's name is by default that of the file."""
         return job_settings(self._settings, script_name, self.secrets)
 
+    def relations(self) -> list[str]:
+        """Return the names of what queries can read."""
+        dead_letters = [
+            entry.declaration.name.text + DEAD_LETTERS
+            for entry in self.entries(CreateStream)
+            if entry.arguments.get("on_error") == "dead-letter"
+        ]
+        relations = self.entries(CreateStream, CreateTable, CreateView)
+        return [*(entry.declaration.name.text for entry in relations), *dead_letters]
+
     def relations_in(self, query: Query, script: Script) -> list[str]:
         """Return the names of streams, tables and views that stand in a query, in any place.
 
@@ -131,7 +145,7 @@ class Program:
         if query.relation:
             return [self._relation(query.relation, script)]
         words = {token.value.lower() for token in tokens(Script(query.text)) if token.kind in ("word", "name")}
-        return [name for name in self._relations() if name.lower() in words]
+        return [name for name in self.relations() if name.lower() in words]
 
     def check_job(self, name: str) -> None:
         """Raise ConfigurationError unless the program inserts into a sink, and all dead letters go into one.
@@ -151,19 +165,9 @@ class Program:
                     hint=f"write INSERT INTO … TABLE {stream.text}{DEAD_LETTERS}; a sink USING noop discards them",
                 )  # fmt: skip
 
-    def _relations(self) -> list[str]:
-        """Return the names of what queries can read."""
-        dead_letters = [
-            entry.declaration.name.text + DEAD_LETTERS
-            for entry in self.entries(CreateStream)
-            if entry.arguments.get("on_error") == "dead-letter"
-        ]
-        relations = self.entries(CreateStream, CreateTable, CreateView)
-        return [*(entry.declaration.name.text for entry in relations), *dead_letters]
-
     def _relation(self, name: Name, script: Script) -> str:
         """Return the declared spelling of a name."""
-        known = self._relations()
+        known = self.relations()
         for each in known:
             if each.lower() == name.text.lower():
                 return each
@@ -180,6 +184,8 @@ class Program:
                 f"'{name.text}' is created twice: first in {before.script.place(before.declaration.name.at)}", name.at,
                 hint="give it another name",
             )  # fmt: skip
+        if name.text in _RESERVED and not isinstance(declaration, CreateSink):
+            raise script.error(f"'{name.text}' cannot be the name of a table", name.at, hint="give it another name")
         if isinstance(declaration, CreateView):
             others = [
                 each for each in self.relations_in(declaration.query, script) if each.lower() != name.text.lower()

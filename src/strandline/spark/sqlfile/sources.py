@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
-from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.quiet import suppress_error_logs
+from strandline.spark.base.spark_errors import reason_of
 from strandline.spark.sqlfile import sparkoptions
 from strandline.spark.sqlfile.options import Parameters
 from strandline.spark.sqlfile.statements import Column, CreateStream, CreateTable
@@ -26,6 +28,7 @@ from strandline.spark.streams.stream import Stream, stream
 
 _CORRUPT = "_corrupt_record"
 _ROW, _ORDER = "__strandline_row", "__strandline_order"
+_NO_DELTA = "Failed to find the data source: delta"
 OnRowError = Literal["fail", "dead-letter"]
 
 
@@ -70,13 +73,17 @@ def read_present(spark: SparkSession, source: CreateStream, arguments: Mapping[s
     else:
         format = arguments.get("format", "json") if connector == "files" else "delta"
         rows = _load(spark, format, arguments["path"], schema if connector == "files" else "", options)
-    rows = rows.limit(limit)
     if not source.key:
-        return rows
+        return rows.limit(limit)
+    # A job reads files in the order of their times.
+    arrival = [F.col("_metadata.file_modification_time"), F.col("_metadata.file_path")] if connector == "files" else []
+    rows = rows.select(F.struct("*").alias(_ROW), F.struct(F.lit(0), *arrival).alias(_ORDER)).limit(limit)
     order_by, deleted = table.get("order_by"), table.get("deleted")
-    order = F.struct(F.col(quoted(order_by)) if order_by else F.lit(0), F.monotonically_increasing_id())
-    versions = rows.select(F.struct("*").alias(_ROW), order.alias(_ORDER), *map(quoted, source.key))
-    newest = versions.groupBy(*map(quoted, source.key)).agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
+    first = F.col(_ROW).getField(order_by) if order_by else F.lit(0)
+    order = F.struct(first, _ORDER, F.monotonically_increasing_id()).alias(_ORDER)
+    keys = [F.col(_ROW).getField(name).alias(f"{_ROW}{at}") for at, name in enumerate(source.key)]
+    versions = rows.select(_ROW, order, *keys).groupBy(*(f"{_ROW}{at}" for at in range(len(keys))))
+    newest = versions.agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
     return newest.where(f"NOT coalesce({quoted(deleted)}, false)").drop(deleted) if deleted else newest
 
 
@@ -88,11 +95,20 @@ def read_table(spark: SparkSession, table: CreateTable, arguments: Mapping[str, 
 
 def _load(spark: SparkSession, format: str, path: str, schema: str, options: Mapping[str, str]) -> DataFrame:
     reader = spark.read.format(format).options(**options)
+    with unreadable(f"{path}, as {format},"):
+        return (reader.schema(schema) if schema else reader).load(absolute(path))
+
+
+@contextlib.contextmanager
+def unreadable(what: str) -> Iterator[None]:
+    """Raise ConfigurationError with Spark's reason if it cannot read."""
     try:
         with suppress_error_logs():
-            return (reader.schema(schema) if schema else reader).load(absolute(path))
-    except PySparkException as error:
-        raise ConfigurationError(f"{path} cannot be read as {format}: {first_line(error)}") from None
+            yield
+    except (PySparkException, Py4JError) as error:
+        reason = reason_of(str(error))
+        hint = "load Delta's jar: SET spark.jars.packages = 'io.delta:delta-spark_…'" if _NO_DELTA in reason else ""
+        raise ConfigurationError(f"{what} cannot be read: {reason}", hint=hint) from None
 
 
 def _files(
@@ -125,14 +141,8 @@ def _kafka(
 
 
 def _delta(spark: SparkSession, source: CreateStream, *, path: str, options: Mapping[str, str] | None = None) -> Stream:
-    try:
-        with suppress_error_logs():
-            rows = spark.readStream.format("delta").options(**(options or {})).load(absolute(path))
-    except PySparkException as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as a Delta table: {first_line(error)}",
-            hint="the session needs Delta's jar: SET spark.jars.packages = 'io.delta:delta-spark_…'",
-        ) from None
+    with unreadable(f"the Delta table {path}"):
+        rows = spark.readStream.format("delta").options(**(options or {})).load(absolute(path))
     return stream(rows, source.name.text)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Emit = Literal["final", "changes"]
 Form = Literal["rows", "changes", "upserts"]
 OptionValue = str | int | float | bool
 
@@ -82,6 +83,8 @@ class Query:
     text: str
     at: int
     relation: Name | None = None
+    emit: Emit = "final"
+    """When windows of event time come: once, or with each epoch."""
 
     @property
     def sql(self) -> str:

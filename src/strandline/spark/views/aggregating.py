@@ -91,7 +91,8 @@ def _summed(
         uid = f"totals-{hash_of(f'{by} {child.meaning}')[:6]}-{hash_of(meaning)[:6]}"
         what = f"aggregate by {names_of(groups)}" if groups else "aggregate of all rows"
         operator = ops.operator(Keyed(partial, (KEY,)), uid, process, result, what)
-        return operator, Part(uid, what, "sums and counts of each group", "")
+        bound = f"as many groups as there are different {names_of(groups)}" if groups else "one group"
+        return operator, Part(uid, what, f"a few numbers for each group: {bound}", "")
 
     node, part = ops.once(meaning, make, child)
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, catalyst.new_id())

@@ -233,6 +233,10 @@ class Catalyst:
         """Return an expression and all that it is made of."""
         return [expression, *(part for child in self.items(expression.children()) for part in self.parts(child))]
 
+    def ids_in(self, expression: Expression) -> set[int]:
+        """Return the numbers of the columns in an expression."""
+        return {id_of(each) for each in self.parts(expression) if kind_of(each) == "AttributeReference"}
+
     def has_subquery(self, plan: Plan) -> bool:
         """Whether the expressions of a node have scalar subqueries."""
         return bool(self.subqueries(plan))
@@ -300,6 +304,10 @@ class Catalyst:
         """Return an aggregation of no rows, of which only the columns are used."""
         rows = _object(self._logical, "LocalRelation").apply(self.seq(groups))
         return self._logical.Aggregate(self.seq(groups), self.seq(results), rows, self._none)
+
+    def distinct_aggregate(self, function: Expression) -> Expression:
+        """Return an aggregate function of distinct values."""
+        return self.copy(function.toAggregateExpression(), lambda argument: True if argument is False else argument)
 
     def plain_aggregate(self, expression: Expression) -> Expression | None:
         """Return an aggregate function without DISTINCT; None for another expression."""

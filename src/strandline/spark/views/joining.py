@@ -107,7 +107,7 @@ def join(
         process = Joining(how, kinds[0], kinds[1], result)
         operator = ops.operator(pairs, f"join-{hash_of(meaning)}", process, result, f"{how} join")
         by = f"equal {texts[0]}" if left_keys else "no key: one partition does all of it"
-        part = Part(operator.uid, f"{how} join by {by}", "the rows of both sides", "")
+        part = Part(operator.uid, f"{how} join by {by}", "the rows of both sides, as long as they are there", "")
         return operator, tuple(name for at, name in enumerate(names) if at not in unread), part
 
     node, names, part = ops.once(meaning, make, left, right)

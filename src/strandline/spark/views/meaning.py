@@ -1,4 +1,4 @@
-"""What an expression or a plan means, as text: the same in each process, and another for what gives other rows.
+"""Texts of what expressions and plans mean: the same in each process, and another for what gives other rows.
 
 Spark's own texts leave out types of literals and data of tables, cut long lists, and its canonical forms depend on ids.
 """
@@ -71,6 +71,10 @@ class Meanings:
                 return self._value(value.child(), columns, ids)
             case "Literal":
                 return f"{value.sql()}:{value.dataType().catalogString()}"
+            case "PythonUDF":
+                # The bytes of the same function differ between processes.
+                inner = [self._value(each, columns, ids) for each in self._catalyst.items(value.children())]
+                return f"{kind}({value.name()}, {value.dataType().json()}, {', '.join(inner)})"
             case "AggregateExpression":
                 arguments = self._catalyst.items_of(value.productIterator())[:4]
                 return f"{kind}({', '.join(self._value(each, columns, ids) for each in arguments)})"

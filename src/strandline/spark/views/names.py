@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.views.places import nearest
-from strandline.spark.views.tokens import tokens
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -27,14 +25,3 @@ def check_names(tables: Iterable[str]) -> None:
                 hint="give one of them another name",
             )
         lower[name.lower()] = name
-
-
-def check_read(text: str, tables: Iterable[str]) -> None:
-    """Raise ConfigurationError for a table that a query does not name."""
-    words = {token.value.lower() for token in tokens(text) if token.kind in ("word", "name")}
-    for name in tables:
-        if name.lower() not in words:
-            raise ConfigurationError(
-                f"sql() was given '{name}', which the query does not read{nearest(name, words)}",
-                hint=f"leave {name}=… out, or read it: FROM {name}",
-            )

@@ -68,15 +68,18 @@ class Operators:
         self, rows: Relation, columns: Sequence[Attribute], key: Expression, *, seeded: bool = False
     ) -> tuple[Node, tuple[str, ...]]:
         """Return the node of rows with their key, and the names of the columns; rows without any get one."""
-        catalyst = self.catalyst
-        for each in columns:
-            check_type(each)
-        names = unlike([_name_of(rows.columns[id_of(each)], at) for at, each in enumerate(columns)] or [ONE])
+        catalyst, names = self.catalyst, unlike(self.names(rows, columns) or [ONE])
         values = list(columns) or [catalyst.sql("true")]
         pairs = ((KEY, key), *zip(names, values, strict=True))
         seed = (key, *map(catalyst.null_like, columns)) if columns else (key, catalyst.sql("true"))
         node = Rows(catalyst, rows, pairs, self.weight_id, seed if seeded else ()).node()
         return node, names
+
+    def names(self, rows: Relation, columns: Sequence[Attribute]) -> list[str]:
+        """Return the names that columns have in a state; refuse those of types that no state has."""
+        for each in columns:
+            check_type(each)
+        return [_name_of(rows.columns[id_of(each)], at) for at, each in enumerate(columns)]
 
     def operator(self, keyed: Keyed, uid: str, process: Any, result: StructType, name: str) -> OperatorNode:
         ddl = ", ".join([*(f"{quoted(each.name)} {each.type.ddl}" for each in result.fields), f"{WEIGHT} bigint"])

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from strandline.spark.views.aggregating import aggregate
 from strandline.spark.views.asof import without_asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, unaliased
+from strandline.spark.views.distinct import as_written
 from strandline.spark.views.joining import any_join, join
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError
+from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
 from strandline.spark.views.relations import Relation, Static
 from strandline.spark.views.unions import united
@@ -26,7 +28,7 @@ _PASSED_ON = frozenset({
     "WindowGroupLimit",
 })  # fmt: skip
 """What changes the order of rows alone, or leaves out rows that a later step leaves out, too."""
-_LINEAR = frozenset({"Project", "Filter", "Generate", "Expand"})
+_LINEAR = frozenset({"ArrowEvalPython", "BatchEvalPython", "Expand", "Filter", "Generate", "Project"})
 _LIMITS = frozenset({"GlobalLimit", "Offset"})
 _NOT_LEFT_OF_STATIC = frozenset({"RightOuter", "FullOuter"})
 _NOT_RIGHT_OF_STATIC = frozenset({"LeftOuter", "FullOuter", "LeftSemi", "LeftAnti", "ExistenceJoin"})
@@ -80,6 +82,8 @@ class Planner:
             return self._lower(plan.child())
         if kind in _LIMITS:
             return self._limit(plan)
+        if kind == "Aggregate":
+            plan = as_written(self._catalyst, plan)
         if kind in ("Project", "Filter", "Aggregate") and self._catalyst.has_subquery(plan):
             return self._with_subqueries(plan)
         if kind in _LINEAR:
@@ -97,7 +101,8 @@ class Planner:
                 return aggregate(self.operators, plan, self._relation(plan.child()))
             case "Window":
                 self._check_deterministic(plan)
-                return window(self.operators, plan, self._relation(plan.child()))
+                child = self._relation(plan.child())
+                return top_window(self.operators, plan, child) or window(self.operators, plan, child)
             case "Sample":
                 hint = "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
                 raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
@@ -141,7 +146,7 @@ class Planner:
                     return catalyst.expand(projections, [*output, *carried], rows)
             case _:
                 columns = _new(output, child.columns, f"{text}({child.meaning})")
-                unique = unique if kind == "Filter" else None
+                unique = None if kind == "Generate" else unique
 
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])
@@ -258,7 +263,7 @@ class Planner:
             inner = inner.child()
         if kind_of(inner) == "Sort":
             order = self._catalyst.items(inner.order())
-            rows = limit(self.operators, self._relation(inner.child()), order, start, end)
+            rows = self._first(self._relation(inner.child()), order, start, end)
             for projection in reversed(projections):
                 rows = self._linear("Project", projection, rows)
             return rows
@@ -271,7 +276,25 @@ class Planner:
                 "add ORDER BY; if any row will do, aggregate with any_value()",
                 limited,
             )
-        return limit(self.operators, self._relation(plan), [], start, end)
+        return self._first(self._relation(plan), [], start, end)
+
+    def _first(self, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:
+        """Return the rows from one place in an order up to another."""
+        catalyst = self._catalyst
+        number = catalyst.attribute("int", "number", catalyst.new_id())
+        rows = top(self.operators, child, [], order, end, "row_number", number)
+        if rows is None:
+            return limit(self.operators, child, order, start, end)
+        if start:
+            rows = self.operators.filtered(rows, catalyst.within(number, start + 1, None))
+        carried = self.operators.carried(rows)
+        unnumbered = rows.then(
+            lambda changes: catalyst.project([*child.output, *carried], changes),
+            child.output,
+            "first",
+            unique=child.unique,
+        )
+        return replace(unnumbered, columns=child.columns)
 
 
 def _new(output: Sequence[Attribute], known: Mapping[int, str], meaning: str) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""What Spark computes anew of each key that changed: most aggregates, window functions, limits."""
+"""Nodes around what Spark computes anew of each key that changed: most aggregates, window functions, limits."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _recomputed(
         return (
             operator,
             names,
-            Part(uid, f"rows by {names_of(keys)}" if keys else "all rows", "all rows of each key", ""),
+            Part(uid, f"rows by {names_of(keys)}" if keys else "all rows", "all rows, as long as they are there", ""),
         )
 
     node, names, part = ops.once(collected, collect, child)

@@ -1,4 +1,4 @@
-"""Which aggregates are kept as sums and extremes, and the SQL of Spark's around them.
+"""Aggregates that are kept as sums and extremes, and the SQL of Spark's around them.
 
 Spark computes what a row adds, and the result from the sums: a sum in keepers is all that is ours.
 """

@@ -25,7 +25,7 @@ from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
 from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.meaning import Meanings
-from strandline.spark.views.names import check_names, check_read
+from strandline.spark.views.names import check_names
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
@@ -223,7 +223,6 @@ def sql(
             df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
             raise refuse_query(rewriting, error, tables, catalyst.functions) from None
-        check_read(query, tables)
         try:
             if present := catalyst.present(df):
                 raise NodeError(

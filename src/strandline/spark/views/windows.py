@@ -25,7 +25,7 @@ _MERGES: dict[str, Any] = {"sum": agg.sum, "min": agg.min, "max": agg.max}
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a query cuts time."""
+    """The window of a query."""
 
     window: Attribute
     kind: Tumbling | Sliding | Session
@@ -112,8 +112,10 @@ def _cut_of(ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attrib
     if rows is None or {id_of(each) for each in catalyst.items(inner.output())} != {id_of(e) for e in rows.output}:
         return None
     if kind_of(plan) == "Project":
-        (made,) = [each for each in catalyst.items(plan.projectList()) if id_of(each) == id_of(window)]
-        times = {id_of(each): each for each in catalyst.parts(unaliased(made)) if kind_of(each) == "AttributeReference"}
+        (column,) = [each for each in catalyst.items(plan.projectList()) if id_of(each) == id_of(window)]
+        times = {
+            id_of(each): each for each in catalyst.parts(unaliased(column)) if kind_of(each) == "AttributeReference"
+        }
     else:
         lists = [catalyst.items(each) for each in catalyst.items(plan.projections())]
         at = [id_of(each) for each in catalyst.items(plan.output())].index(id_of(window))

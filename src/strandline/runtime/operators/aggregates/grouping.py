@@ -102,7 +102,7 @@ def _comparable(column: pa.Array) -> pa.Array:
     return column
 
 
-def _ranks(column: pa.Array) -> Numbers:
+def ranks(column: pa.Array) -> Numbers:
     """Return numbers in the order of a column without nulls, which is Spark's."""
     kind = column.type
     variable = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_nested(kind)
@@ -159,10 +159,10 @@ def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
 def best(column: pa.Array, by: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
     """Return the value and `by` of each group's row with the least or greatest `by`; of several, the first row's."""
     rows = valid_rows(by)
-    ranks = _ranks(by.take(pa.array(rows)))
+    order = ranks(by.take(pa.array(rows)))
     there = groups.only(rows)
-    top = _reduced(pa.array(ranks), there, which).fill_null(0).to_numpy()
-    rows = rows[ranks == top[there.of_row]]
+    top = _reduced(pa.array(order), there, which).fill_null(0).to_numpy()
+    rows = rows[order == top[there.of_row]]
     chosen = _at(rows, groups.only(rows).first)
     return column.take(chosen), by.take(chosen)
 

@@ -52,12 +52,12 @@ class Collecting(_Bags):
         if len(changed):
             values = to_state(after, count, f"operator '{scope.uid}'")
             state.put_many(keys.take(changed), values.take(pa.array(changed)))
-        given, gone = after.of_keys(is_changed), np.flatnonzero(~has & (is_changed | ~had))
-        indices, signs = given.repeated()
+        current, gone = after.of_keys(is_changed), np.flatnonzero(~has & (is_changed | ~had))
+        indices, signs = current.repeated()
         places = pa.array(np.append(indices, np.zeros(len(gone), np.int64)), mask=_last(len(indices), len(gone)))
         columns = [
-            *keys.take(np.append(given.of_key[indices], gone)).columns,
-            *(part.take(places) for part in given.rows.flatten()),
+            *keys.take(np.append(current.of_key[indices], gone)).columns,
+            *(part.take(places) for part in current.rows.flatten()),
         ]
         return output([*self._keys, *kind.columns.names, WEIGHT], columns, np.append(signs, np.zeros(len(gone))))
 

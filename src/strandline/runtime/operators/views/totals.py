@@ -30,6 +30,7 @@ class Totals(EpochOperator):
     A row of the input has the key, the number of the stream's rows that it stands for, and an accumulator: Spark may
     have aggregated rows before. `counted` names for each column the one with the number of its values that are not
     null; where that is 0, the result is null. `is_whole`: there is one key, and it has a result without rows, too.
+    Spark has made one NaN of all those in keys, and 0.0 of -0.0.
     """
 
     def __init__(
@@ -71,15 +72,15 @@ class Totals(EpochOperator):
         has = np.ones(count, bool) if self._is_whole else rows > 0
         state.put_many(keys.take(changed), values.take(pa.array(changed, mask=~has[changed])))
         had = stored.is_valid().to_numpy(zero_copy_only=False)
-        shown, showing = self._results(stored), self._results(values)
+        results_before, results_after = self._results(stored), self._results(values)
         # A key's number of rows may have changed, and no result.
-        differs = ~(had & has & _equal(shown, showing, count)) & is_changed
+        differs = ~(had & has & _equal(results_before, results_after, count)) & is_changed
         old, new = np.flatnonzero(had & differs), np.flatnonzero(has & differs)
         if not len(old) and not len(new):
             return None
         pairs = [
             pa.concat_arrays([one.take(pa.array(old)), other.take(pa.array(new))])
-            for one, other in zip(shown, showing, strict=True)
+            for one, other in zip(results_before, results_after, strict=True)
         ]
         names = [*self._keys, *(field.name for field in self._fields[1:]), WEIGHT]
         signs = np.append(np.full(len(old), -1), np.full(len(new), 1))

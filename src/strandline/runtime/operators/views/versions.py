@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from strandline.api.states import Value
 from strandline.runtime.operators.views.bags import Bag, Numbers, RowType
 from strandline.runtime.operators.views.inputs import EpochOperator, change_rows
+from strandline.runtime.operators.views.top import Order, sortable
 from strandline.runtime.state.columnar import BatchKeys
 from strandline.runtime.state.scope import Scope
 from strandline.types.datatypes import StructType
@@ -22,7 +23,8 @@ class Versions(EpochOperator):
     """The rows of a table, of versions by key: a version replaces the one before, or deletes it.
 
     A row of the input has the key, the columns, and whether the key is deleted. Within an epoch, the last row of a key
-    counts. With `order_by`, the index of a column, a version older than the newest one does not count.
+    counts. With `order_by`, the index of a column, a version older than the newest one does not count: so a row that is
+    deleted stays in the state, marked as gone.
     """
 
     own_step = "table"
@@ -30,7 +32,7 @@ class Versions(EpochOperator):
     def __init__(self, keys: StructType, columns: StructType, order_by: int | None) -> None:
         super().__init__()
         self._keys, self._kind, self._order_by = keys.names, RowType(columns), order_by
-        self.own_states = {NEWEST: Value(self._kind.columns.ddl)}
+        self.own_states = {NEWEST: Value(f"struct<gone: boolean, row: {columns.ddl}>")}
 
     def changes(
         self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
@@ -39,20 +41,26 @@ class Versions(EpochOperator):
         last = np.empty(count, np.int64)
         last[of_row] = np.arange(len(of_row))
         *parts, deleted = (column.take(pa.array(last)) for column in columns[len(self._keys) :])
-        rows, stored = kind.rows_of(parts), state.get_many(keys)
+        stored, gone = state.get_many(keys), pc.fill_null(deleted, False).to_numpy(zero_copy_only=False)
+        rows, (was_gone, stored_rows) = kind.rows_of(parts), stored.flatten()
         counts = np.ones(count, bool)
         if self._order_by is not None:
-            at = self._order_by
-            # A version without an order is older than any.
-            older = pc.or_(pc.less(rows.field(at), stored.field(at)), pc.is_null(rows.field(at)))
-            counts = ~pc.and_(stored.is_valid(), pc.fill_null(older, False)).to_numpy(zero_copy_only=False)
-        gone = pc.fill_null(deleted, False).to_numpy(zero_copy_only=False)
-        had = stored.is_valid().to_numpy(zero_copy_only=False)
+            is_older = _is_older(rows.field(self._order_by), stored_rows.field(self._order_by))
+            counts = ~(stored.is_valid().to_numpy(zero_copy_only=False) & is_older)
+        had = ~pc.fill_null(was_gone, True).to_numpy(zero_copy_only=False)
         old, new = np.flatnonzero(counts & had), np.flatnonzero(counts & ~gone)
-        before = Bag(old, stored.take(pa.array(old)), np.full(len(old), -1))
+        before = Bag(old, stored_rows.take(pa.array(old)), np.full(len(old), -1))
         difference = before.plus(Bag(new, rows.take(pa.array(new)), np.ones(len(new), np.int64))).summed(kind)
-        changed = np.unique(difference.of_key)
-        if not len(changed):
-            return None
-        state.put_many(keys.take(changed), rows.take(pa.array(changed, mask=gone[changed])))
-        return change_rows(kind, difference)
+        put = np.flatnonzero(counts)
+        values = pa.StructArray.from_arrays([pa.array(gone), rows], names=["gone", "row"])
+        forgotten = gone if self._order_by is None else np.zeros(count, bool)
+        state.put_many(keys.take(put), values.take(pa.array(put, mask=forgotten[put])))
+        return change_rows(kind, difference) if len(difference) else None
+
+
+def _is_older(ones: pa.Array, others: pa.Array) -> Numbers:
+    """Return where a value is less than another, in Spark's order, in which null is the least."""
+    flags, numbers = sortable(pa.concat_arrays([ones, others]), Order(0, is_descending=False, nulls_last=False))
+    n = len(ones)
+    is_less: Numbers = (flags[:n] < flags[n:]) | ((flags[:n] == flags[n:]) & (numbers[:n] < numbers[n:]))
+    return is_less

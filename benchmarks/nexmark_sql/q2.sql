@@ -1,0 +1,2 @@
+-- The bids for some auctions.
+SELECT auction, price FROM bid WHERE auction % 123 = 0
