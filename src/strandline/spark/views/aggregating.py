@@ -31,7 +31,9 @@ def aggregate(ops: Operators, plan: Plan, child: Relation) -> Relation:
     final = closed_windows(ops, plan, child, groups, results)
     if final is not None:
         return replace(final, unique=None if -1 in unique else unique)
-    summed = _summed(ops, plan, child, groups, results) if all(map(is_key, groups)) else None
+    # A session is the group of its key's rows, which Spark merges.
+    are_keys = all(is_key(each) and not each.metadata().contains("spark.sessionWindow") for each in groups)
+    summed = _summed(ops, plan, child, groups, results) if are_keys else None
     result = summed or computed_anew(ops, plan, child, groups, results)
     return replace(result, unique=None if -1 in unique else unique)
 
