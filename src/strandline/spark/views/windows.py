@@ -39,7 +39,10 @@ def closed_windows(
     """Return the results of windows that the watermark closes; None if the aggregation has no such windows."""
     if not ops.is_final or not child.hidden or not child.appends:
         return None
-    cut = _cut_of(ops, plan.child(), child, groups)
+    inner = plan.child()
+    while kind_of(inner) == "Filter" and child.above is not None and _is_of_any_window(ops, inner.condition()):
+        inner, child = inner.child(), child.above
+    cut = _cut_of(ops, inner, child, groups)
     keys = [each for each in groups if cut is None or id_of(each) != id_of(cut.window)]
     if cut is None or not all(map(is_key, keys)):
         return None
@@ -162,6 +165,17 @@ def _text_of(duration_us: int) -> str:
         if duration_us and duration_us % unit_us == 0:
             return f"{duration_us // unit_us} {unit}"
     return f"{duration_us // 1000} ms"
+
+
+def _is_of_any_window(ops: Operators, condition: Expression) -> bool:
+    """Whether a condition says only that a window, or its bounds, are not null, as Spark infers of joins."""
+    if kind_of(condition) == "And":
+        return all(_is_of_any_window(ops, each) for each in ops.catalyst.items(condition.children()))
+    if kind_of(condition) != "IsNotNull":
+        return False
+    value = condition.child()
+    value = value.child() if kind_of(value) == "GetStructField" else value
+    return kind_of(value) == "AttributeReference" and _is_window(value)
 
 
 def _is_window(column: Attribute) -> bool:
