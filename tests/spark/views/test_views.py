@@ -126,7 +126,7 @@ REFUSED = {
     "SELECT DISTINCT shop, NULL AS n FROM orders": "which is VOID: no state has this type",
     "SELECT name COLLATE UTF8_LCASE AS k, count(*) AS n FROM customers GROUP BY 1": "no state has this type",
     "SELECT shp FROM orders": "the query is refused by Spark: .* name `shp` cannot be resolved",
-    "SELECT id FROM orders WHERE": "the query is refused by Spark: Syntax error",
+    "SELECT id FROM orders WHERE (id": "the query is refused by Spark: Syntax error",
 }
 
 
