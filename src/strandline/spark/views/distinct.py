@@ -59,6 +59,10 @@ def as_written(catalyst: Catalyst, plan: Plan) -> Plan:
         return None
 
     results = [catalyst.replaced(each, as_one) for each in catalyst.items(plan.aggregateExpressions())]
+    grouped = [original(each) for each in catalyst.items(plan.groupingExpressions())]
+    if [kind_of(each) for each in grouped] != ["AttributeReference"] * len(grouped):
+        # By a constant: the two aggregations do.
+        return plan
     return catalyst.aggregate(plan, catalyst.items(plan.groupingExpressions()), results, expand.child())
 
 

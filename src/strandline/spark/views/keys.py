@@ -38,7 +38,7 @@ def check_type(column: Expression) -> None:
     try:
         parse_type(ddl)
     except ConfigurationError:
-        hint = "cast it: CAST(NULL AS STRING)" if ddl == "void" else "cast it to a type that it has: CAST(… AS STRING)"
+        hint = "cast it: CAST(NULL AS STRING)" if ddl == "VOID" else "cast it to a type that it has: CAST(… AS STRING)"
         raise ConfigurationError(
             f"the query must keep {column.sql()}, which is {ddl}: no state has this type", hint=hint
         ) from None

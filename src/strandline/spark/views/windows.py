@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strandline.api import aggregates as agg
@@ -39,14 +39,20 @@ def closed_windows(
     """Return the results of windows that the watermark closes; None if the aggregation has no such windows."""
     if not ops.is_final or not child.hidden or not child.appends:
         return None
-    inner = plan.child()
-    while kind_of(inner) == "Filter" and child.above is not None and _is_of_any_window(ops, inner.condition()):
+    inner, conditions = plan.child(), list[Expression]()
+    while child.above is not None and _is_passed(ops, inner):
+        if kind_of(inner) == "Filter":
+            conditions += [each for each in _conjuncts(ops, inner.condition()) if not _is_of_any_window(each)]
         inner, child = inner.child(), child.above
     cut = _cut_of(ops, inner, child, groups)
     keys = [each for each in groups if cut is None or id_of(each) != id_of(cut.window)]
     if cut is None or not all(map(is_key, keys)):
         return None
     catalyst, rows = ops.catalyst, cut.rows
+    for condition in conditions:
+        if id_of(cut.window) in catalyst.ids_in(condition):
+            return None
+        rows = ops.filtered(rows, condition)
     is_strict = catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
     sums = SumPlanner(ops, rows.columns, appends=True, is_strict=is_strict).plan(results)
     if sums is None or any(each.value.references().contains(cut.window) for each in sums.addends):
@@ -131,7 +137,30 @@ def _cut_of(ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attrib
         return None
     kind = _kind_of(ops, plan, window, *times.values())
     # Spark's rows before the window have all that the results need but the window.
-    return None if kind is None else _Cut(window, kind, child if kind_of(plan) == "Project" else rows)
+    if kind is None:
+        return None
+    return _Cut(window, kind, child if kind_of(plan) == "Project" else _renamed(ops, plan, rows))
+
+
+def _renamed(ops: Operators, plan: Plan, rows: Relation) -> Relation:
+    """Return rows under the columns that the copies of an Expand have, which may have ids of their own."""
+    catalyst = ops.catalyst
+    first = catalyst.items(catalyst.items(plan.projections())[0])
+    pairs = [
+        (each, to)
+        for each, to in zip(first, catalyst.items(plan.output()), strict=True)
+        if kind_of(each) == "AttributeReference"
+    ]
+    aliases = [catalyst.alias(each, to.name(), to.exprId(), to.metadata()) for each, to in pairs]
+    carried = ops.carried(rows)
+    renamed = rows.then(
+        lambda changes: catalyst.project([*aliases, *carried], changes),
+        [to for _, to in pairs],
+        "renamed",
+        {id_of(to): rows.columns[id_of(each)] for each, to in pairs},
+    )
+    # They mean what they meant.
+    return replace(renamed, meaning=rows.meaning)
 
 
 def _kind_of(ops: Operators, plan: Plan, window: Attribute, time: Attribute) -> Tumbling | Sliding | Session | None:
@@ -167,10 +196,22 @@ def _text_of(duration_us: int) -> str:
     return f"{duration_us // 1000} ms"
 
 
-def _is_of_any_window(ops: Operators, condition: Expression) -> bool:
-    """Whether a condition says only that a window, or its bounds, are not null, as Spark infers of joins."""
-    if kind_of(condition) == "And":
-        return all(_is_of_any_window(ops, each) for each in ops.catalyst.items(condition.children()))
+def _is_passed(ops: Operators, plan: Plan) -> bool:
+    """Whether a node only filters rows, or leaves columns out."""
+    return kind_of(plan) == "Filter" or (
+        kind_of(plan) == "Project"
+        and all(kind_of(each) == "AttributeReference" for each in ops.catalyst.items(plan.projectList()))
+    )
+
+
+def _conjuncts(ops: Operators, condition: Expression) -> list[Expression]:
+    if kind_of(condition) != "And":
+        return [condition]
+    return [part for each in ops.catalyst.items(condition.children()) for part in _conjuncts(ops, each)]
+
+
+def _is_of_any_window(condition: Expression) -> bool:
+    """Whether a condition says only that a window, or a bound of it, is not null, as Spark infers of joins."""
     if kind_of(condition) != "IsNotNull":
         return False
     value = condition.child()
