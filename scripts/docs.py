@@ -22,7 +22,18 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import MkDocsException
 
 ROOT = Path(__file__).resolve().parent.parent
-_PROGRAMS = ("guide", "windows", "aggregates", "joins", "ttl", "bad-records", "testing", "sql", "sql-dialects", "sql-files")
+_PROGRAMS = (
+    "guide",
+    "windows",
+    "aggregates",
+    "joins",
+    "ttl",
+    "bad-records",
+    "testing",
+    "sql",
+    "sql-dialects",
+    "sql-files",
+)
 _STATE = ("snapshots", "writing-state")
 _ENDS = ("kafka", "tables", "databases", "sinks")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
