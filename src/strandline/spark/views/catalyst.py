@@ -364,20 +364,6 @@ class Catalyst:
             return node
         return self.with_children(node, changed)
 
-    def change_expressions(self, node: Plan, change: Callable[[Expression], Expression]) -> Plan:
-        """Return a node of a plan in which `change` has replaced its expressions."""
-
-        def changed(argument: Any) -> Any:
-            if self.is_a(argument, f"{_EXPRESSIONS}.Expression"):
-                return change(argument)
-            if self.is_a(argument, _SEQ):
-                return self.seq([changed(each) for each in self.items(argument)])
-            if self.is_a(argument, "scala.Some") and self.is_a(argument.get(), f"{_EXPRESSIONS}.Expression"):
-                return self._jvm.scala.Some(change(argument.get()))
-            return argument
-
-        return self.copy(node, changed)
-
     # -- reading
 
     def is_a(self, value: Any, class_name: str) -> bool:
