@@ -19,7 +19,7 @@ from tests.spark.views import app
 from tests.spark.views.harness import Compared
 from tests.spark.views.random_queries import EPOCHS, random_tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 _ROOT = Path(__file__).parents[3]
 
 
