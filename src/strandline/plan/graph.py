@@ -44,6 +44,8 @@ class SourceNode(Node):
     """All operators that the program made on it, also those that no job runs."""
     outputs: list[Any] = field(default_factory=list, kw_only=True)
     """All outputs that the program made from it."""
+    views: dict[Any, tuple[Any, ...]] = field(default_factory=dict, kw_only=True)
+    """Operators of views, by what they mean and the streams that they read: views share equal ones."""
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
         """Return the DDL of an SQL expression over rows of a node below it; errors begin with `what`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import weakref
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -268,3 +270,12 @@ def uids(compared: Compared, query: str) -> list[str]:
     view = compared.add(query)
     del compared.views[query]
     return [part.uid for part in view._relation.parts]
+
+
+def test_views_are_freed_with_their_streams(compared: Compared) -> None:
+    compared.add("SELECT shop, count(*) AS n FROM orders GROUP BY shop")
+    source = weakref.ref(compared.stream("orders")._node)
+    compared.views.clear()
+    compared.sources.clear()
+    gc.collect()
+    assert source() is None

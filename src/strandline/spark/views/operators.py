@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from strandline.plan.columns import HIDDEN_TYPES, Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, SourceNode, sources_of
@@ -20,8 +19,6 @@ from strandline.spark.views.meaning import Meanings, short
 from strandline.spark.views.relations import Part, Relation, Rows, unlike
 from strandline.types.datatypes import Field, StructType
 
-_known: WeakKeyDictionary[Node, dict[Any, tuple[Any, ...]]] = WeakKeyDictionary()
-"""Operators by what they mean and the streams that they read, for the first of these: views share equal ones."""
 ONE = "one"
 """A column for rows that have no other."""
 
@@ -96,9 +93,11 @@ class Operators:
         return operator
 
     def once(self, meaning: str, make: Callable[[], tuple[Any, ...]], *above: Relation) -> tuple[Any, ...]:
+        """Return what `make` returns for rows of this meaning, made once."""
         leaves = leaves_of(*above)
         _, first = min(leaves, key=lambda leaf: leaf[0], default=("", self.source))
-        known = _known.setdefault(first, {})
+        # With the source, as what is made refers to it: together they can be freed.
+        known = sources_of(first)[0].views
         if (meaning, leaves) not in known:
             known[meaning, leaves] = make()
         return known[meaning, leaves]
