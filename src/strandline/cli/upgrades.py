@@ -25,7 +25,7 @@ _STYLES = {"refused": "red", "dropped": "yellow", "migrated": "cyan", "renamed":
 
 def check_upgrade(
     program: Annotated[
-        Path, typer.Argument(metavar="APP.PY", exists=True, dir_okay=False, readable=True, help="The program.")
+        Path, typer.Argument(metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="APP.PY, or FILE.SQL.")
     ],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Its arguments, behind a `--`.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -24,12 +26,29 @@ from strandline.spark.sinks.transactional import Transactional, TransactionalOpt
 class DatabaseSink(Transactional):
     """Write rows into a table exactly once; created by `sinks.postgres` and `sinks.sqlite`."""
 
+    target: DatabaseTarget
+
     def __init__(
         self, target: DatabaseTarget, *, writers: int | None = None, **options: Unpack[TransactionalOptions]
     ) -> None:
         super().__init__(target, **options)
         self._shape = target.shape
         self._writers = writers
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which rows are replaced; () if they are appended."""
+        return tuple(self._shape.key)
+
+    def deleting(self, column: str) -> tuple[Self, str]:
+        """Return a sink that also deletes rows, and its boolean column of those; `column`, if it has none."""
+        if self._shape.delete is not None:
+            return self, self._shape.delete
+        sink = copy(self)
+        sink._shape = replace(self._shape, delete=column)
+        sink.target = copy(self.target)
+        sink.target.shape = sink._shape
+        return sink, column
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         if self._writers is not None and self._writers > 1:

@@ -22,10 +22,11 @@ from strandline.spark.sqlfile.program import DEAD_LETTERS, SINKS, Entry, Program
 from strandline.spark.sqlfile.settings import JobSettings
 from strandline.spark.sqlfile.sources import read_stream, read_table, table_arguments
 from strandline.spark.sqlfile.statements import CreateSink, CreateStream, CreateTable, CreateView, Insert, Query
-from strandline.spark.sqlfile.text import Script, nearest
+from strandline.spark.sqlfile.text import Script
 from strandline.spark.streams.kafkasource import session_settings
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views.dialect import rewritten
+from strandline.spark.views.names import nearest
 from strandline.spark.views.places import refuse_query
 from strandline.spark.views.rewriting import Rewriting
 from strandline.spark.views.tables import Table, table

@@ -12,7 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from strandline.core.errors import StrandlineError
 from strandline.spark.sqlfile.statements import Option, OptionValue
-from strandline.spark.sqlfile.text import Script, nearest
+from strandline.spark.sqlfile.text import Script
+from strandline.spark.views.names import nearest
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _FURTHER = "options"

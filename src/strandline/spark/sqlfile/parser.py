@@ -25,8 +25,9 @@ from strandline.spark.sqlfile.statements import (
     Statement,
     Using,
 )
-from strandline.spark.sqlfile.text import Script, nearest
+from strandline.spark.sqlfile.text import Script
 from strandline.spark.sqlfile.tokens import statements
+from strandline.spark.views.names import nearest
 
 STREAM_CONNECTORS = ("delta", "files", "kafka")
 TABLE_CONNECTORS = ("csv", "delta", "json", "orc", "parquet", "text")

@@ -32,8 +32,9 @@ from strandline.spark.sqlfile.statements import (
     Set,
     Statement,
 )
-from strandline.spark.sqlfile.text import Script, nearest
+from strandline.spark.sqlfile.text import Script
 from strandline.spark.sqlfile.tokens import tokens
+from strandline.spark.views.names import nearest
 from strandline.spark.views.view import sql
 
 SINKS: dict[str, Callable[..., Sink]] = {name: getattr(sinks, name) for name in SINK_CONNECTORS}

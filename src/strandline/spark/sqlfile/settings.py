@@ -13,7 +13,8 @@ from strandline.core.errors import StrandlineError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.spark.sqlfile.options import Parameters, Secrets, as_text
 from strandline.spark.sqlfile.statements import Option
-from strandline.spark.sqlfile.text import Script, nearest
+from strandline.spark.sqlfile.text import Script
+from strandline.spark.views.names import nearest
 
 _OF_JOB = {"name": str, "trigger": str, "drain": bool}
 _OF_SPARK = "spark."

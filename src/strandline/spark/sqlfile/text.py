@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strandline.core.errors import ConfigurationError
@@ -46,13 +44,6 @@ class Script:
 
     def _line_start(self, at: int) -> int:
         return self.text.rfind("\n", 0, at) + 1
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return which known name is meant, as the end of a message; "" if none is like it."""
-    by_lower = {each.lower(): each for each in known}
-    similar = difflib.get_close_matches(name.lower(), by_lower, 1)
-    return f": did you mean '{by_lower[similar[0]]}'?" if similar else ""
 
 
 def _masked(line: str) -> str:

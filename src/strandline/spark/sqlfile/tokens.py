@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.sqlfile.text import Script
-
-Kind = Literal["word", "name", "text", "number", "sign", "end"]
+from strandline.spark.views import tokens as views
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+ | --(?:\\\n|[^\r\n])*)
@@ -27,25 +24,15 @@ _TOKEN = re.compile(
     | (?P<sign>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_COMMENT_SIGN = re.compile(r"/\*|\*/")
 _ESCAPE = {quote: re.compile(rf"\\(u[0-9a-fA-F]{{4}}|.)|{quote}{quote}", re.DOTALL) for quote in "'\""}
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", "%": "\\%", "_": "\\_"}
 _OPENED = {"'": "this text", '"': "this text", "`": "this name"}
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token, from `start` up to `end` of the program's text."""
+class Token(views.Token):
+    """A token of a program; the last one is of the kind "end"."""
 
-    kind: Kind
-    text: str
-    start: int
-    end: int
-
-    @property
-    def word(self) -> str:
-        """The word in upper case; "" for another token."""
-        return self.text.upper() if self.kind == "word" else ""
+    __slots__ = ()
 
     @property
     def value(self) -> str:
@@ -67,7 +54,10 @@ def tokens(script: Script) -> Iterator[Token]:
         assert match is not None, "a sign is any character"
         kind, start, at = match.lastgroup, at, match.end()
         if kind == "comment":
-            at = _comment_end(script, start)
+            end = views.comment_end(text, start)
+            if end is None:
+                raise script.error("this comment has no end", start, hint="end it with */")
+            at = end
         elif kind == "open":
             hint = f"end it with {match[0]}"
             raise script.error(f"{_OPENED[match[0]]} has no end", start, hint=hint)
@@ -99,16 +89,6 @@ def is_complete(text: str) -> bool:
     except ConfigurationError:
         return False
     return last is None or last.text == ";"
-
-
-def _comment_end(script: Script, start: int) -> int:
-    """Return the end of a comment, which may have others in it."""
-    depth = 0
-    for match in _COMMENT_SIGN.finditer(script.text, start):
-        depth += 1 if match[0] == "/*" else -1
-        if not depth:
-            return match.end()
-    raise script.error("this comment has no end", start, hint="end it with */")
 
 
 def _unescape(match: re.Match[str]) -> str:

@@ -131,7 +131,16 @@ def apply_step(node: Node, step: Step, method: str = "transform", *, is_fixed: b
             hint="return a DataFrame computed from the argument",
         )
     _check_step(before, after, where, node.columns.hidden)
-    return FrameStep(_columns(after.schema), node, step=step, probe=after, is_fixed=is_fixed)
+    return _step_node(node, step, after, is_fixed=is_fixed)
+
+
+def unchecked_step(node: Node, step: Step) -> FrameStep:
+    """Return the node of a step of ours, which may have what users' may not: aggregates of an epoch's rows."""
+    return _step_node(node, step, step(probe_of(node)))
+
+
+def _step_node(node: Node, step: Step, probe: DataFrame, *, is_fixed: bool = True) -> FrameStep:
+    return FrameStep(_columns(probe.schema), node, step=step, probe=probe, is_fixed=is_fixed)
 
 
 def _check_step(before: DataFrame, after: DataFrame, where: str, hidden: Sequence[str]) -> None:

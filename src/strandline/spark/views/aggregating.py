@@ -65,9 +65,7 @@ def _summed(
     distinct = _distinct(ops, child, groups, results)
     if distinct is not None:
         child, results = distinct
-    is_strict = catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
-    planner = SumPlanner(ops, child.columns, appends=child.appends, is_strict=is_strict)
-    sums = planner.plan(results)
+    sums = SumPlanner(ops, child.columns, appends=child.appends).plan(results)
     if sums is None:
         return None
     names = [each.name for each in sums.addends]
@@ -78,7 +76,7 @@ def _summed(
         pairs = ((KEY, key_of(catalyst, groups)), *((each.name, each.value) for each in sums.addends))
         nothing = [each.nothing(catalyst) for each in sums.addends]
         seed = (key_of(catalyst, ()), *nothing) if not groups else ()
-        node = Rows(catalyst, child, pairs, ops.weight_id, seed, is_weighted=False).node()
+        node = Rows(catalyst, child, pairs, seed, is_weighted=False).node()
         key = struct_of(node, [KEY])
         types = (
             (KEY, node.columns.ddl_of(KEY)),
@@ -98,28 +96,14 @@ def _summed(
 
     node, part = ops.once(meaning, make, child)
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, catalyst.new_id())
-    columns = [(addend, attribute) for addend, attribute, _ in sums.columns]
-    stored = [catalyst.attribute(each.kind.ddl, each.name, catalyst.new_id()) for each, _ in columns]
+    stored, step = sums.finish(ops, key, groups)
     output = catalyst.items(plan.output())
-
-    def step(rows: Plan) -> Plan:
-        keys = [
-            catalyst.alias(catalyst.field(key, at), each.name(), each.exprId(), each.metadata())
-            for at, each in enumerate(groups)
-        ]
-        buffers = [
-            catalyst.alias(make_(column), attribute.name(), attribute.exprId())
-            for column, (_, attribute, make_) in zip(stored, sums.columns, strict=True)
-        ]
-        rows = catalyst.project([*keys, *buffers, ops.weight], rows)
-        return catalyst.project([*sums.results, ops.weight], rows)
-
     text = ", ".join(ops.meanings.of(each, child.columns) for each in results)
     appends = child.appends and not sums.columns and bool(groups)
     return Relation(
         node,
-        (KEY, *(each.name for each, _ in columns)),
-        (key, *stored),
+        (KEY, *stored),
+        (key, *stored.values()),
         tuple(output),
         columns_of(output, short(f"{text}@{meaning}")),
         short(f"{text}@{meaning}"),

@@ -6,6 +6,7 @@ Spark has them from version 4.3 on, and its optimizer leaves them as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import Window
@@ -25,7 +26,7 @@ def without_asof(catalyst: Catalyst, plan: Plan) -> Plan:
     match = plan.asOfCondition()
     kind = kind_of(match)
     left_keys, right_keys = _keys(catalyst, plan)
-    right = catalyst.filter(_all(catalyst, [catalyst.not_null(each) for each in (match.right(), *right_keys)]), right)
+    right = catalyst.filter(reduce(catalyst.both, map(catalyst.not_null, (match.right(), *right_keys))), right)
     for condition in _conditions(catalyst, plan):
         if _reads_only(condition, plan.right()):
             right = catalyst.filter(condition, right)
@@ -90,19 +91,8 @@ def _keys(catalyst: Catalyst, plan: Plan) -> tuple[list[Expression], list[Expres
 
 
 def _conditions(catalyst: Catalyst, plan: Plan) -> list[Expression]:
-    conditions = [plan.condition().get()] if plan.condition().isDefined() else []
-    while nested := [each for each in conditions if kind_of(each) == "And"]:
-        at = conditions.index(nested[0])
-        conditions[at : at + 1] = catalyst.items(nested[0].children())
-    return conditions
+    return catalyst.conjuncts(plan.condition().get()) if plan.condition().isDefined() else []
 
 
 def _reads_only(expression: Expression, plan: Plan) -> bool:
     return bool(expression.references().subsetOf(plan.outputSet()))
-
-
-def _all(catalyst: Catalyst, conditions: Sequence[Expression]) -> Expression:
-    result: Expression = None
-    for each in conditions:
-        result = catalyst.both(result, each)
-    return result

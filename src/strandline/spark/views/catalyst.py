@@ -229,6 +229,12 @@ class Catalyst:
 
         return self.copy(aggregate, changed)
 
+    def conjuncts(self, condition: Expression) -> list[Expression]:
+        """Return the conditions that a condition joins by AND."""
+        if kind_of(condition) != "And":
+            return [condition]
+        return [part for each in self.items(condition.children()) for part in self.conjuncts(each)]
+
     def parts(self, expression: Expression) -> list[Expression]:
         """Return an expression and all that it is made of."""
         return [expression, *(part for child in self.items(expression.children()) for part in self.parts(child))]

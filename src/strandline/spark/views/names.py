@@ -1,7 +1,8 @@
-"""The names that the tables of a query are given by."""
+"""Names in SQL: those that the tables of a query are given by, and which one is meant."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -25,3 +26,10 @@ def check_names(tables: Iterable[str]) -> None:
                 hint="give one of them another name",
             )
         lower[name.lower()] = name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is meant, as the end of a message; "" if none is like it."""
+    by_lower = {each.lower(): each for each in known}
+    similar = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return f": did you mean '{by_lower[similar[0]]}'?" if similar else ""

@@ -16,7 +16,7 @@ from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, id_of
 from strandline.spark.views.keys import KEY, check_type
 from strandline.spark.views.meaning import Meanings, short
-from strandline.spark.views.relations import Part, Relation, Rows, unlike
+from strandline.spark.views.relations import Part, Relation, Rows, unlike, weight_id
 from strandline.types.datatypes import Field, StructType
 
 ONE = "one"
@@ -35,14 +35,14 @@ class Operators:
     """Whether results of windows come once, when the watermark closes them."""
 
     @cached_property
-    def weight_id(self) -> Any:
-        """Spark's id of the column WEIGHT, in all plans of a JVM: a view may read another one."""
-        return self.catalyst.id_for(WEIGHT)
-
-    @cached_property
     def weight(self) -> Attribute:
         """The column WEIGHT in plans."""
-        return self.catalyst.alias(self.catalyst.sql("1L"), WEIGHT, self.weight_id).toAttribute()
+        return self.as_weight("1L").toAttribute()
+
+    def as_weight(self, value: Expression | str) -> Expression:
+        """Return a value, or SQL, as the column WEIGHT."""
+        catalyst = self.catalyst
+        return catalyst.alias(catalyst.sql(value) if isinstance(value, str) else value, WEIGHT, weight_id(catalyst))
 
     def hidden_of(self, names: Sequence[str]) -> tuple[Attribute, ...]:
         """Return hidden columns in plans."""
@@ -69,7 +69,7 @@ class Operators:
         values = list(columns) or [catalyst.sql("true")]
         pairs = ((KEY, key), *zip(names, values, strict=True))
         seed = (key, *map(catalyst.null_like, columns)) if columns else (key, catalyst.sql("true"))
-        node = Rows(catalyst, rows, pairs, self.weight_id, seed if seeded else ()).node()
+        node = Rows(catalyst, rows, pairs, seed if seeded else ()).node()
         return node, names
 
     def names(self, rows: Relation, columns: Sequence[Attribute]) -> list[str]:

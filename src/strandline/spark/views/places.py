@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 
 from strandline.core.errors import ConfigurationError
+from strandline.spark.views.names import nearest
 from strandline.spark.views.rewriting import Rewriting
 
 _REST = re.compile(r"\s*(SQLSTATE: |\(line \d+, pos \d+\)|;? ?line \d+ pos \d+|\n== SQL|;\n)")
@@ -62,13 +62,6 @@ def refuse_query(
         words = f"the query is refused by Spark: {words}"
     place = _place(query, error, parameters)
     return ConfigurationError(words, hint=hint) if place is None else query.refused(words, place, hint)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is meant, as the end of a message; "" if none is like it."""
-    by_lower = {each.lower(): each for each in known}
-    similar = difflib.get_close_matches(name.lower(), by_lower, 1)
-    return f": did you mean '{by_lower[similar[0]]}'?" if similar else ""
 
 
 def _unknown_table(name: str, tables: list[str]) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def top(
             orders.append(Order(at, directions[0] == "Descending", directions[1] == "NullsLast"))
         unlike_names = unlike([*names, *(f"order_{at}" for at in range(len(names), len(values)))])
         pairs = ((KEY, key_of(catalyst, keys)), *zip(unlike_names, values, strict=True))
-        node = Rows(catalyst, child, pairs, ops.weight_id).node()
+        node = Rows(catalyst, child, pairs).node()
         kind, uid = struct_of(node, unlike_names), f"top-{hash_of(meaning)}"
         name = unlike([*unlike_names, "number"])[-1]
         is_bounded = child.appends and count is not None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from strandline.plan.graph import Keyed, Node
-from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, key_of
@@ -30,11 +29,11 @@ def computed_anew(
     def only_rows(expression: Expression) -> Expression | None:
         return catalyst.filtered(expression, is_row) if kind_of(expression) == "AggregateExpression" else None
 
+    computed = [catalyst.replaced(each, only_rows) for each in results]
+    weight = ops.as_weight(catalyst.max(ops.weight) if keys else "1L")
+
     def fragment(rows: Plan, key: Attribute) -> Plan:
-        computed = [catalyst.replaced(each, only_rows) for each in results]
-        count = catalyst.max(ops.weight) if keys else catalyst.sql("1L")
-        computed += [key, catalyst.alias(count, WEIGHT, ops.weight_id)]
-        return catalyst.aggregate(plan, [*groups, key], computed, rows)
+        return catalyst.aggregate(plan, [*groups, key], [*computed, key, weight], rows)
 
     text = ", ".join(ops.meanings.of(each, child.columns) for each in (*groups, *results))
     output = catalyst.items(plan.output())
@@ -83,7 +82,7 @@ def limit(ops: Operators, child: Relation, order: Sequence[Expression], start: i
         wanted = catalyst.within(rank, start + 1, end)
         first = catalyst.equal_to(rank, catalyst.sql("1"))
         kept = catalyst.filter(catalyst.either(wanted, first), numbered)
-        weight = catalyst.alias(catalyst.if_(wanted, ops.weight, catalyst.sql("0L")), WEIGHT, ops.weight_id)
+        weight = ops.as_weight(catalyst.if_(wanted, ops.weight, catalyst.sql("0L")))
         return catalyst.project([*child.output, key, weight], kept)
 
     what = f"rows {start + 1} to {'the last' if end is None else end} in order"
@@ -95,19 +94,15 @@ def limit(ops: Operators, child: Relation, order: Sequence[Expression], start: i
 def constant(ops: Operators, table: Static) -> Relation:
     """Return the rows of a table that stays as it is: all of them come in the first epoch."""
     output = once(ops.catalyst.items(table.plan.output()))
-    source = Relation(ops.source, (), (), tuple(output), {}, "", weighted=False)
-
-    def all_rows(plan: Plan) -> Plan:
-        del plan
-        return ops.catalyst.project(
-            [*output, ops.catalyst.alias(ops.catalyst.sql("1L"), WEIGHT, ops.weight_id)], table.plan
-        )
-
-    rows = replace(
-        source,
-        steps=(all_rows,),
-        meaning=short(f"table@{ops.source.name}({table.meaning})"),
-        columns=columns_of(output, table.meaning),
+    rows = Relation(
+        ops.source,
+        (),
+        (),
+        output,
+        columns_of(output, table.meaning),
+        short(f"table@{ops.source.name}({table.meaning})"),
+        steps=(lambda _: ops.catalyst.project([*output, ops.as_weight("1L")], table.plan),),
+        weighted=False,
     )
     return replace(_compared(ops, rows, (), rows.meaning), appends=True)
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 
-from strandline.plan.columns import Columns, sort_hidden
 from strandline.plan.graph import Node
 from strandline.runtime.operators.views.bags import WEIGHT
-from strandline.spark.base.ddl import ddl_of
-from strandline.spark.streams.frames import FrameStep, probe_of
+from strandline.spark.streams.frames import FrameStep, unchecked_step
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
 from strandline.spark.views.meaning import short
 
@@ -36,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Relation:
-    """Rows with weights: what was added in an epoch, and what was used back."""
+    """Rows with weights: what was added in an epoch, and what was taken back."""
 
     node: Node
     names: tuple[str, ...]
@@ -53,7 +51,7 @@ class Relation:
     above: Relation | None = None
     """The relation without the last step."""
     appends: bool = True
-    """Whether nothing is ever used back."""
+    """Whether nothing is ever taken back."""
     unique: frozenset[int] | None = None
     """The ids of columns of which no two rows have equal values, if it is known that there are some."""
     hidden: tuple[Attribute, ...] = ()
@@ -88,10 +86,6 @@ class Relation:
             above=self,
         )
 
-    def before(self) -> Relation | None:
-        """Return the rows that the last step reads; None if there is no step."""
-        return self.above
-
 
 @dataclass(frozen=True)
 class Static:
@@ -108,8 +102,6 @@ class Rows:
     catalyst: Catalyst
     relation: Relation
     columns: tuple[tuple[str, Expression], ...]
-    weight_id: object
-    """Spark's id of the column WEIGHT, in all plans of a view."""
     seed: tuple[Expression, ...] = ()
     """If each epoch has one row more, of weight 0: its columns."""
     is_weighted: bool = True
@@ -119,10 +111,7 @@ class Rows:
 
     def node(self) -> FrameStep:
         """Return the node."""
-        probe = self(probe_of(self.relation.node))
-        hidden = [each.name() for each in self.relation.hidden] if self.is_timed else []
-        types = tuple((each.name, ddl_of(each.dataType)) for each in probe.schema.fields if each.name not in hidden)
-        return FrameStep(Columns(types, sort_hidden(hidden)), self.relation.node, step=self, probe=probe)
+        return unchecked_step(self.relation.node, self)
 
     def __call__(self, df: DataFrame) -> DataFrame:
         catalyst, relation = self.catalyst, self.relation
@@ -130,7 +119,7 @@ class Rows:
         for step in relation.steps:
             plan = step(plan)
         columns = [catalyst.alias(expression, name) for name, expression in self.columns]
-        columns += [self.weight] if self.is_weighted else []
+        columns += [catalyst.attribute("bigint", WEIGHT, weight_id(catalyst))] if self.is_weighted else []
         plan = catalyst.project([*columns, *(relation.hidden if self.is_timed else ())], plan)
         if self.seed:
             nulls = [catalyst.alias(value, name) for value, (name, _) in zip(self.seed, self.columns, strict=True)]
@@ -149,12 +138,12 @@ class Rows:
         ]
         weight = by_name[WEIGHT] if relation.weighted else catalyst.sql("1L")
         hidden = [catalyst.alias(by_name[each.name()], each.name(), each.exprId()) for each in relation.hidden]
-        return catalyst.project([*columns, catalyst.alias(weight, WEIGHT, self.weight_id), *hidden], plan)
+        return catalyst.project([*columns, catalyst.alias(weight, WEIGHT, weight_id(catalyst)), *hidden], plan)
 
-    @property
-    def weight(self) -> Attribute:
-        """The column WEIGHT in plans."""
-        return self.catalyst.alias(self.catalyst.sql("1L"), WEIGHT, self.weight_id).toAttribute()
+
+def weight_id(catalyst: Catalyst) -> object:
+    """Return Spark's id of the column WEIGHT, the same in all plans of a JVM: a view may read another one."""
+    return catalyst.id_for(WEIGHT)
 
 
 def once(columns: Iterable[Attribute]) -> tuple[Attribute, ...]:

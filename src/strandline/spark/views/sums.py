@@ -14,8 +14,9 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import AccumulatorColumn
 from strandline.runtime.operators.aggregates.accumulators import FieldSpec
 from strandline.runtime.operators.views.totals import COUNT
-from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, kind_of
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, kind_of
 from strandline.spark.views.operators import Operators
+from strandline.spark.views.relations import Linear
 from strandline.types.datatypes import (
     BooleanType,
     DataType,
@@ -78,15 +79,42 @@ class Sums:
     """What Spark knows as buffers: the column that each is, and what is made of it."""
     results: list[Expression]
 
+    def finish(
+        self, ops: Operators, key: Attribute, keys: Sequence[Attribute], *more: Expression
+    ) -> tuple[dict[str, Attribute], Linear]:
+        """Return the columns that keepers give, by name, and the step that makes the results of them.
+
+        `keys` are the columns in the key of the rows, and `more` are others that the results need.
+        """
+        catalyst = ops.catalyst
+        groups = [
+            catalyst.alias(catalyst.field(key, at), each.name(), each.exprId(), each.metadata())
+            for at, each in enumerate(keys)
+        ]
+        stored = {
+            each.name: catalyst.attribute(each.kind.ddl, each.name, catalyst.new_id()) for each, _, _ in self.columns
+        }
+        buffers = [
+            catalyst.alias(change(stored[each.name]), attribute.name(), attribute.exprId())
+            for each, attribute, change in self.columns
+        ]
+
+        def step(rows: Plan) -> Plan:
+            rows = catalyst.project([*groups, *more, *buffers, ops.weight], rows)
+            return catalyst.project([*self.results, ops.weight], rows)
+
+        return stored, step
+
 
 class SumPlanner:
     """Looks whether the aggregates of a node can be kept as sums."""
 
-    def __init__(self, ops: Operators, columns: Mapping[int, str], *, appends: bool, is_strict: bool) -> None:
+    def __init__(self, ops: Operators, columns: Mapping[int, str], *, appends: bool) -> None:
         """`columns` say what the columns of the rows mean, so that columns of the state are named by what they mean."""
         self._catalyst, self._weight, self._meanings = ops.catalyst, ops.weight, ops.meanings
         self._columns_mean = columns
-        self._appends, self._is_strict = appends, is_strict
+        self._appends = appends
+        self._is_strict = ops.catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
         self._addends: dict[str, Addend] = {}
         self._columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]] = []
 

@@ -54,7 +54,7 @@ class Table:
             gone = catalyst.sql("false") if deleted is None else deleted
             kept = [(each.name(), each) for each in columns]
             pairs = ((KEY, key_of(catalyst, [by_name[each] for each in self.key])), *kept, (_DELETED, gone))
-            step = Rows(catalyst, rows, pairs, ops.weight_id, is_weighted=False).node()
+            step = Rows(catalyst, rows, pairs, is_weighted=False).node()
             kind = struct_of(step, [each.name() for each in columns])
             at = None if self.order_by is None else kind.names.index(self.order_by)
             keyed = Keyed(step, (KEY,), () if self.order_by is None else (self.order_by,))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["word", "name", "text", "number", "sign"]
+Kind = Literal["word", "name", "text", "number", "sign", "end"]
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+ | --(?:\\\n|[^\r\n])*)
@@ -53,7 +53,7 @@ def tokens(text: str) -> list[Token]:
         assert match is not None, "a sign is any character"
         start, at = at, match.end()
         if match["comment"]:
-            at = _comment_end(text, start)
+            at = comment_end(text, start) or len(text)
         for kind in ("word", "name", "text", "number", "sign"):
             if match[kind] is not None:
                 result.append(Token(kind, match[kind], start, at))
@@ -71,11 +71,11 @@ def closings(parts: Sequence[Token]) -> dict[int, int]:
     return pairs
 
 
-def _comment_end(text: str, start: int) -> int:
-    """Return the end of a comment, which may have others in it."""
+def comment_end(text: str, start: int) -> int | None:
+    """Return the end of a comment, which may have others in it; None if it has no end."""
     depth = 0
     for match in _COMMENT_SIGN.finditer(text, start):
         depth += 1 if match[0] == "/*" else -1
         if not depth:
             return match.end()
-    return len(text)
+    return None

@@ -27,7 +27,7 @@ def united(
         for rows, columns in parts:
             values = [ops.catalyst.cast_to(value, to) for value, to in zip(columns, output, strict=True)]
             pairs = list(zip(names, values or [ops.catalyst.sql("true")], strict=True))
-            nodes.append(Rows(ops.catalyst, rows, tuple(pairs), ops.weight_id).node())
+            nodes.append(Rows(ops.catalyst, rows, tuple(pairs)).node())
         return union(nodes[0], nodes[1:]), names, None
 
     node, names, _ = ops.once(meaning, make, *(rows for rows, _ in parts))

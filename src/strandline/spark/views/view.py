@@ -12,14 +12,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
-from strandline.plan.columns import Columns, quoted
+from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
-from strandline.spark.base.ddl import ddl_of
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
 from strandline.spark.sinks.base import Sink
-from strandline.spark.streams.frames import FrameSource, FrameStep, probe_of
+from strandline.spark.sinks.databases import DatabaseSink
+from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
@@ -30,7 +30,6 @@ from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
-from strandline.spark.views.sinks import with_deletions
 from strandline.spark.views.tables import Table
 
 CHANGE = "_change"
@@ -77,8 +76,15 @@ class View:
         """
         if self.appends:
             return self.rows().to(sink)
-        keyed, key, deleted = with_deletions(sink, self._what)
-        return self.upserts(key, deleted=deleted).to(keyed)
+        if not isinstance(sink, DatabaseSink) or not sink.key:
+            kind = getattr(sink, "made_by", type(sink).__name__)
+            raise ConfigurationError(
+                f"{self._what} changes rows that it has given, and {kind} only adds rows",
+                hint="give the sink a key, as in sl.sinks.postgres(dsn, table, key=…); write the changes, "
+                "view.changes().to(sink), with 1 and -1 in _change; or make the query one that only adds rows",
+            )
+        deleting, deleted = sink.deleting(DELETED)
+        return self.upserts(sink.key, deleted=deleted).to(deleting)
 
     def rows(self) -> Stream:
         """Return the rows of a view whose rows only come, as a stream."""
@@ -168,12 +174,10 @@ class View:
     def _node(self) -> Node:
         """The node of the rows, with the columns' names, and the weights last."""
         columns = tuple(zip(self.columns, self._relation.output, strict=True))
-        return Rows(self._catalyst, self._relation, columns, self._catalyst.id_for(WEIGHT)).node()
+        return Rows(self._catalyst, self._relation, columns).node()
 
     def _stream(self, step: Any) -> Stream:
-        probe = step(probe_of(self._node))
-        types = tuple((each.name, ddl_of(each.dataType)) for each in probe.schema.fields)
-        return Stream(FrameStep(Columns(types), self._node, step=step, probe=probe))
+        return Stream(unchecked_step(self._node, step))
 
 
 def sql(

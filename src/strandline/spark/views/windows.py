@@ -42,7 +42,7 @@ def closed_windows(
     inner, conditions = plan.child(), list[Expression]()
     while child.above is not None and _is_passed(ops, inner):
         if kind_of(inner) == "Filter":
-            conditions += [each for each in _conjuncts(ops, inner.condition()) if not _is_of_any_window(each)]
+            conditions += [each for each in ops.catalyst.conjuncts(inner.condition()) if not _is_of_any_window(each)]
         inner, child = inner.child(), child.above
     cut = _cut_of(ops, inner, child, groups)
     keys = [each for each in groups if cut is None or id_of(each) != id_of(cut.window)]
@@ -53,8 +53,7 @@ def closed_windows(
         if id_of(cut.window) in catalyst.ids_in(condition):
             return None
         rows = ops.filtered(rows, condition)
-    is_strict = catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
-    sums = SumPlanner(ops, rows.columns, appends=True, is_strict=is_strict).plan(results)
+    sums = SumPlanner(ops, rows.columns, appends=True).plan(results)
     if sums is None or any(each.value.references().contains(cut.window) for each in sums.addends):
         return None
     by = ", ".join(rows.columns[id_of(key)] for key in keys)
@@ -63,7 +62,7 @@ def closed_windows(
 
     def make() -> tuple[Node, Part]:
         pairs = ((KEY, key_of(catalyst, keys)), *((each.name, each.value) for each in sums.addends))
-        node = Rows(catalyst, rows, pairs, ops.weight_id, is_weighted=False, is_timed=True).node()
+        node = Rows(catalyst, rows, pairs, is_weighted=False, is_timed=True).node()
         uid = f"windows-{hash_of(f'{cut.kind} {by} {rows.meaning}')[:6]}-{hash_of(meaning)[:6]}"
         what = f"{_name_of(cut.kind)} by {names_of(keys)}" if keys else f"{_name_of(cut.kind)} of all rows"
         functions = {each.name: _MERGES[each.merge](each.name) for each in sums.addends}
@@ -76,29 +75,15 @@ def closed_windows(
         catalyst.attribute(node.columns.ddl_of(name), name, catalyst.new_id())
         for name in (KEY, WINDOW_START, WINDOW_END)
     )
-    columns = [(addend, attribute) for addend, attribute, _ in sums.columns]
-    stored = [catalyst.attribute(each.kind.ddl, each.name, catalyst.new_id()) for each, _ in columns]
+    bounds = catalyst.struct([("start", start), ("end", end)])
+    window = catalyst.alias(bounds, cut.window.name(), cut.window.exprId(), cut.window.metadata())
+    stored, step = sums.finish(ops, key, keys, window)
     output = catalyst.items(plan.output())
-
-    def step(changes: Plan) -> Plan:
-        fields = [
-            catalyst.alias(catalyst.field(key, at), each.name(), each.exprId(), each.metadata())
-            for at, each in enumerate(keys)
-        ]
-        bounds = catalyst.struct([("start", start), ("end", end)])
-        fields.append(catalyst.alias(bounds, cut.window.name(), cut.window.exprId(), cut.window.metadata()))
-        buffers = [
-            catalyst.alias(make_(column), attribute.name(), attribute.exprId())
-            for column, (_, attribute, make_) in zip(stored, sums.columns, strict=True)
-        ]
-        changes = catalyst.project([*fields, *buffers, ops.weight], changes)
-        return catalyst.project([*sums.results, ops.weight], changes)
-
     text = ", ".join(ops.meanings.of(each, child.columns) for each in results)
     return Relation(
         node,
-        (KEY, WINDOW_START, WINDOW_END, *(each.name for each, _ in columns)),
-        (key, start, end, *stored),
+        (KEY, WINDOW_START, WINDOW_END, *stored),
+        (key, start, end, *stored.values()),
         tuple(output),
         columns_of(output, short(f"{text}@{meaning}")),
         short(f"{text}@{meaning}"),
@@ -117,7 +102,7 @@ def _cut_of(ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attrib
     if len(marked) != 1 or not isinstance(mover, WatermarkNode) or kind_of(plan) not in ("Project", "Expand"):
         return None
     catalyst, window, inner = ops.catalyst, marked[0], plan.child()
-    rows = child.before()
+    rows = child.above
     if rows is None or {id_of(each) for each in catalyst.items(inner.output())} != {id_of(e) for e in rows.output}:
         return None
     if kind_of(plan) == "Project":
@@ -202,12 +187,6 @@ def _is_passed(ops: Operators, plan: Plan) -> bool:
         kind_of(plan) == "Project"
         and all(kind_of(each) == "AttributeReference" for each in ops.catalyst.items(plan.projectList()))
     )
-
-
-def _conjuncts(ops: Operators, condition: Expression) -> list[Expression]:
-    if kind_of(condition) != "And":
-        return [condition]
-    return [part for each in ops.catalyst.items(condition.children()) for part in _conjuncts(ops, each)]
 
 
 def _is_of_any_window(condition: Expression) -> bool:
