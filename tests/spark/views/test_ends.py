@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
@@ -89,3 +91,28 @@ def test_a_view_is_a_table_of_postgresql(spark: Any, tmp_path: Path, local_dir: 
     compared.write("shops", [[("s0", "", True), ("s2", "A", False)]], first=3)
     job().start(spark).await_termination()
     assert rows() == [("A", *wanted[1][1:])]
+
+
+def test_a_table_of_spark_changes_while_the_job_runs(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """What is gone from it is taken back; a view of it is none whose rows only come."""
+    compared = Compared(spark, tmp_path, {"events": Table("k bigint", [[(1,)], [(2,)], [(3,)]])})
+    table = tmp_path / "table"
+    spark.createDataFrame([(100,), (101,)], "k bigint").coalesce(1).write.parquet(str(table))
+    (file,) = table.glob("part-*.parquet")
+    spark.read.parquet(str(table)).createOrReplaceTempView("constants")
+    view = sl.sql("SELECT k FROM events UNION ALL SELECT k FROM constants", events=compared.stream("events"))
+    assert not view.appends
+    assert sl.sql("SELECT k FROM events UNION ALL VALUES (7)", events=compared.stream("events")).appends
+    with pytest.raises(sl.errors.ConfigurationError, match="changes rows that it has given, and FileSink only adds"):
+        view.to(sl.sinks.files(str(tmp_path / "out")))
+    rows: Counter[int] = Counter()
+
+    def write(df: Any, epoch: int) -> None:
+        for k, change in df.collect():
+            rows[k] += change
+        if epoch == 1:
+            pq.write_table(pa.table({"k": pa.array([100, 999], pa.int64())}), file)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    compared.job(local_dir, sinks=[view.changes().to(sl.sinks.foreach_batch(write))]).start(spark).await_termination()
+    assert {k: n for k, n in rows.items() if n} == dict.fromkeys([1, 2, 3, 100, 999], 1)

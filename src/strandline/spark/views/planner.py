@@ -29,6 +29,7 @@ _PASSED_ON = frozenset({
 })  # fmt: skip
 """What changes the order of rows alone, or leaves out rows that a later step leaves out, too."""
 _LINEAR = frozenset({"ArrowEvalPython", "BatchEvalPython", "Expand", "Filter", "Generate", "Project"})
+_LITERAL = frozenset({"LocalRelation", "OneRowRelation", "Range"})
 _LIMITS = frozenset({"GlobalLimit", "Offset"})
 _NOT_LEFT_OF_STATIC = frozenset({"RightOuter", "FullOuter"})
 _NOT_RIGHT_OF_STATIC = frozenset({"LeftOuter", "FullOuter", "LeftSemi", "LeftAnti", "ExistenceJoin"})
@@ -73,7 +74,8 @@ class Planner:
     def _lower(self, plan: Plan) -> Lowered:
         kind = kind_of(plan)
         if not self._reads_streams(plan):
-            return Static(plan, self._meanings.of_table(plan))
+            leaves = self._catalyst.items(plan.collectLeaves())
+            return Static(plan, self._meanings.of_table(plan), all(kind_of(leaf) in _LITERAL for leaf in leaves))
         if kind == "LogicalRDD":
             return self.tables[plan.rdd().id()](self._catalyst.items(plan.output()))
         if kind == "AsOfJoin":

@@ -92,7 +92,7 @@ def limit(ops: Operators, child: Relation, order: Sequence[Expression], start: i
 
 
 def constant(ops: Operators, table: Static) -> Relation:
-    """Return the rows of a table that stays as it is: all of them come in the first epoch."""
+    """Return the rows of a table: all of them come in the first epoch, and then what has changed in it."""
     output = once(ops.catalyst.items(table.plan.output()))
     rows = Relation(
         ops.source,
@@ -104,7 +104,7 @@ def constant(ops: Operators, table: Static) -> Relation:
         steps=(lambda _: ops.catalyst.project([*output, ops.as_weight("1L")], table.plan),),
         weighted=False,
     )
-    return replace(_compared(ops, rows, (), rows.meaning), appends=True)
+    return replace(_compared(ops, rows, (), rows.meaning), appends=table.is_literal)
 
 
 def _recomputed(

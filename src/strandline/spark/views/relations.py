@@ -89,10 +89,12 @@ class Relation:
 
 @dataclass(frozen=True)
 class Static:
-    """Rows that are the same in each epoch: a table that Spark reads."""
+    """A table that Spark reads in each epoch."""
 
     plan: Plan
     meaning: str
+    is_literal: bool
+    """Whether its rows are in the query, as VALUES; others may change while the job runs."""
 
 
 @dataclass(frozen=True)
