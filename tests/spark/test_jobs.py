@@ -95,6 +95,22 @@ def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
         assert not [path for path in files if b"CountAside" in path.read_bytes() or b"store_url" in path.read_bytes()]
 
 
+def test_a_program_that_a_late_task_stored_can_be_moved_to_disk(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark moves it with its file when memory is short, also after the job: the file is there, and empty."""
+    made: list[Any] = []
+    broadcast = SparkContext.broadcast
+    monkeypatch.setattr(SparkContext, "broadcast", lambda self, value: made.append(broadcast(self, value)) or made[-1])
+    case.add(1)
+    out = sl.stream(small.source(spark, case.root / "in")).key_by("user")
+    counts = out.process(CountAside(), small.OUTPUT, uid="count")
+    with case.job_of("moved", counts.to(sl.sinks.noop())).start(spark) as run:
+        settle(run)
+    assert [Path(each._path).read_bytes() for each in made] == [b""] * len(made)
+    assert made
+
+
 def test_a_job_goes_on_after_sparks_directories_were_cleaned_away(spark: Any, case: Case) -> None:
     """As clean-up of /tmp does while the job has nothing to do."""
     case.add(1)

@@ -374,6 +374,9 @@ class Fleet:
             # Spark keeps a temporary file of a broadcast until it is destroyed.
             with contextlib.suppress(Exception):
                 broadcast.destroy()
+                # A task that was just beginning may have stored the broadcast again. When memory is short, Spark moves
+                # it to disk, with its file: without one, any query that needs the memory would fail.
+                Path(broadcast._path).touch()
 
     def _check_same_keeper(self, ack: Ack, before: Ack | None) -> None:
         """Raise KeeperError if a partition's ack comes from another keeper than the ack before it.
