@@ -11,6 +11,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.program import line_of_program
 from strandline.plan.aggregates import AccumulatorColumn
 from strandline.plan.columns import Columns
+from strandline.runtime.builtin import Aggregated, BuiltinOperator
 from strandline.runtime.rowlayout import TIME, RowLayout
 from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
 from strandline.runtime.task.outputs import raw_ddl
@@ -238,6 +239,8 @@ class OperatorNode(Node):
     uid: str = ""
     was: str = ""
     """Its former uid, if the program declares one."""
+    group: str = ""
+    """Of an aggregation of a view: the beginning of the uids of all aggregations of the same groups of rows."""
     name: str = ""
     keys: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
@@ -256,6 +259,11 @@ class OperatorNode(Node):
     """Whether each row of the main output has the key that its function was called for."""
     line: str = field(default_factory=line_of_program, kw_only=True)
     """The line of the program that made it."""
+
+    @property
+    def aggregated(self) -> Aggregated | None:
+        """Its aggregates, or None for an operator without any."""
+        return self.process.own_aggregated if isinstance(self.process, BuiltinOperator) else None
 
     @property
     def hidden(self) -> tuple[str, ...]:

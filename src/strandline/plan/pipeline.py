@@ -27,10 +27,11 @@ from strandline.plan.graph import (
     sources_of,
     with_ancestors,
 )
+from strandline.plan.matching import match_operators
 from strandline.plan.operators import branches_above, movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
-from strandline.runtime.builtin import Aggregated, BuiltinOperator
+from strandline.runtime.builtin import Aggregated
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
@@ -64,6 +65,11 @@ class Operator:
         return self.node.was
 
     @property
+    def group(self) -> str:
+        """The beginning of the uids of aggregations of the same groups, if it is one of a view."""
+        return self.node.group
+
+    @property
     def declared(self) -> Mapping[str, State]:
         """The declarations of its states, by name."""
         return declared_states(self.node.process)
@@ -71,8 +77,7 @@ class Operator:
     @property
     def aggregated(self) -> Aggregated | None:
         """Its aggregates, or None for an operator without any."""
-        process = self.node.process
-        return process.own_aggregated if isinstance(process, BuiltinOperator) else None
+        return self.node.aggregated
 
     @property
     def key_schema(self) -> str:
@@ -142,11 +147,11 @@ class Pipeline:
 
     def settle(self, parallelism: Parallelism, stored: Sequence[OperatorInfo] = ()) -> list[Operator]:
         """Return every operator with its parallelism and its max_parallelism: explicit, stored or by default."""
-        by_uid = {info.uid: info for info in stored}
+        matches = match_operators(self.operators, stored)
         common = parallelism.common(stored)
         settled = []
         for node in self.operators:
-            known = by_uid.get(node.uid) or by_uid.get(node.was)
+            known = matches.get(node.uid)
             explicit = parallelism.explicit(node)
             number = explicit or parallelism.job or (known.parallelism if known else common)
             # Leave room for the job's parallelism, and for the largest that it may have later.

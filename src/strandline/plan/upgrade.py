@@ -16,20 +16,16 @@ from strandline.format.names import StatePath, everything_in, find_named, name_i
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
-from strandline.runtime.builtin import Aggregated
+from strandline.plan.matching import Matchable, match_operators
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type, quoted
 from strandline.types.evolution import DroppedField, TypeMismatch, evolve, fields_of, validate_hints
 from strandline.types.hints import Hints
 
 
-class Upgradable(Protocol):
+class Upgradable(Matchable, Protocol):
     """An operator of the program, as an upgrade needs it."""
 
-    @property
-    def uid(self) -> str: ...
-    @property
-    def was(self) -> str: ...
     @property
     def key_schema(self) -> str: ...
     @property
@@ -38,8 +34,6 @@ class Upgradable(Protocol):
     def states(self) -> Sequence[StateInfo]: ...
     @property
     def declared(self) -> Mapping[str, State]: ...
-    @property
-    def aggregated(self) -> Aggregated | None: ...
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,8 @@ class Upgrade:
     """By uid: code for new aggregates that lets them begin empty."""
     to_rename: tuple[str, ...] = ()
     """Code that declares a new field as a former one with another name."""
+    from_now: tuple[str, ...] = ()
+    """Uids of aggregations of views that `from_now` lacks, for their new aggregates to begin empty."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
@@ -93,6 +89,11 @@ class Upgrade:
         """Advice on the program's code, as the beginning of a sentence; empty if there is none."""
         additions = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
         hints = [f"to have what is new begin empty, write {', and '.join(additions)}"] if additions else []
+        if self.from_now:
+            hints.append(
+                f"to have what is new in a view count from now on, write from_now={json.dumps(self.from_now)}; to have "
+                "it right, compute the view anew, from the beginning of its sources or from history"
+            )
         if self.to_rename:
             hints.append(
                 f"if a field has another name now, write {', and '.join(self.to_rename)} in the state's declaration "
@@ -115,23 +116,32 @@ class Upgrade:
 
 
 def plan_upgrade(
-    stored: Sequence[OperatorInfo], operators: Sequence[Upgradable], drop: Collection[str] = ()
+    stored: Sequence[OperatorInfo],
+    operators: Sequence[Upgradable],
+    drop: Collection[str] = (),
+    from_now: Collection[str] = (),
 ) -> Upgrade:
     """Return how each stored operator and state changes. Refusals are part of the result and raise nothing.
 
     Operators match by uid, or by former uid; states and aggregates by name, or by former name. `drop` names what may be
     lost: an operator as "uid", a state as "uid.state", a field of its type as "uid.state.field", an aggregate as
-    "uid.result", all as in the snapshot. It cannot name anything that the program has.
+    "uid.result", all as in the snapshot. It cannot name anything that the program has. `from_now` has the uids of
+    aggregations of views whose new aggregates begin empty in the groups that are stored.
     """
-    planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop))
+    planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop), frozenset(from_now))
     return planner.plan()
 
 
 class _Planner:
     def __init__(
-        self, stored: Mapping[str, OperatorInfo], operators: Sequence[Upgradable], drop: frozenset[str]
+        self,
+        stored: Mapping[str, OperatorInfo],
+        operators: Sequence[Upgradable],
+        drop: frozenset[str],
+        from_now: frozenset[str],
     ) -> None:
         self._stored = stored
+        self._from_now = from_now
         self._operators = operators
         aggregates = [
             StatePath(uid, name)
@@ -153,6 +163,7 @@ class _Planner:
         self._migrations: dict[str, Migration] = {}
         self._to_add: dict[str, tuple[str, ...]] = {}
         self._to_rename: list[str] = []
+        self._needs_from_now: list[str] = []
         for name in sorted(drop):
             self._add_dropped(name)
 
@@ -168,9 +179,10 @@ class _Planner:
             self._drop.add(match)
 
     def plan(self) -> Upgrade:
+        without = {named.uid for named in self._drop if not named.state}
+        matches = match_operators(self._operators, [*self._stored.values()], without)
         for operator in self._operators:
-            info = self._stored.get(operator.uid) or self._stored.get(operator.was)
-            self._plan_operator(operator, info)
+            self._plan_operator(operator, matches.get(operator.uid))
         continued = {migration.stored.uid for migration in self._migrations.values() if migration.stored}
         for uid, info in self._stored.items():
             if uid not in continued:
@@ -183,6 +195,7 @@ class _Planner:
             migrations=self._migrations,
             to_add=self._to_add,
             to_rename=tuple(self._to_rename),
+            from_now=tuple(self._needs_from_now),
         )
 
     def _plan_operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
@@ -197,7 +210,8 @@ class _Planner:
         if info.uid == uid:
             self._changes.append(Change(uid, "", "kept", "", details))
         else:
-            self._changes.append(Change(uid, "", "renamed", info.uid, details))
+            is_renamed = info.uid == operator.was
+            self._changes.append(Change(uid, "", "renamed" if is_renamed else "extended", info.uid, details))
         if StatePath(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
         if operator.key_schema != info.key_schema:
@@ -240,11 +254,14 @@ class _Planner:
         if before is None or before.kind != now.kind:
             return None
         dropped = {named.state for named in self._drop if named.uid == info.uid and named.state and not named.field}
-        changes = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
+        begins = operator.uid in self._from_now
+        changes = plan_aggregates((operator.uid, info.uid), before, now, of, dropped, from_now=begins)
         self._refusals += [f"operator '{operator.uid}': {why}" for why in changes.refusals]
         self._missing += [name_in(self._names, StatePath(info.uid, name)) for name in changes.to_drop]
         if changes.to_add:
             self._to_add[operator.uid] = tuple(changes.to_add)
+        if changes.needs_from_now:
+            self._needs_from_now.append(operator.uid)
         return changes
 
     def _plan_state(

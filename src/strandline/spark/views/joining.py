@@ -76,7 +76,8 @@ def join(
         ", ".join(ops.meanings.of(key, rows.columns) for key in keys)
         for rows, keys in ((left, left_keys), (right, right_keys))
     ]
-    meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
+    held = right.meaning if is_paired else right.rows
+    meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{held})")
     output = [*left.output, *(right.output if is_paired else ()), *([exists] if exists is not None else [])]
 
     def make() -> tuple[Node, tuple[str, ...], Part]:
@@ -117,19 +118,24 @@ def join(
         names,
         tuple(output),
         tuple(output),
-        {
-            **left.columns,
-            **right.columns,
-            **({} if exists is None else {id_of(exists): short(f"exists@{meaning}")}),
-        }
-        if how == "inner"
-        else columns_of(output, meaning),
+        _columns_of_both(left, right) if how == "inner" else columns_of(output, meaning),
         meaning,
         appends=appends,
         unique=_unique_pairs(how, left, left_keys, right, right_keys),
         leaves=leaves_of(left, right),
         parts=parts_of(left, right, part=part, appends=appends),
     )
+
+
+def _columns_of_both(left: Relation, right: Relation) -> dict[int, str]:
+    """Return what the columns of pairs mean: by their side if a table is joined with itself."""
+    if {*left.columns.values()}.isdisjoint(right.columns.values()):
+        return {**left.columns, **right.columns}
+    return {
+        number: short(f"{side} {text}")
+        for side, rows in (("left", left), ("right", right))
+        for number, text in rows.columns.items()
+    }
 
 
 def _unique_pairs(

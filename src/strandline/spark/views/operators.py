@@ -61,6 +61,15 @@ class Operators:
             unique=rows.unique,
         )
 
+    def results_of(
+        self, output: Sequence[Attribute], results: Sequence[Expression], child: Relation, groups: str
+    ) -> dict[int, str]:
+        """Return what the columns of an aggregation mean, each for itself."""
+        return {
+            id_of(each): short(f"{self.meanings.of(result, child.columns)}@{groups}")
+            for each, result in zip(output, results, strict=True)
+        }
+
     def rows(
         self, rows: Relation, columns: Sequence[Attribute], key: Expression, *, seeded: bool = False
     ) -> tuple[Node, tuple[str, ...]]:
@@ -78,11 +87,13 @@ class Operators:
             check_type(each)
         return [_name_of(rows.columns[id_of(each)], at) for at, each in enumerate(columns)]
 
-    def operator(self, keyed: Keyed, uid: str, process: Any, result: StructType, name: str) -> OperatorNode:
+    def operator(
+        self, keyed: Keyed, uid: str, process: Any, result: StructType, name: str, *, group: str = ""
+    ) -> OperatorNode:
         ddl = ", ".join([*(f"{quoted(each.name)} {each.type.ddl}" for each in result.fields), f"{WEIGHT} bigint"])
         order = keyed.order_by
         operator = make_operator(
-            keyed.node, uid, Columns.of(ddl).ddl, process=process, name=name, keys=(KEY,), order_by=order
+            keyed.node, uid, Columns.of(ddl).ddl, process=process, name=name, keys=(KEY,), order_by=order, group=group
         )
         return self.unlisted(operator)
 
@@ -105,8 +116,13 @@ class Operators:
 
 def _name_of(meaning: str, at: int) -> str:
     """Return a column's name in a state: that of the table's column, whatever the query calls it."""
-    match = re.fullmatch(r"\w+\.(\w+)", meaning)
-    return match[1] if match else f"c{at}"
+    return source_column(meaning) or f"c{at}"
+
+
+def source_column(meaning: str) -> str:
+    """Return the name of the table's column that a column is; "" if it is computed."""
+    match = re.fullmatch(r"(?:(?:left|right) )*\w+\.(\w+)", meaning)
+    return match[1] if match else ""
 
 
 def struct_of(node: Node, names: Sequence[str]) -> StructType:

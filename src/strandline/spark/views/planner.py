@@ -124,8 +124,7 @@ class Planner:
         self._check_deterministic(plan)
         catalyst, carried = self._catalyst, self.operators.carried(child)
         output = catalyst.items(plan.output())
-        text = f"{kind}[{self._meanings.of_all(plan, child.columns)}]"
-        unique = child.unique
+        text, unique = "", child.unique
         match kind:
             case "Project":
                 expressions = catalyst.items(plan.projectList())
@@ -140,15 +139,23 @@ class Planner:
                 def step(rows: Plan) -> Plan:
                     return catalyst.project([*expressions, *carried], rows)
             case "Expand":
-                unique, columns = None, _new(output, {}, f"{text}({child.meaning})")
+                copies = [catalyst.items(each) for each in catalyst.items(plan.projections())]
+                columns = {
+                    id_of(each): short(f"copies {[self._meanings.of(row[at], child.columns) for row in copies]}")
+                    for at, each in enumerate(output)
+                }
+                unique, text = None, f"{len(copies)} copies"
 
                 def step(rows: Plan) -> Plan:
-                    lists = catalyst.items(plan.projections())
-                    projections = [catalyst.seq([*catalyst.items(each), *carried]) for each in lists]
+                    projections = [catalyst.seq([*each, *carried]) for each in copies]
                     return catalyst.expand(projections, [*output, *carried], rows)
             case _:
-                columns = _new(output, child.columns, f"{text}({child.meaning})")
-                unique = None if kind == "Generate" else unique
+                text = self._meanings.of_all(plan, child.columns)
+                if kind == "Generate":
+                    # Its other arguments are the columns that are read behind it.
+                    text, unique = f"{self._meanings.of(plan.generator(), child.columns)} {plan.outer()}", None
+                text = f"{kind}[{text}]"
+                columns = _new(output, child.columns, f"{text}({child.rows})")
 
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])
@@ -238,7 +245,7 @@ class Planner:
             sides = [changes, table.plan] if is_left else [table.plan, changes]
             return catalyst.project([*output, *carried], catalyst.with_children(plan, sides))
 
-        new = _new(output, rows.columns, f"{text}({rows.meaning})")
+        new = _new(output, rows.columns, f"{text}({rows.rows})")
         return rows.then(step, output, text, new, unique=rows.unique if how in _KEEPS_ROWS else None)
 
     # -- limits
@@ -293,7 +300,6 @@ class Planner:
         unnumbered = rows.then(
             lambda changes: catalyst.project([*child.output, *carried], changes),
             child.output,
-            "first",
             unique=child.unique,
         )
         return replace(unnumbered, columns=child.columns)
@@ -301,7 +307,8 @@ class Planner:
 
 def _new(output: Sequence[Attribute], known: Mapping[int, str], meaning: str) -> dict[int, str]:
     """Say what new columns mean, by their places."""
-    return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(output) if id_of(each) not in known}
+    new = [each for each in output if id_of(each) not in known]
+    return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(new)}
 
 
 def _has_sure_parts(catalyst: Catalyst, expression: Expression) -> bool:

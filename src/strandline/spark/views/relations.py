@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pyspark.sql import DataFrame
 
@@ -45,8 +46,8 @@ class Relation:
     """The columns behind the steps."""
     columns: Mapping[int, str]
     """What each column means, by Spark's id."""
-    meaning: str
-    """What the rows mean: the same text is the same rows, in each process."""
+    rows: str
+    """What the rows mean, whichever columns are taken of them: the same text is the same rows, in each process."""
     steps: tuple[Linear, ...] = ()
     above: Relation | None = None
     """The relation without the last step."""
@@ -63,16 +64,21 @@ class Relation:
     parts: tuple[Part, ...] = ()
     """What keeps state above, in the order of the rows."""
 
+    @cached_property
+    def meaning(self) -> str:
+        """What the rows mean with their columns."""
+        return short(f"[{', '.join(self.columns[id_of(each)] for each in self.output)}]({self.rows})")
+
     def then(
         self,
         step: Linear,
         output: Sequence[Attribute],
-        meaning: str,
+        meaning: str = "",
         columns: Mapping[int, str] | None = None,
         *,
         unique: frozenset[int] | None = None,
     ) -> Relation:
-        """Return the relation with one step more."""
+        """Return the relation with one step more; without a `meaning`, it gives one row for each."""
         ids = {id_of(attribute) for attribute in output}
         if unique is not None and not unique <= ids:
             unique = None
@@ -81,7 +87,7 @@ class Relation:
             steps=(*self.steps, step),
             output=once(output),
             columns={**self.columns, **(columns or {})},
-            meaning=short(f"{meaning}({self.meaning})"),
+            rows=short(f"{meaning}({self.rows})") if meaning else self.rows,
             unique=unique,
             above=self,
         )

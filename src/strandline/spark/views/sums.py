@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
+from strandline.format.manifest import AggregateInfo
 from strandline.plan.aggregates import AccumulatorColumn
+from strandline.runtime.builtin import Aggregated
 from strandline.runtime.operators.aggregates.accumulators import FieldSpec
 from strandline.runtime.operators.views.totals import COUNT
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, kind_of
-from strandline.spark.views.operators import Operators
+from strandline.spark.views.operators import Operators, source_column
 from strandline.spark.views.relations import Linear
 from strandline.types.datatypes import (
     BooleanType,
@@ -51,10 +53,14 @@ class Addend:
     counted: str = ""
     """The column with the number of values that are not null: where that is 0, the result is null."""
 
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a number of rows."""
+        return self.merge == "sum" and not self.counted
+
     def nothing(self, catalyst: Catalyst) -> Expression:
         """Return what no row adds."""
-        is_count = self.merge == "sum" and not self.counted
-        return catalyst.sql("0L" if is_count else f"cast(null as {self.kind.ddl})")
+        return catalyst.sql("0L" if self.is_count else f"cast(null as {self.kind.ddl})")
 
     @property
     def part(self) -> AccumulatorColumn:
@@ -75,9 +81,33 @@ class Sums:
 
     addends: list[Addend]
     """The first one is the number of rows."""
+    aggregates: Mapping[str, tuple[AggregateInfo, str]]
+    """The aggregates for manifests, each with its text in the query."""
+    same: Mapping[str, str]
+    """By column: another one with the same values."""
     columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]]
     """What Spark knows as buffers: the column that each is, and what is made of it."""
     results: list[Expression]
+
+    def aggregated(self, *, appends: bool, stored: Mapping[str, str] | None = None) -> Aggregated:
+        """Return the description of the aggregates for manifests and upgrades.
+
+        `stored` has the names of the columns in the state, if they are other ones there.
+        """
+        names = stored or {each.name: each.name for each in self.addends}
+        return Aggregated(
+            infos={
+                name: AggregateInfo(function=info.function, type=info.type, columns=[names[c] for c in info.columns])
+                for name, (info, _) in self.aggregates.items()
+            },
+            merges={names[each.name]: each.merge for each in self.addends},
+            empty={names[each.name]: 0 for each in self.addends if each.is_count},
+            was={},
+            added=(),
+            texts={name: text for name, (_, text) in self.aggregates.items()},
+            same={names[column]: names[other] for column, other in self.same.items()},
+            is_changed=not appends,
+        )
 
     def finish(
         self, ops: Operators, key: Attribute, keys: Sequence[Attribute], *more: Expression
@@ -116,6 +146,9 @@ class SumPlanner:
         self._appends = appends
         self._is_strict = ops.catalyst.spark.conf.get("spark.sql.ansi.enabled") == "true"
         self._addends: dict[str, Addend] = {}
+        self._aggregates: dict[str, tuple[AggregateInfo, str]] = {}
+        self._used: list[Addend] = []
+        """The columns of the aggregate that is being planned."""
         self._columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]] = []
 
     def plan(self, results: Sequence[Expression]) -> Sums | None:
@@ -125,7 +158,10 @@ class SumPlanner:
         changed = [self._catalyst.replaced(each, self._of_aggregate) for each in results]
         if not self._possible:
             return None
-        return Sums([rows, *(each for each in self._addends.values() if each is not rows)], self._columns, changed)
+        self._aggregates[COUNT] = AggregateInfo(function="count", type="bigint", columns=[COUNT]), "rows of the group"
+        addends = [rows, *(each for each in self._addends.values() if each is not rows)]
+        same = {each.name: COUNT for each in addends if each.is_count and each.value == rows.value and each is not rows}
+        return Sums(addends, self._aggregates, same, self._columns, changed)
 
     def _of_aggregate(self, expression: Expression) -> Expression | None:
         """Return what an aggregate function is over the accumulator's columns."""
@@ -135,6 +171,7 @@ class SumPlanner:
         how, of = kind_of(function), self._catalyst.items(function.children())
         condition = expression.filter().get() if expression.filter().isDefined() else None
         result = None
+        self._used.clear()
         if not expression.isDistinct():
             if how == "Count":
                 result = self._count(of, condition)
@@ -145,8 +182,16 @@ class SumPlanner:
             elif how == "Average":
                 result = self._average(function, of[0], condition)
         self._possible = self._possible and result is not None
+        if result is not None:
+            self._know("avg" if how == "Average" else how.lower(), expression)
         # Anything will do in place of it: there will be no such accumulator.
         return result if result is not None else expression
+
+    def _know(self, function: str, expression: Expression) -> None:
+        """Keep what manifests and people are told of an aggregate that has been planned."""
+        main, *others = sorted(dict.fromkeys(each.name for each in self._used), key=lambda name: name[:5] == "count")
+        info = AggregateInfo(function=function, type=expression.dataType().sql().lower(), columns=[main, *others])
+        self._aggregates[f"{function}_{main.partition('_')[2]}"] = info, expression.sql().replace("(1)", "(*)")
 
     def _count(self, of: Sequence[Expression], condition: Expression | None) -> Expression:
         return self._column(self._counted(of, condition))
@@ -156,13 +201,13 @@ class SumPlanner:
         for each in of:
             condition = catalyst.both(condition, catalyst.not_null(each)) if each.nullable() else condition
         value = self._weight if condition is None else catalyst.if_(condition, self._weight, catalyst.sql("0L"))
-        return self._add("count", value, LongType(), "sum")
+        return self._add("count", value, LongType(), "sum", of=of[0] if len(of) == 1 else None)
 
     def _extreme(self, how: str, value: Expression, condition: Expression | None) -> Expression | None:
         kind = self._type_of(value)
         if not isinstance(kind, _ORDERED):
             return None
-        return self._column(self._add(how, self._only(value, condition), kind, how))
+        return self._column(self._add(how, self._only(value, condition), kind, how, of=value))
 
     def _sum(self, function: Any, value: Expression, condition: Expression | None) -> Expression | None:
         kind = self._summed_type(value, function.dataType())
@@ -193,7 +238,8 @@ class SumPlanner:
         if not self._appends:
             is_gone = catalyst.less_than(self._weight, catalyst.sql("0L"))
             added = catalyst.if_(is_gone, catalyst.negative(added), added)
-        return self._add("sum", self._only(added, condition), kind, "sum", self._counted([value], condition).name)
+        counted = self._counted([value], condition).name
+        return self._add("sum", self._only(added, condition), kind, "sum", counted, of=value)
 
     def _summed_type(self, value: Expression, result: Any) -> DataType | None:
         kind = self._type_of(value)
@@ -211,11 +257,25 @@ class SumPlanner:
         return catalyst.if_(catalyst.both(condition, is_row), value, catalyst.null_like(value))
 
     def _add(
-        self, what: str, value: Expression, kind: DataType, merge: str, counted: str = "", *, name: str = ""
+        self,
+        what: str,
+        value: Expression,
+        kind: DataType,
+        merge: str,
+        counted: str = "",
+        *,
+        name: str = "",
+        of: Expression | None = None,
     ) -> Addend:
-        meaning = self._meanings.of(value, self._columns_mean)
-        name = name or f"{what}_{hashlib.sha256(f'{meaning} {kind.ddl}'.encode()).hexdigest()[:12]}"
-        return self._addends.setdefault(name, Addend(name, value, kind, merge, counted))
+        """Return the column of a value; `of` is the argument of the function, after which people know it."""
+        if not name:
+            meaning = self._meanings.of(value, self._columns_mean)
+            column = source_column(self._meanings.of(of, self._columns_mean)) if of is not None else ""
+            parts = (what, column, hashlib.sha256(f"{meaning} {kind.ddl}".encode()).hexdigest()[:12])
+            name = "_".join(filter(None, parts))
+        addend = self._addends.setdefault(name, Addend(name, value, kind, merge, counted))
+        self._used.append(addend)
+        return addend
 
     def _column(self, addend: Addend) -> Expression:
         """Return the column of an accumulator in Spark's plan."""

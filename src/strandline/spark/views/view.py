@@ -281,7 +281,7 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
     ids = {id_of(its): id_of(each) for each, its in pairs}
     unique = None if inner.unique is None else frozenset(ids[each] for each in inner.unique)
     return inner.then(
-        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "view", meanings, unique=unique
+        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "", meanings, unique=unique
     )
 
 
