@@ -241,6 +241,8 @@ class OperatorNode(Node):
     """Its former uid, if the program declares one."""
     group: str = ""
     """Of an aggregation of a view: the beginning of the uids of all aggregations of the same groups of rows."""
+    is_changed: bool = False
+    """Whether rows that it has read may be taken back, so that it must have read all of them."""
     name: str = ""
     keys: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
@@ -307,6 +309,14 @@ def with_ancestors(*nodes: Node) -> Iterator[Node]:
 
     for node in nodes:
         yield from visit(node)
+
+
+def operators_above(*nodes: Node) -> set[OperatorNode]:
+    """Return the operators whose rows reach these nodes without another one in between."""
+    found: set[OperatorNode] = set()
+    for node in nodes:
+        found |= {node} if isinstance(node, OperatorNode) else operators_above(*node.parents)
+    return found
 
 
 def sources_of(node: Node) -> list[SourceNode]:

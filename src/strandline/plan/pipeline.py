@@ -24,6 +24,7 @@ from strandline.plan.graph import (
     SourceNode,
     UnionNode,
     WatermarkNode,
+    operators_above,
     sources_of,
     with_ancestors,
 )
@@ -68,6 +69,11 @@ class Operator:
     def group(self) -> str:
         """The beginning of the uids of aggregations of the same groups, if it is one of a view."""
         return self.node.group
+
+    @property
+    def changed_by(self) -> frozenset[str]:
+        """The uids of the operators whose rows it reads, if these may be taken back."""
+        return frozenset(each.uid for each in operators_above(*self.node.parents) if self.node.is_changed)
 
     @property
     def declared(self) -> Mapping[str, State]:

@@ -31,6 +31,8 @@ class Upgradable(Matchable, Protocol):
     @property
     def parallelism(self) -> int: ...
     @property
+    def changed_by(self) -> Collection[str]: ...
+    @property
     def states(self) -> Sequence[StateInfo]: ...
     @property
     def declared(self) -> Mapping[str, State]: ...
@@ -80,6 +82,8 @@ class Upgrade:
     """Code that declares a new field as a former one with another name."""
     from_now: tuple[str, ...] = ()
     """Uids of aggregations of views that `from_now` lacks, for their new aggregates to begin empty."""
+    to_begin: tuple[str, ...] = ()
+    """Uids of new operators that would have to read what kept ones have given."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
@@ -94,6 +98,8 @@ class Upgrade:
                 f"to have what is new in a view count from now on, write from_now={json.dumps(self.from_now)}; to have "
                 "it right, compute the view anew, from the beginning of its sources or from history"
             )
+        if self.to_begin:
+            hints.append("have a view that is new in a job of its own, which reads its sources from their beginning")
         if self.to_rename:
             hints.append(
                 f"if a field has another name now, write {', and '.join(self.to_rename)} in the state's declaration "
@@ -164,6 +170,7 @@ class _Planner:
         self._to_add: dict[str, tuple[str, ...]] = {}
         self._to_rename: list[str] = []
         self._needs_from_now: list[str] = []
+        self._to_begin: list[str] = []
         for name in sorted(drop):
             self._add_dropped(name)
 
@@ -180,7 +187,7 @@ class _Planner:
 
     def plan(self) -> Upgrade:
         without = {named.uid for named in self._drop if not named.state}
-        matches = match_operators(self._operators, [*self._stored.values()], without)
+        matches = self._matches = match_operators(self._operators, [*self._stored.values()], without)
         for operator in self._operators:
             self._plan_operator(operator, matches.get(operator.uid))
         continued = {migration.stored.uid for migration in self._migrations.values() if migration.stored}
@@ -196,6 +203,7 @@ class _Planner:
             to_add=self._to_add,
             to_rename=tuple(self._to_rename),
             from_now=tuple(self._needs_from_now),
+            to_begin=tuple(self._to_begin),
         )
 
     def _plan_operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
@@ -204,6 +212,11 @@ class _Planner:
             self._changes.append(Change(uid, "", "new"))
             self._changes += [Change(uid, state.name, "new") for state in operator.states]
             self._migrations[uid] = Migration()
+            if kept := sorted(each for each in operator.changed_by if each in self._matches):
+                self._refuse(
+                    uid, "", f"it is new, and rows that '{kept[0]}' gave before may be taken back: it has not read them"
+                )
+                self._to_begin.append(uid)
             return
         is_other = operator.parallelism != info.parallelism
         details = (f"parallelism {operator.parallelism}, was {info.parallelism}",) if is_other else ()

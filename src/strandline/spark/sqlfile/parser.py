@@ -14,6 +14,7 @@ from strandline.spark.sqlfile.statements import (
     CreateView,
     Emit,
     Explain,
+    ExplainUpgrade,
     Form,
     Insert,
     Name,
@@ -167,8 +168,21 @@ class _Parser(ColumnParser):
         at = self.peek().start
         return Set(Option(name.text, self._value(f"the value of '{name.text}'"), name.at, at))
 
-    def _explain(self) -> Explain:
+    def _explain(self) -> Explain | ExplainUpgrade:
+        if self.peek().word == "UPGRADE" and self.peek(1).kind != "end":
+            self.next += 1
+            old = self._path("the path of the old file, as in: EXPLAIN UPGRADE 'old.sql' TO 'new.sql'")
+            new = self._path("the path of the new file") if self.accept("TO") else None
+            restore = self._path("the path or url of a snapshot").text if self.accept("RESTORE") else ""
+            return ExplainUpgrade(old, new, restore)
         return Explain(self._view_or_query())
+
+    def _path(self, what: str) -> Name:
+        token = self.peek()
+        if token.kind != "text":
+            self.fail(f"expected {what}, found {text_of(token)}", hint="write it in quotes")
+        self.next += 1
+        return Name(token.value, token.start)
 
     def _view_or_query(self) -> Query:
         """Take the name of a view, or a query."""

@@ -24,6 +24,7 @@ from strandline.spark.sqlfile.statements import (
     CreateView,
     Declaration,
     Explain,
+    ExplainUpgrade,
     Insert,
     Name,
     Option,
@@ -69,16 +70,16 @@ class Program:
         self._entries: dict[str, Entry] = {}
 
     @staticmethod
-    def read(path: Path) -> tuple[Program, list[tuple[Explain | Select, Script]]]:
+    def read(path: Path) -> tuple[Program, list[tuple[Explain | ExplainUpgrade | Select, Script]]]:
         """Return the program of a file, and its statements that declare nothing."""
-        program, others = Program(), list[tuple[Explain | Select, Script]]()
+        program, others = Program(), list[tuple[Explain | ExplainUpgrade | Select, Script]]()
         try:
             script = Script(path.read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path} is no text in UTF-8: {error.reason}") from None
         for statement in parse(script):
             program.add(statement, script)
-            if isinstance(statement, Explain | Select):
+            if isinstance(statement, Explain | ExplainUpgrade | Select):
                 others.append((statement, script))
         return program, others
 
@@ -101,7 +102,7 @@ class Program:
                     hint="write one query with UNION ALL, or create a sink for each",
                 )  # fmt: skip
             self.inserts.append((statement, script))
-        else:
+        elif not isinstance(statement, ExplainUpgrade):
             self.relations_in(statement.query, script)
 
     @property

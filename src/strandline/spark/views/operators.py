@@ -59,6 +59,7 @@ class Operators:
             rows.output,
             f"Filter[{self.meanings.of(condition, rows.columns)}]",
             unique=rows.unique,
+            clause=f"WHERE {condition.sql()}",
         )
 
     def results_of(
@@ -110,7 +111,10 @@ class Operators:
         # With the source, as what is made refers to it: together they can be freed.
         known = sources_of(first)[0].views
         if (meaning, leaves) not in known:
-            known[meaning, leaves] = make()
+            node, *more = make()
+            if isinstance(node, OperatorNode):
+                node = replace(node, is_changed=not all(rows.appends for rows in above))
+            known[meaning, leaves] = node, *more
         return known[meaning, leaves]
 
 
@@ -137,7 +141,11 @@ def columns_of(columns: Sequence[Attribute], meaning: str) -> dict[int, str]:
 def parts_of(*above: Relation, part: Part | None = None, appends: bool = True) -> tuple[Part, ...]:
     parts = dict.fromkeys(each for relation in above for each in relation.parts)
     if part is not None:
-        parts[replace(part, gives="rows that stay" if appends else "changes")] = None
+        reads = [name for relation in above for name, _ in sorted(relation.leaves, key=lambda leaf: leaf[0])]
+        reads += [text for each in parts for text in (each.what, *each.reads)]
+        reads += [text for relation in above for text in relation.clauses]
+        gives = "rows that stay" if appends else "changes"
+        parts[replace(part, gives=gives, reads=tuple(dict.fromkeys(reads)))] = None
     return tuple(parts)
 
 

@@ -124,7 +124,7 @@ class Planner:
         self._check_deterministic(plan)
         catalyst, carried = self._catalyst, self.operators.carried(child)
         output = catalyst.items(plan.output())
-        text, unique = "", child.unique
+        text, clause, unique = "", "", child.unique
         match kind:
             case "Project":
                 expressions = catalyst.items(plan.projectList())
@@ -154,13 +154,16 @@ class Planner:
                 if kind == "Generate":
                     # Its other arguments are the columns that are read behind it.
                     text, unique = f"{self._meanings.of(plan.generator(), child.columns)} {plan.outer()}", None
+                    clause = plan.generator().sql()
+                elif kind == "Filter":
+                    clause = f"WHERE {plan.condition().sql()}"
                 text = f"{kind}[{text}]"
                 columns = _new(output, child.columns, f"{text}({child.rows})")
 
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])
 
-        return child.then(step, output, text, columns, unique=unique)
+        return child.then(step, output, text, columns, unique=unique, clause=clause)
 
     def _check_deterministic(self, plan: Plan) -> None:
         catalyst = self._catalyst
@@ -246,7 +249,8 @@ class Planner:
             return catalyst.project([*output, *carried], catalyst.with_children(plan, sides))
 
         new = _new(output, rows.columns, f"{text}({rows.rows})")
-        return rows.then(step, output, text, new, unique=rows.unique if how in _KEEPS_ROWS else None)
+        unique, clause = rows.unique if how in _KEEPS_ROWS else None, f"{how} join with a table of Spark"
+        return rows.then(step, output, text, new, unique=unique, clause=clause)
 
     # -- limits
 

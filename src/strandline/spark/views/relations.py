@@ -31,6 +31,8 @@ class Part:
     """What its state holds."""
     gives: str
     """What it gives: rows that stay, or changes."""
+    reads: tuple[str, ...] = ()
+    """What its rows are made of: tables, conditions, and what the operators before it do."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Relation:
     """The tables that it reads: their names, and the nodes that they stand for."""
     parts: tuple[Part, ...] = ()
     """What keeps state above, in the order of the rows."""
+    clauses: tuple[str, ...] = ()
+    """The steps that leave out rows or make several of one, for people."""
 
     @cached_property
     def meaning(self) -> str:
@@ -77,6 +81,7 @@ class Relation:
         columns: Mapping[int, str] | None = None,
         *,
         unique: frozenset[int] | None = None,
+        clause: str = "",
     ) -> Relation:
         """Return the relation with one step more; without a `meaning`, it gives one row for each."""
         ids = {id_of(attribute) for attribute in output}
@@ -90,6 +95,7 @@ class Relation:
             rows=short(f"{meaning}({self.rows})") if meaning else self.rows,
             unique=unique,
             above=self,
+            clauses=(*self.clauses, clause) if clause else self.clauses,
         )
 
 

@@ -34,6 +34,8 @@ from strandline.types.datatypes import (
     parse_type,
 )
 
+ROWS_TEXT = "rows of the group"
+"""What people are told of the column COUNT."""
 _EXTREMES = {"Max": "max", "Min": "min"}
 _ORDERED = (
     BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegralType, StringType, TimestampNTZType,
@@ -158,7 +160,7 @@ class SumPlanner:
         changed = [self._catalyst.replaced(each, self._of_aggregate) for each in results]
         if not self._possible:
             return None
-        self._aggregates[COUNT] = AggregateInfo(function="count", type="bigint", columns=[COUNT]), "rows of the group"
+        self._aggregates[COUNT] = AggregateInfo(function="count", type="bigint", columns=[COUNT]), ROWS_TEXT
         addends = [rows, *(each for each in self._addends.values() if each is not rows)]
         same = {each.name: COUNT for each in addends if each.is_count and each.value == rows.value and each is not rows}
         return Sums(addends, self._aggregates, same, self._columns, changed)
