@@ -240,7 +240,8 @@ class OperatorNode(Node):
     was: str = ""
     """Its former uid, if the program declares one."""
     group: str = ""
-    """Of an aggregation of a view: the beginning of the uids of all aggregations of the same groups of rows."""
+    """Of a view's operator: the uid that its meaning gives; of an aggregation, the beginning that is that of all of the
+    same groups of rows."""
     is_changed: bool = False
     """Whether rows that it has read may be taken back, so that it must have read all of them."""
     name: str = ""

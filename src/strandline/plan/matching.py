@@ -27,8 +27,9 @@ def match_operators(
 ) -> dict[str, OperatorInfo]:
     """Return by uid the stored operator of each operator that has one, but for the uids in `without`.
 
-    It has the operator's uid or its former one. An aggregation of a view continues from another one of its group, too:
-    of several, from that which no other operator continues from, and with which it has the most aggregates in common.
+    It has the operator's uid or its former one. An operator of a view to which the user has given a uid continues from
+    one that means the same, too, and an aggregation from another one of its group: of several, from that which no other
+    operator continues from, and with which it has the most aggregates in common.
     """
     by_uid = {info.uid: info for info in stored}
     matches = {
@@ -38,7 +39,9 @@ def match_operators(
     for operator in sorted(operators, key=lambda each: each.uid):
         if operator.uid in matches or not operator.group:
             continue
-        alike = [info for uid, info in by_uid.items() if uid.startswith(f"{operator.group}-") and uid not in without]
+        alike = [
+            info for uid, info in by_uid.items() if f"{uid}-".startswith(f"{operator.group}-") and uid not in without
+        ]
         if alike:
             best = min(alike, key=lambda info: (info.uid in continued, -_in_common(operator, info), info.uid))
             matches[operator.uid] = best

@@ -223,7 +223,7 @@ class _Planner:
         if info.uid == uid:
             self._changes.append(Change(uid, "", "kept", "", details))
         else:
-            is_renamed = info.uid == operator.was
+            is_renamed = info.uid == operator.was or not uid.startswith(operator.group)
             self._changes.append(Change(uid, "", "renamed" if is_renamed else "extended", info.uid, details))
         if StatePath(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")

@@ -80,8 +80,9 @@ class _Parser(ColumnParser):
         if not _NAME.fullmatch(name.text):
             self.fail(f"{name.text!r} cannot be a name here, expected letters, digits and '_'", name.at)
         if kind.word == "VIEW":
+            options = self._options()
             self.expect("AS", f"after the view's name, as in: CREATE VIEW {name.text} AS SELECT …")
-            return CreateView(name, self._query())
+            return CreateView(name, self._query(), options)
         if kind.word == "SINK":
             if self.peek().text == "(":
                 self.fail("a sink has no list of columns: they are those of the query", hint="leave it out")
@@ -98,6 +99,9 @@ class _Parser(ColumnParser):
         if token.word.lower() not in known:
             self.fail(f"expected one of {', '.join(known)}, found {text_of(token)}{nearest(token.text, known)}")
         self.next += 1
+        return Using(Name(token.word.lower(), token.start), self._options())
+
+    def _options(self) -> list[Option]:
         options: list[Option] = []
         if self.peek().word == "WITH":
             self.fail("expected OPTIONS, found WITH", hint="write OPTIONS (name 'value', …)")
@@ -111,7 +115,7 @@ class _Parser(ColumnParser):
                 if not self.accept_sign(","):
                     break
             self.expect_sign(")", "after the options, or ',' before the next one")
-        return Using(Name(token.word.lower(), token.start), options)
+        return options
 
     def _option_name(self) -> Name:
         first = self.peek()

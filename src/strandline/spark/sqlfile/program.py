@@ -43,6 +43,7 @@ _SINK_PARAMETERS = {
     name: Parameters.of(make, without=("name",), spark=sparkoptions.FILES if name == "files" else ())
     for name, make in SINKS.items()
 }
+_OF_VIEWS = Parameters({"uid": str, "was": str}, ())
 _RESERVED = {*signature(sql).parameters}
 """Parameters of `sl.sql`, which gets tables by name."""
 DEAD_LETTERS = "_dead_letters"
@@ -194,7 +195,11 @@ class Program:
             ]
             if circle := next((each for each in others if self._reads(each, name.text)), None):
                 raise script.error(f"view '{name.text}' would read itself: '{circle}' reads it", declaration.query.at)
-            entry = Entry(declaration, script, reads=tuple(others))
+            what = f"view '{name.text}'"
+            arguments = _OF_VIEWS.arguments(script, what, name.at, declaration.options, self.secrets)
+            if "was" in arguments and "uid" not in arguments:
+                raise script.error(f"{what} has 'was', and no 'uid'", name.at, hint="write OPTIONS (uid '…', was '…')")
+            entry = Entry(declaration, script, arguments, tuple(others))
         else:
             entry = Entry(declaration, script, self._arguments(declaration, script))
         self._entries[name.text.lower()] = entry

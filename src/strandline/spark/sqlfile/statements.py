@@ -98,6 +98,8 @@ class CreateView:
 
     name: Name
     query: Query
+    options: Sequence[Option] = ()
+    """`uid` names the last operator of the query for life, and `was` is its former uid."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ def _summed(
 ) -> Relation | None:
     """Return the results of an aggregation of sums; None if it needs more."""
     catalyst = ops.catalyst
-    distinct = _distinct(ops, child, groups, results)
+    with ops.pinning(""):
+        distinct = _distinct(ops, child, groups, results)
     if distinct is not None:
         child, results = distinct
     sums = SumPlanner(ops, child.columns, appends=child.appends).plan(results)
@@ -96,7 +97,7 @@ def _summed(
         what = f"aggregate by {names_of(groups)}" if groups else "aggregate of all rows"
         operator = ops.operator(Keyed(partial, (KEY,)), uid, process, result, what, group=group)
         bound = f"as many groups as there are different {names_of(groups)}" if groups else "one group"
-        return operator, Part(uid, what, f"a few numbers for each group: {bound}", "")
+        return operator, Part(operator.uid, what, f"a few numbers for each group: {bound}", "")
 
     node, part = ops.once(meaning, make, child)
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, catalyst.new_id())

@@ -40,6 +40,11 @@ def any_join(
     if rest is None or how == "inner":
         joined = join(ops, how, left, left_keys, right, right_keys, exists)
         return joined if rest is None else ops.filtered(joined, rest)
+    if ops.pin:
+        raise ConfigurationError(
+            f"uid '{ops.pin}' is for one operator, and an outer join with a condition beside equal values is several",
+            hint="leave uid out, or have a view with the join's equal values alone",
+        )
     # The rows that have a partner are those of the pairs: all others are those without.
     pairs = ops.filtered(join(ops, "inner", left, left_keys, right, right_keys), rest)
     if how in ("semi", "anti", "existence"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from strandline.core.errors import ConfigurationError
 from strandline.spark.views.aggregating import aggregate
 from strandline.spark.views.asof import without_asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, unaliased
@@ -19,7 +20,7 @@ from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError
 from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
-from strandline.spark.views.relations import Relation, Static
+from strandline.spark.views.relations import Relation, Static, named
 from strandline.spark.views.unions import united
 
 Lowered = Relation | Static
@@ -46,12 +47,15 @@ class Planner:
     operators: Operators
     tables: Mapping[int, Callable[[Sequence[Attribute]], Relation]]
     """By the id of the RDD that stands for it: the relation of a table, under these columns of the plan."""
+    uid: str = ""
+    """The uid of the last operator with state, if the user gives one."""
 
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
 
     def relation(self, plan: Plan, analysed: Plan) -> Relation:
         """Return the relation of a query's plan; `analysed` is the plan before Spark's optimizer."""
+        uid = self.uid
         while kind_of(analysed) == "Project":
             analysed = analysed.child()
         # The optimizer leaves out a LIMIT of more rows than there can be.
@@ -63,7 +67,13 @@ class Planner:
                 analysed,
             )
         # Here, a column may come twice: SELECT a, a.
-        return replace(self._relation(plan), output=tuple(self._catalyst.items(plan.output())))
+        result = replace(self._relation(plan), output=tuple(self._catalyst.items(plan.output())))
+        if uid and not self.operators.is_pinned:
+            raise ConfigurationError(
+                f"uid '{uid}' is for the last operator with state, and there is none, or several",
+                hint="leave uid out; or have a view of its own for the part of the query that keeps state",
+            )
+        return result
 
     def _relation(self, plan: Plan) -> Relation:
         return self._as_relation(self._lower(plan))
@@ -92,24 +102,38 @@ class Planner:
             return self._linear(kind, plan, self._relation(plan.child()))
         match kind:
             case "Join":
-                return self._join(plan, *(self._lower(child) for child in self._catalyst.items(plan.children())))
+                sides = self._catalyst.items(plan.children())
+                if all(map(self._reads_streams, sides)):
+                    return self._made(sides, lambda left, right: self._join(plan, left, right))
+                return self._join(plan, *map(self._lower, sides))
             case "Union":
+                self.uid = ""
                 output = self._catalyst.items(plan.output())
                 children = self._catalyst.items(plan.children())
                 parts = [(self._relation(child), self._catalyst.items(child.output())) for child in children]
                 return united(self.operators, parts, output)
             case "Aggregate":
                 self._check_deterministic(plan)
-                return aggregate(self.operators, plan, self._relation(plan.child()))
+                return self._made([plan.child()], lambda child: aggregate(self.operators, plan, child))
             case "Window":
                 self._check_deterministic(plan)
-                child = self._relation(plan.child())
-                return top_window(self.operators, plan, child) or window(self.operators, plan, child)
+                return self._made(
+                    [plan.child()],
+                    lambda child: top_window(self.operators, plan, child) or window(self.operators, plan, child),
+                )
             case "Sample":
                 hint = "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
                 raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
         what = _WRITTEN.get(kind, f"a step that Spark calls {kind}")
         raise _refused(what, "it cannot be kept up to date", "write the query without it", plan)
+
+    def _made(self, inputs: Sequence[Plan], make: Callable[..., Relation]) -> Relation:
+        """Return what `make` makes of the relations of plans: an operator, which gets the user's uid."""
+        uid, self.uid = self.uid, ""
+        relations = [self._relation(each) for each in inputs]
+        with self.operators.pinning(uid):
+            made = make(*relations)
+        return named(made, uid) if uid else made
 
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""
@@ -184,6 +208,7 @@ class Planner:
 
     def _with_subqueries(self, plan: Plan) -> Relation:
         """Return a node's rows, in which scalar subqueries are columns of a join with their results."""
+        self.uid = ""
         if kind_of(plan) == "Aggregate":
             above, below = self._catalyst.split(plan)
             if self._catalyst.has_subquery(below):
@@ -276,7 +301,7 @@ class Planner:
             inner = inner.child()
         if kind_of(inner) == "Sort":
             order = self._catalyst.items(inner.order())
-            rows = self._first(self._relation(inner.child()), order, start, end)
+            rows = self._made([inner.child()], lambda child: self._first(child, order, start, end))
             for projection in reversed(projections):
                 rows = self._linear("Project", projection, rows)
             return rows
@@ -289,7 +314,7 @@ class Planner:
                 "add ORDER BY; if any row will do, aggregate with any_value()",
                 limited,
             )
-        return self._first(self._relation(plan), [], start, end)
+        return self._made([plan], lambda child: self._first(child, [], start, end))
 
     def _first(self, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:
         """Return the rows from one place in an order up to another."""

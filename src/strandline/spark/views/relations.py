@@ -160,6 +160,12 @@ def weight_id(catalyst: Catalyst) -> object:
     return catalyst.id_for(WEIGHT)
 
 
+def named(rows: Relation, uid: str) -> Relation:
+    """Return what an operator with the user's uid gives: its rows and columns mean the same for its life."""
+    meanings = {id_of(each): f"{at} {each.name()}@uid {uid}" for at, each in enumerate(rows.output)}
+    return replace(rows, rows=f"uid {uid}", columns={**rows.columns, **meanings})
+
+
 def once(columns: Iterable[Attribute]) -> tuple[Attribute, ...]:
     """Return columns without those that come again: SELECT a, a."""
     return tuple({id_of(each): each for each in columns}.values())

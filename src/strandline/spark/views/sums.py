@@ -6,6 +6,8 @@ Spark computes what a row adds, and the result from the sums: a sum in keepers i
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,8 @@ class Addend:
     merge: str
     counted: str = ""
     """The column with the number of values that are not null: where that is 0, the result is null."""
+    meant: str = ""
+    """The name that its meaning gives."""
 
     @property
     def is_count(self) -> bool:
@@ -87,6 +91,8 @@ class Sums:
     """The aggregates for manifests, each with its text in the query."""
     same: Mapping[str, str]
     """By column: another one with the same values."""
+    was: Mapping[str, str]
+    """By aggregate with a name of the user's: the name that its meaning gives."""
     columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]]
     """What Spark knows as buffers: the column that each is, and what is made of it."""
     results: list[Expression]
@@ -104,7 +110,7 @@ class Sums:
             },
             merges={names[each.name]: each.merge for each in self.addends},
             empty={names[each.name]: 0 for each in self.addends if each.is_count},
-            was={},
+            was=self.was,
             added=(),
             texts={name: text for name, (_, text) in self.aggregates.items()},
             same={names[column]: names[other] for column, other in self.same.items()},
@@ -151,19 +157,28 @@ class SumPlanner:
         self._aggregates: dict[str, tuple[AggregateInfo, str]] = {}
         self._used: list[Addend] = []
         """The columns of the aggregate that is being planned."""
+        self._is_pinned = bool(ops.pin)
+        """Whether aggregates are known by the names of their results: those of an operator with the user's uid."""
+        self._result = ""
+        self._was: dict[str, str] = {}
         self._columns: list[tuple[Addend, Attribute, Callable[[Expression], Expression]]] = []
 
     def plan(self, results: Sequence[Expression]) -> Sums | None:
         """Return the accumulator of some results; None if one of them needs all rows of a group."""
         rows = self._add("rows", self._weight, LongType(), "sum", name=COUNT)
         self._possible = True
-        changed = [self._catalyst.replaced(each, self._of_aggregate) for each in results]
+        changed = [self._of_result(each) for each in results]
         if not self._possible:
             return None
         self._aggregates[COUNT] = AggregateInfo(function="count", type="bigint", columns=[COUNT]), ROWS_TEXT
         addends = [rows, *(each for each in self._addends.values() if each is not rows)]
         same = {each.name: COUNT for each in addends if each.is_count and each.value == rows.value and each is not rows}
-        return Sums(addends, self._aggregates, same, self._columns, changed)
+        return Sums(addends, self._aggregates, same, self._was, self._columns, changed)
+
+    def _of_result(self, result: Expression) -> Expression:
+        """Return a result over the accumulator's columns."""
+        self._result = re.sub(r"\W", "_", result.name(), flags=re.ASCII).lower() if self._is_pinned else ""
+        return self._catalyst.replaced(result, self._of_aggregate)
 
     def _of_aggregate(self, expression: Expression) -> Expression | None:
         """Return what an aggregate function is over the accumulator's columns."""
@@ -191,9 +206,15 @@ class SumPlanner:
 
     def _know(self, function: str, expression: Expression) -> None:
         """Keep what manifests and people are told of an aggregate that has been planned."""
-        main, *others = sorted(dict.fromkeys(each.name for each in self._used), key=lambda name: name[:5] == "count")
-        info = AggregateInfo(function=function, type=expression.dataType().sql().lower(), columns=[main, *others])
-        self._aggregates[f"{function}_{main.partition('_')[2]}"] = info, expression.sql().replace("(1)", "(*)")
+        main, *others = sorted(dict.fromkeys(self._used), key=lambda each: each.is_count)
+        columns = [each.name for each in (main, *others)]
+        info = AggregateInfo(function=function, type=expression.dataType().sql().lower(), columns=columns)
+        name = f"{function}_{main.meant.partition('_')[2]}"
+        if self._is_pinned:
+            number = sum(known.rpartition("#")[0] == self._result for known in self._aggregates)
+            name, was = f"{self._result}#{number + 1}", name
+            self._was[name] = was
+        self._aggregates[name] = info, expression.sql().replace("(1)", "(*)")
 
     def _count(self, of: Sequence[Expression], condition: Expression | None) -> Expression:
         return self._column(self._counted(of, condition))
@@ -275,9 +296,18 @@ class SumPlanner:
             column = source_column(self._meanings.of(of, self._columns_mean)) if of is not None else ""
             parts = (what, column, hashlib.sha256(f"{meaning} {kind.ddl}".encode()).hexdigest()[:12])
             name = "_".join(filter(None, parts))
-        addend = self._addends.setdefault(name, Addend(name, value, kind, merge, counted))
-        self._used.append(addend)
-        return addend
+        key = f"{self._result} {name}"
+        if key not in self._addends:
+            meant, name = name, self._named(what) if self._result else name
+            self._addends[key] = Addend(name, value, kind, merge, counted, meant)
+        self._used.append(self._addends[key])
+        return self._addends[key]
+
+    def _named(self, what: str) -> str:
+        """Return the name of a column of the result's own, which no other column has."""
+        names = {each.name for each in self._addends.values()}
+        numbered = (f"{what}_{self._result}_{number}" for number in itertools.count(1))
+        return next(name for name in numbered if name not in names)
 
     def _column(self, addend: Addend) -> Expression:
         """Return the column of an accumulator in Spark's plan."""

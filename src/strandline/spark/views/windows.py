@@ -69,15 +69,14 @@ def closed_windows(
         uid = f"{group}-{hash_of(meaning)[:6]}"
         what = f"{_name_of(cut.kind)} by {names_of(keys)}" if keys else f"{_name_of(cut.kind)} of all rows"
         functions = {each.name: _MERGES[each.merge](each.name) for each in sums.addends}
-        operator = aggregate_on(Keyed(node, (KEY,)), cut.kind, Rules(), functions, uid, what, None, None)
+        operator = aggregate_on(Keyed(node, (KEY,)), cut.kind, Rules(), functions, ops.uid(uid), what, None, None)
         ops.unlisted(operator)
         assert isinstance(operator.process, BuiltinOperator)
         assert operator.aggregated is not None
         stored = {name: info.columns[0] for name, info in operator.aggregated.infos.items()}
         operator.process.own_aggregated = sums.aggregated(appends=True, stored=stored)
-        return replace(operator, group=group), Part(
-            uid, what, "sums and counts of each open window: gone when it is closed", ""
-        )
+        part = Part(operator.uid, what, "sums and counts of each open window: gone when it is closed", "")
+        return replace(operator, group=group), part
 
     node, part = ops.once(meaning, make, rows)
     key, start, end = (
