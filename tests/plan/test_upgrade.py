@@ -45,6 +45,7 @@ class Op:
     parallelism: int = 1
     group: str = ""
     changed_by: Sequence[str] = ()
+    computed_of: Sequence[str] = ()
     declared: dict[str, State] = field(init=False)
     states: list[StateInfo] = field(init=False)
     aggregated: Aggregated | None = field(init=False)

@@ -39,8 +39,11 @@ def match_operators(
     for operator in sorted(operators, key=lambda each: each.uid):
         if operator.uid in matches or not operator.group:
             continue
+        beginning = f"{operator.group}-"
         alike = [
-            info for uid, info in by_uid.items() if f"{uid}-".startswith(f"{operator.group}-") and uid not in without
+            info
+            for uid, info in by_uid.items()
+            if uid not in without and (uid == operator.group or (operator.aggregated and uid.startswith(beginning)))
         ]
         if alike:
             best = min(alike, key=lambda info: (info.uid in continued, -_in_common(operator, info), info.uid))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -32,7 +33,8 @@ from strandline.plan.matching import match_operators
 from strandline.plan.operators import branches_above, movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
-from strandline.runtime.builtin import Aggregated
+from strandline.runtime.builtin import Aggregated, BuiltinOperator
+from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
@@ -76,6 +78,12 @@ class Operator:
         return frozenset(each.uid for each in operators_above(*self.node.parents) if self.node.is_changed)
 
     @property
+    def computed_of(self) -> frozenset[str]:
+        """The uids of the operators that hold the rows of which its results are computed, if that is all it needs."""
+        above = operators_above(*self.node.parents) if isinstance(self.node.process, Comparing) else ()
+        return frozenset(each.uid for each in above if isinstance(each.process, Collecting))
+
+    @property
     def declared(self) -> Mapping[str, State]:
         """The declarations of its states, by name."""
         return declared_states(self.node.process)
@@ -109,7 +117,7 @@ class Operator:
         return Program(
             uid=node.uid,
             name=node.name,
-            process=pickle_process(node.process, node.uid),
+            process=pickle_process(self._process, node.uid),
             key_columns=list(node.keys),
             input_schema=node.input_schema,
             output_schema=node.output_schema,
@@ -126,6 +134,15 @@ class Operator:
             max_parallelism=self.max_parallelism,
             **run,
         )
+
+    @property
+    def _process(self) -> Any:
+        process = self.node.process
+        if self.migration.replays:
+            assert isinstance(process, BuiltinOperator)
+            process = copy(process)
+            process.own_replays = True
+        return process
 
 
 class Pipeline:

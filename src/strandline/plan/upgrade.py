@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType, structs
@@ -33,6 +33,8 @@ class Upgradable(Matchable, Protocol):
     @property
     def changed_by(self) -> Collection[str]: ...
     @property
+    def computed_of(self) -> Collection[str]: ...
+    @property
     def states(self) -> Sequence[StateInfo]: ...
     @property
     def declared(self) -> Mapping[str, State]: ...
@@ -50,6 +52,8 @@ class Migration:
     """By state of the program: its name in the snapshot, if that differs."""
     dropped: Sequence[str] = ()
     """States of the snapshot that are discarded."""
+    replays: bool = False
+    """Whether the operator gives all that it holds in its first epoch."""
 
     def infos(self, declared: Sequence[StateInfo]) -> list[StateInfo]:
         """Return declared states for a manifest, with all schemas that their stored values may have."""
@@ -194,6 +198,8 @@ class _Planner:
         for uid, info in self._stored.items():
             if uid not in continued:
                 self._plan_missing_operator(info)
+        for uid in {uid for each in self._operators if self._is_computed(each) for uid in each.computed_of}:
+            self._migrations[uid] = replace(self._migrations[uid], replays=True)
         return Upgrade(
             changes=tuple(self._changes),
             refusals=tuple(self._refusals),
@@ -209,7 +215,9 @@ class _Planner:
     def _plan_operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
         uid = operator.uid
         if info is None:
-            self._changes.append(Change(uid, "", "new"))
+            is_computed = self._is_computed(operator)
+            details = ("it is computed of rows that are kept",) if is_computed else ()
+            self._changes.append(Change(uid, "", "new", "", details))
             self._changes += [Change(uid, state.name, "new") for state in operator.states]
             self._migrations[uid] = Migration()
             if kept := sorted(each for each in operator.changed_by if each in self._matches):
@@ -256,6 +264,11 @@ class _Planner:
         self._migrations[uid] = Migration(info, schemas, was, dropped)
         if aggregates is not None:
             self._changes += aggregates.changes
+
+    def _is_computed(self, operator: Upgradable) -> bool:
+        """Whether an operator is new, and its results can be computed of rows that are kept."""
+        rows = operator.computed_of
+        return bool(rows) and operator.uid not in self._matches and all(uid in self._matches for uid in rows)
 
     def _plan_aggregates(self, operator: Upgradable, info: OperatorInfo) -> AggregateChanges | None:
         """Return the changes of the aggregates of an operator that has stored ones, or None."""
@@ -379,6 +392,10 @@ class _Planner:
         if StatePath(info.uid) in self._drop or not info.states:
             self._changes.append(Change(info.uid, "", "dropped"))
             return
+        for each in self._operators:
+            if self._is_computed(each) and info.uid.startswith(each.group.rpartition("-")[0] + "-"):
+                self._changes.append(Change(info.uid, "", "dropped", "", (f"'{each.uid}' computes results anew",)))
+                return
         self._missing.append(name_in(self._names, StatePath(info.uid)))
         uids = ", ".join(sorted(operator.uid for operator in self._operators)) or "none"
         reason = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"

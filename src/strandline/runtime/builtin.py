@@ -46,6 +46,8 @@ class BuiltinOperator:
     """How it cuts time, as far as its state depends on it: of its first state."""
     own_aggregated: Aggregated | None = None
     """Of what its states hold accumulators, if they do."""
+    own_replays: bool = False
+    """Whether it gives all that it holds in its first epoch: what computes something of that is new."""
     own_metrics: Mapping[str, int] = MappingProxyType({})
     """Figures for people to look at, since this process began."""
     own_step: str = ""

@@ -156,18 +156,23 @@ def _recomputed(
         leaves=child.leaves,
         parts=parts_of(child, part=part, appends=False),
     )
-    return _compared(ops, rows, [key], meaning, what)
+    return _compared(ops, rows, [key], meaning, what, f"results-{hash_of(collected)[:6]}")
 
 
 def _compared(
-    ops: Operators, rows: Relation, key: Sequence[Attribute], meaning: str, what: str = "a table"
+    ops: Operators,
+    rows: Relation,
+    key: Sequence[Attribute],
+    meaning: str,
+    what: str = "a table",
+    beginning: str = "results",
 ) -> Relation:
     """Return the changes of rows of which each epoch gives all that a key has now."""
 
     def make() -> tuple[Node, tuple[str, ...], Part]:
         by = key[0] if key else key_of(ops.catalyst, [])
         node, names = ops.rows(rows, rows.output, by)
-        uid = f"results-{hash_of(meaning)}"
+        uid = f"{beginning}-{hash_of(meaning)[:6]}"
         kind = struct_of(node, names)
         process = Comparing(struct_of(node, [KEY]), kind)
         operator = ops.operator(Keyed(node, (KEY,)), uid, process, kind, what)

@@ -9,7 +9,6 @@ from typing import Literal
 from strandline.format.manifest import OperatorInfo
 from strandline.plan.aggregatestate import FROM_NOW
 from strandline.plan.changes import Change
-from strandline.plan.graph import operators_above
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade
 from strandline.spark.views.relations import Part
@@ -85,8 +84,9 @@ class ViewUpgrade:
         elif info is None:
             is_rebuilt = self._is_rebuilt(uid)
             outcome = "rebuilt" if is_rebuilt else "new"
-            step = "each key is computed anew, of all of its rows, when it changes next" if is_rebuilt else ANEW
-            details = details if is_rebuilt else ["begins empty: it has the rows from now on alone"]
+            how = "its results are computed anew in the first epoch, of rows that are kept"
+            details = [how if is_rebuilt else "begins empty: it has the rows from now on alone"]
+            step = "" if is_rebuilt else ANEW
         else:
             is_extended = any(change.aggregate and change.action in ("new", "dropped") for change in changes)
             outcome, step = ("extended" if is_extended else "kept"), ""
@@ -96,12 +96,9 @@ class ViewUpgrade:
         return PartChange(view, part.what, outcome, uid, was, tuple(details), *_figures(info), step)
 
     def _is_rebuilt(self, uid: str) -> bool:
-        """Whether an operator compares results of rows that are kept."""
-        node = next(each.node for each in self.operators if each.uid == uid)
-        above = operators_above(*node.parents)
-        return uid.startswith("results-") and bool(above) and all(
-            each.uid.startswith("rows-") and self.upgrade.migrations[each.uid].stored for each in above
-        )  # fmt: skip
+        """Whether the results of a new operator are computed of rows that are kept."""
+        rows = next(each.computed_of for each in self.operators if each.uid == uid)
+        return any(self.upgrade.migrations[each].replays for each in rows)
 
     def _details(self, changes: Sequence[Change], info: OperatorInfo | None) -> list[str]:
         texts = self.texts.get(info.uid, {}) if info else {}
@@ -137,8 +134,8 @@ class ViewUpgrade:
         _, other = max(alike, key=lambda pair: (pair[0], len({*pair[1].reads} & {*part.reads})))
         before = [text for text in (part.what, *part.reads) if text not in (other.what, *other.reads)]
         now = [text for text in (other.what, *other.reads) if text not in (part.what, *part.reads)]
-        if kind == "results" and self._is_rebuilt(other.uid):
-            return [f"{other.uid} computes results anew, of rows that are kept: these are not taken back before"]
+        if self._is_rebuilt(other.uid):
+            return [f"{other.uid} computes results anew; a sink of changes is not told that these are gone"]
         found = [f"{when}: {'; '.join(texts)}" for when, texts in (("before", before), ("now", now)) if texts]
         return [f"in its place: {other.uid}", *(found or ["it reads, or keeps, other columns"])]
 
