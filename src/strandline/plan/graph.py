@@ -314,10 +314,10 @@ def with_ancestors(*nodes: Node) -> Iterator[Node]:
 
 def operators_above(*nodes: Node) -> set[OperatorNode]:
     """Return the operators whose rows reach these nodes without another one in between."""
-    found: set[OperatorNode] = set()
+    operators: set[OperatorNode] = set()
     for node in nodes:
-        found |= {node} if isinstance(node, OperatorNode) else operators_above(*node.parents)
-    return found
+        operators |= {node} if isinstance(node, OperatorNode) else operators_above(*node.parents)
+    return operators
 
 
 def sources_of(node: Node) -> list[SourceNode]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from strandline.format.manifest import OperatorInfo
@@ -23,7 +23,7 @@ class Matchable(Protocol):
 
 
 def match_operators(
-    operators: Iterable[Matchable], stored: Sequence[OperatorInfo], without: Collection[str] = ()
+    operators: Collection[Matchable], stored: Sequence[OperatorInfo], without: Collection[str] = ()
 ) -> dict[str, OperatorInfo]:
     """Return by uid the stored operator of each operator that has one, but for the uids in `without`.
 
@@ -36,20 +36,23 @@ def match_operators(
         each.uid: info for each in operators if (info := by_uid.get(each.uid) or by_uid.get(each.was)) is not None
     }
     continued = {info.uid for info in matches.values()}
-    for operator in sorted(operators, key=lambda each: each.uid):
-        if operator.uid in matches or not operator.group:
-            continue
-        beginning = f"{operator.group}-"
-        alike = [
-            info
-            for uid, info in by_uid.items()
-            if uid not in without and (uid == operator.group or (operator.aggregated and uid.startswith(beginning)))
-        ]
-        if alike:
-            best = min(alike, key=lambda info: (info.uid in continued, -_in_common(operator, info), info.uid))
-            matches[operator.uid] = best
-            continued.add(best.uid)
+    pairs = [
+        (-_in_common(operator, info), operator.uid, info.uid)
+        for operator in operators
+        for info in stored
+        if operator.uid not in matches and info.uid not in without and _is_alike(operator, info)
+    ]
+    while pairs:
+        _, uid, stored_uid = min(pairs, key=lambda pair: (pair[2] in continued, *pair))
+        matches[uid] = by_uid[stored_uid]
+        continued.add(stored_uid)
+        pairs = [pair for pair in pairs if pair[1] != uid]
     return matches
+
+
+def _is_alike(operator: Matchable, info: OperatorInfo) -> bool:
+    is_of_group = operator.aggregated is not None and info.uid.startswith(f"{operator.group}-")
+    return bool(operator.group) and (info.uid == operator.group or is_of_group)
 
 
 def _in_common(operator: Matchable, info: OperatorInfo) -> int:

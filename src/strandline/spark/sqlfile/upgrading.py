@@ -1,4 +1,4 @@
-"""What becomes of the views of an SQL program in another version of it."""
+"""Compares two versions of an SQL program: what becomes of the operators of its views."""
 
 from __future__ import annotations
 

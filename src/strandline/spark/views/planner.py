@@ -104,7 +104,7 @@ class Planner:
             case "Join":
                 sides = self._catalyst.items(plan.children())
                 if all(map(self._reads_streams, sides)):
-                    return self._made(sides, lambda left, right: self._join(plan, left, right))
+                    return self._with_uid(sides, lambda left, right: self._join(plan, left, right))
                 return self._join(plan, *map(self._lower, sides))
             case "Union":
                 self.uid = ""
@@ -114,10 +114,10 @@ class Planner:
                 return united(self.operators, parts, output)
             case "Aggregate":
                 self._check_deterministic(plan)
-                return self._made([plan.child()], lambda child: aggregate(self.operators, plan, child))
+                return self._with_uid([plan.child()], lambda child: aggregate(self.operators, plan, child))
             case "Window":
                 self._check_deterministic(plan)
-                return self._made(
+                return self._with_uid(
                     [plan.child()],
                     lambda child: top_window(self.operators, plan, child) or window(self.operators, plan, child),
                 )
@@ -127,13 +127,13 @@ class Planner:
         what = _WRITTEN.get(kind, f"a step that Spark calls {kind}")
         raise _refused(what, "it cannot be kept up to date", "write the query without it", plan)
 
-    def _made(self, inputs: Sequence[Plan], make: Callable[..., Relation]) -> Relation:
+    def _with_uid(self, inputs: Sequence[Plan], make: Callable[..., Relation]) -> Relation:
         """Return what `make` makes of the relations of plans: an operator, which gets the user's uid."""
         uid, self.uid = self.uid, ""
         relations = [self._relation(each) for each in inputs]
         with self.operators.pinning(uid):
-            made = make(*relations)
-        return named(made, uid) if uid else made
+            result = make(*relations)
+        return named(result, uid) if uid else result
 
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""
@@ -301,7 +301,7 @@ class Planner:
             inner = inner.child()
         if kind_of(inner) == "Sort":
             order = self._catalyst.items(inner.order())
-            rows = self._made([inner.child()], lambda child: self._first(child, order, start, end))
+            rows = self._with_uid([inner.child()], lambda child: self._first(child, order, start, end))
             for projection in reversed(projections):
                 rows = self._linear("Project", projection, rows)
             return rows
@@ -314,7 +314,7 @@ class Planner:
                 "add ORDER BY; if any row will do, aggregate with any_value()",
                 limited,
             )
-        return self._made([plan], lambda child: self._first(child, [], start, end))
+        return self._with_uid([plan], lambda child: self._first(child, [], start, end))
 
     def _first(self, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:
         """Return the rows from one place in an order up to another."""

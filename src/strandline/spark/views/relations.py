@@ -70,7 +70,7 @@ class Relation:
 
     @cached_property
     def meaning(self) -> str:
-        """What the rows mean with their columns."""
+        """The meaning of the rows with their columns."""
         return short(f"[{', '.join(self.columns[id_of(each)] for each in self.output)}]({self.rows})")
 
     def then(

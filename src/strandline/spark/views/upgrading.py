@@ -1,4 +1,4 @@
-"""What becomes of the operators of views when their texts change, in words: by the rules of a start, before one."""
+"""Compares the views of two programs, before a start and by its rules: what becomes of each operator, in words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANEW = "to have it right, run it in a job of its own, which reads its sources fr
 
 @dataclass(frozen=True)
 class PartChange:
-    """What becomes of one operator."""
+    """The fate of one operator."""
 
     view: str
     """The first view that has it; "" if only the snapshot does."""
@@ -136,8 +136,8 @@ class ViewUpgrade:
         now = [text for text in (other.what, *other.reads) if text not in (part.what, *part.reads)]
         if self._is_rebuilt(other.uid):
             return [f"{other.uid} computes results anew; a sink of changes is not told that these are gone"]
-        found = [f"{when}: {'; '.join(texts)}" for when, texts in (("before", before), ("now", now)) if texts]
-        return [f"in its place: {other.uid}", *(found or ["it reads, or keeps, other columns"])]
+        differences = [f"{when}: {'; '.join(texts)}" for when, texts in (("before", before), ("now", now)) if texts]
+        return [f"in its place: {other.uid}", *(differences or ["it reads, or keeps, other columns"])]
 
     def _begins(self, uid: str) -> bool:
         return self.upgrade.migrations[uid].stored is None
