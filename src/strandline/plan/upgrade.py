@@ -236,7 +236,9 @@ class _Planner:
         if StatePath(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
         if operator.key_schema != info.key_schema:
-            self._refuse(uid, "", f"its key is {operator.key_schema}, was {info.key_schema}")
+            # Users do not know the column of a view's key.
+            keys = [each.removeprefix("`__strandline_key` ") for each in (operator.key_schema, info.key_schema)]
+            self._refuse(uid, "", f"its key is {keys[0]}, was {keys[1]}")
         stored = {state.name: state for state in info.states}
         schemas: dict[str, Schemas] = {}
         was: dict[str, str] = {}
