@@ -126,7 +126,7 @@ def as_data(check: SnapshotCheck) -> dict[str, Any]:
         "job": check.job,
         "snapshot": check.url,
         "fits": not check.refusals,
-        "changes": check.upgrade.to_rows(),
+        "changes": [{**row, "name": check.names.get(row["operator"], "")} for row in check.upgrade.to_rows()],
         "notes": list(check.notes),
         "refusals": list(check.refusals),
         "drop": list(check.upgrade.drop),
@@ -140,11 +140,12 @@ def _print(check: SnapshotCheck) -> None:
     from rich.text import Text
 
     print(f"job {check.job}, from {check.url}")
-    output = Table("operator", "state or aggregate", "what becomes of it", "was", "details")
+    output = Table("operator", "name", "state or aggregate", "what becomes of it", "was", "details")
     for change in check.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
         name = f"{change.aggregate} (aggregate)" if change.aggregate else change.state or "-"
-        output.add(change.uid, name, action, change.was, "; ".join(change.details))
+        what = check.names.get(change.uid, "") if not (change.state or change.aggregate) else ""
+        output.add(change.uid, what, name, action, change.was, "; ".join(change.details))
     output.print()
     for name in check.upgrade.unused:
         say(f"--drop {name}: the snapshot has nothing of that name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -34,6 +34,8 @@ class SnapshotCheck:
     """Further facts about watermarks and about the start."""
     refusals: tuple[str, ...]
     """The reasons why the job cannot continue; empty if it can."""
+    names: Mapping[str, str]
+    """The names of the program's operators, by uid: of a view's, what they do."""
     regroup: str
     """The step to take first if the program has another max_parallelism than the snapshot; else ""."""
 
@@ -75,7 +77,13 @@ def check_upgrade(
     )
     notes += watermark_changes(manifest, pipeline.watermarks)
     return SnapshotCheck(
-        job.name, origin.url, upgrade, tuple(notes), tuple(refusals), to_regroup(upgrade, operators, origin.url)
+        job.name,
+        origin.url,
+        upgrade,
+        tuple(notes),
+        tuple(refusals),
+        {each.uid: each.node.name for each in operators},
+        to_regroup(upgrade, operators, origin.url),
     )
 
 
