@@ -259,6 +259,10 @@ class _Planner:
                 self._refuse(uid, state.name, f"drop names '{name_in(self._names, named)}', and the program has it")
                 continue
             hints = None if merges or declared is None else declared.hints
+            if hints is not None and operator.group:
+                # A view would take back the rows with the column, and has those without.
+                columns = fields_of(parse_type(state.value_type))
+                hints = replace(hints, refused=dict.fromkeys(columns, "the rows that a view holds lack a column"))
             state_schemas = self._plan_state((uid, info.uid), before, state, hints, aggregates)
             if state_schemas != Schemas():
                 schemas[state.name] = state_schemas
