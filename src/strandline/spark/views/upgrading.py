@@ -55,10 +55,12 @@ class ViewUpgrade:
     """By uid of the old program: its aggregates, by their names in the state."""
 
     def changes(self) -> list[PartChange]:
-        """Return what becomes of each operator: those of the new program, and then all others of the old one."""
-        now = [self._of_new(view, part) for view, part in self._first(self.new)]
+        """Return what becomes of each operator by view: those of the new program, and then others of the old one."""
+        changes = [self._of_new(view, part) for view, part in self._first(self.new)]
         continued = {each.stored.uid for each in self.upgrade.migrations.values() if each.stored}
-        return now + [self._of_gone(info) for info in self.stored if info.uid not in continued]
+        changes += [self._of_gone(info) for info in self.stored if info.uid not in continued]
+        order = [*self.new, *self.old, ""]
+        return sorted(changes, key=lambda change: order.index(change.view))
 
     def _first(self, views: Views) -> Iterator[tuple[str, Part]]:
         """Yield the operators that run, each with the first view that has it."""
