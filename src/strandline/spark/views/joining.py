@@ -40,6 +40,11 @@ def any_join(
     if rest is None or how == "inner":
         joined = join(ops, how, left, left_keys, right, right_keys, exists)
         return joined if rest is None else ops.filtered(joined, rest)
+    if ops.pin:
+        raise ConfigurationError(
+            f"uid '{ops.pin}' is for one operator, and an outer join with a condition beside equal values is several",
+            hint="leave uid out, or have a view with the join's equal values alone",
+        )
     # The rows that have a partner are those of the pairs: all others are those without.
     pairs = ops.filtered(join(ops, "inner", left, left_keys, right, right_keys), rest)
     if how in ("semi", "anti", "existence"):
@@ -76,7 +81,8 @@ def join(
         ", ".join(ops.meanings.of(key, rows.columns) for key in keys)
         for rows, keys in ((left, left_keys), (right, right_keys))
     ]
-    meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
+    held = right.meaning if is_paired else right.rows
+    meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{held})")
     output = [*left.output, *(right.output if is_paired else ()), *([exists] if exists is not None else [])]
 
     def make() -> tuple[Node, tuple[str, ...], Part]:

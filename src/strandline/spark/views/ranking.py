@@ -83,7 +83,7 @@ def top(
         what = f"{first}{by_key} in order of {names_of(order)}"
         operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, what)
         kept = "these rows" if is_bounded else "all rows, as one may move up"
-        return operator, (*unlike_names[: len(child.output)], result.names[-1]), Part(uid, what, kept, "")
+        return operator, (*unlike_names[: len(child.output)], result.names[-1]), Part(operator.uid, what, kept, "")
 
     node, names, part = ops.once(meaning, make, child)
     columns = {**child.columns, id_of(number): short(f"number@{meaning}")}

@@ -127,14 +127,19 @@ def _recomputed(
     def collect() -> tuple[Node, tuple[str, ...], Part]:
         node, names = ops.rows(child, child.output, key_of(catalyst, keys), seeded=seeded)
         rows, key = struct_of(node, names), struct_of(node, [KEY])
-        uid = f"rows-{hash_of(collected)}"
+        uid, what_rows = f"rows-{hash_of(collected)}", f"rows by {names_of(keys)}" if keys else "all rows"
         process = Collecting(key, rows)
         result = StructType((*key.fields, *rows.fields))
-        operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, "rows")
+        operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, "rows", suffix="-rows")
         return (
             operator,
             names,
-            Part(uid, f"rows by {names_of(keys)}" if keys else "all rows", "all rows, as long as they are there", ""),
+            Part(
+                operator.uid,
+                what_rows,
+                "all rows, as long as they are there",
+                "",
+            ),
         )
 
     node, names, part = ops.once(collected, collect, child)
@@ -151,22 +156,27 @@ def _recomputed(
         leaves=child.leaves,
         parts=parts_of(child, part=part, appends=False),
     )
-    return _compared(ops, rows, [key], meaning, what)
+    return _compared(ops, rows, [key], meaning, what, f"results-{hash_of(collected)[:6]}")
 
 
 def _compared(
-    ops: Operators, rows: Relation, key: Sequence[Attribute], meaning: str, what: str = "a table"
+    ops: Operators,
+    rows: Relation,
+    key: Sequence[Attribute],
+    meaning: str,
+    what: str = "a table",
+    beginning: str = "results",
 ) -> Relation:
     """Return the changes of rows of which each epoch gives all that a key has now."""
 
     def make() -> tuple[Node, tuple[str, ...], Part]:
         by = key[0] if key else key_of(ops.catalyst, [])
         node, names = ops.rows(rows, rows.output, by)
-        uid = f"results-{hash_of(meaning)}"
+        uid = f"{beginning}-{hash_of(meaning)[:6]}"
         kind = struct_of(node, names)
         process = Comparing(struct_of(node, [KEY]), kind)
         operator = ops.operator(Keyed(node, (KEY,)), uid, process, kind, what)
-        return operator, names, Part(uid, what, "the last results of each key", "")
+        return operator, names, Part(operator.uid, what, "the last results of each key", "")
 
     node, names, part = ops.once(short(f"results {meaning}"), make, rows)
     return Relation(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pyspark.sql import DataFrame
 
@@ -30,6 +31,8 @@ class Part:
     """What its state holds."""
     gives: str
     """What it gives: rows that stay, or changes."""
+    reads: tuple[str, ...] = ()
+    """What its rows are made of: tables, conditions, and what the operators before it do."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Relation:
     """The columns behind the steps."""
     columns: Mapping[int, str]
     """What each column means, by Spark's id."""
-    meaning: str
-    """What the rows mean: the same text is the same rows, in each process."""
+    rows: str
+    """What the rows mean, whichever columns are taken of them: the same text is the same rows, in each process."""
     steps: tuple[Linear, ...] = ()
     above: Relation | None = None
     """The relation without the last step."""
@@ -64,6 +67,13 @@ class Relation:
     """The tables that it reads: their names, and the nodes that they stand for."""
     parts: tuple[Part, ...] = ()
     """What keeps state above, in the order of the rows."""
+    clauses: tuple[str, ...] = ()
+    """The steps that leave out rows or make several of one, for people."""
+
+    @cached_property
+    def meaning(self) -> str:
+        """The meaning of the rows with their columns."""
+        return short(f"[{', '.join(self.columns[id_of(each)] for each in self.output)}]({self.rows})")
 
     @property
     def is_net(self) -> bool:
@@ -77,12 +87,13 @@ class Relation:
         self,
         step: Linear,
         output: Sequence[Attribute],
-        meaning: str,
+        meaning: str = "",
         columns: Mapping[int, str] | None = None,
         *,
         unique: frozenset[int] | None = None,
+        clause: str = "",
     ) -> Relation:
-        """Return the relation with one step more."""
+        """Return the relation with one step more; without a `meaning`, it gives one row for each."""
         ids = {id_of(attribute) for attribute in output}
         if unique is not None and not unique <= ids:
             unique = None
@@ -91,9 +102,10 @@ class Relation:
             steps=(*self.steps, step),
             output=once(output),
             columns={**self.columns, **(columns or {})},
-            meaning=short(f"{meaning}({self.meaning})"),
+            rows=short(f"{meaning}({self.rows})") if meaning else self.rows,
             unique=unique,
             above=self,
+            clauses=(*self.clauses, clause) if clause else self.clauses,
         )
 
 
@@ -156,6 +168,12 @@ class Rows:
 def weight_id(catalyst: Catalyst) -> object:
     """Return Spark's id of the column WEIGHT, the same in all plans of a JVM: a view may read another one."""
     return catalyst.id_for(WEIGHT)
+
+
+def named(rows: Relation, uid: str) -> Relation:
+    """Return what an operator with the user's uid gives: its rows and columns mean the same for its life."""
+    meanings = {id_of(each): f"{at} {each.name()}@uid {uid}" for at, each in enumerate(rows.output)}
+    return replace(rows, rows=f"uid {uid}", columns={**rows.columns, **meanings})
 
 
 def once(columns: Iterable[Attribute]) -> tuple[Attribute, ...]:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
+from strandline.plan.checks import check_uid
 from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
@@ -187,15 +188,32 @@ def sql(
 
     `tables` are the streams, tables (`sl.table`) and views that the query reads, by the names that it has for them;
     others are those of the Spark session, and are taken as they are. After each epoch, the changes so far add up to
-    what `spark.sql(query)` answers over all rows read so far. `uid` names the view in messages.
+    what `spark.sql(query)` answers over all rows read so far.
 
     Aggregates of windows of event time, `GROUP BY window(at, '1 hour'), …` with watermark("at") on the stream, come
     once, when the watermark closes their window, and their state is gone then; later rows are late. With
     `emit="changes"`, they come with each epoch, and are replaced, as those of other groups.
 
+    Operators are found in checkpoints by what they mean. `uid` names the view, and the last operator with state of its
+    query: that goes on with its state also if the query means something else, as far as the types of the state fit.
+
     >>> totals = sql("SELECT shop, sum(amount) AS total FROM orders GROUP BY shop", orders=orders)
     >>> Job("totals", sinks=[totals.to(sinks.postgres(dsn, "totals", key="shop"))])
     """
+    if uid:
+        check_uid("sql()", uid)
+    return view_of(query, uid, emit, tables, uid=uid)
+
+
+def view_of(
+    query: str,
+    name: str,
+    emit: Literal["final", "changes"],
+    tables: Mapping[str, Stream | Table | View],
+    *,
+    uid: str = "",
+) -> View:
+    """Return the view of `sql()`, with a name for messages."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigurationError(
             f"sql() was given {query!r:.100}, expected the text of a query", hint='write sql("SELECT …", orders=orders)'
@@ -235,10 +253,10 @@ def sql(
                     *present,
                 )
             operators.meanings.tables.update(catalyst.names_of_rdds(df))
-            relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
+            relation = Planner(operators, leaves, uid).relation(plan, catalyst.plan_of(df))
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
-    return View(query, relation, df.schema, catalyst, uid)
+    return View(query, relation, df.schema, catalyst, name)
 
 
 def _checked(name: str, table: Any) -> Node:
@@ -281,7 +299,7 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
     ids = {id_of(its): id_of(each) for each, its in pairs}
     unique = None if inner.unique is None else frozenset(ids[each] for each in inner.unique)
     return inner.then(
-        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "view", meanings, unique=unique
+        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "", meanings, unique=unique
     )
 
 

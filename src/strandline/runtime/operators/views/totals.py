@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.core.errors import CorruptionError
+from strandline.runtime.builtin import Aggregated
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
 from strandline.runtime.operators.aggregates.grouping import Groups, valid_rows
 from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType
@@ -33,12 +34,19 @@ class Totals(EpochOperator):
     """
 
     def __init__(
-        self, keys: StructType, fields: Sequence[FieldSpec], counted: Sequence[str], *, is_whole: bool = False
+        self,
+        keys: StructType,
+        fields: Sequence[FieldSpec],
+        counted: Sequence[str],
+        aggregated: Aggregated | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
         super().__init__()
         self._keys = keys.names
         self._fields, self._counted, self._is_whole = list(fields), list(counted), is_whole
         self._columns = ", ".join(f"{field.name}: {field.ddl}" for field in fields)
+        self.own_aggregated = aggregated
         self.own_states = {TOTALS: Value(f"struct<{self._columns}>")}
 
     def open(self) -> None:
