@@ -29,15 +29,20 @@ class EpochOperator(ColumnarProcess):
 
     def on_end(self, scope: Scope) -> Iterator[TimedRows]:
         """Yield the changes of the result."""
+        if (rows := self._taken()) is not None:
+            changes = self.changes(*rows, scope)
+            if changes is not None and changes.num_rows:
+                yield changes, None
+
+    def _taken(self) -> tuple[BatchKeys, Numbers, list[pa.Array]] | None:
+        """Return the epoch's rows, and forget them: the distinct keys, the number of each row's key, the columns."""
         batches, self._batches = self._batches, []
         if not batches:
-            return
+            return None
         keys, of_row = _all_keys(batches).unique()
         columns = [pa.concat_arrays(parts) for parts in zip(*[batch.columns for batch in batches], strict=True)]
         self.source_rows += len(of_row)
-        changes = self.changes(keys, of_row, columns, scope)
-        if changes is not None and changes.num_rows:
-            yield changes, None
+        return keys, of_row, columns
 
     def changes(
         self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
