@@ -55,12 +55,13 @@ def joined(how: str, near: Near, lefts: Sequence[Arrival], rights: Sequence[Arri
     paired: tuple[set[int], set[int]] = (set(), set())
     for i, (key, row, at) in enumerate(lefts):
         for j, (other_key, other, other_at) in enumerate(rights):
-            if exact(key) == exact(other_key) and at is not None and other_at is not None:
-                if near.lower_us <= other_at - at <= near.upper_us:
-                    paired[0].add(i)
-                    paired[1].add(j)
-                    if how not in OUTPUTS:
-                        found.append((*row, *other))
+            if exact(key) != exact(other_key) or at is None or other_at is None:
+                continue
+            if near.lower_us <= other_at - at <= near.upper_us:
+                paired[0].add(i)
+                paired[1].add(j)
+                if how not in OUTPUTS:
+                    found.append((*row, *other))
     for i, (_, row, at) in enumerate(lefts):
         is_over = at is None or reached is None or at + near.upper_us + near.lags_us[1] < reached
         if i in paired[0]:

@@ -12,6 +12,7 @@ from strandline.runtime.operators.views.joins import PAIRED, How, Joining
 from strandline.spark.views.catalyst import Attribute, Expression, id_of, kind_of
 from strandline.spark.views.keys import KEY, join_key_of
 from strandline.spark.views.meaning import short
+from strandline.spark.views.nearjoins import near_join
 from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, parts_of, struct_of
 from strandline.spark.views.relations import Part, Relation, unlike
 from strandline.spark.views.unions import united
@@ -37,6 +38,8 @@ def any_join(
     if kind not in _HOWS:
         raise ConfigurationError(f"the query has a join that Spark calls {kind}: it cannot be kept up to date")
     how = _HOWS[kind]
+    if (near := near_join(ops, how, left, left_keys, right, right_keys, rest, exists)) is not None:
+        return near
     if rest is None or how == "inner":
         joined = join(ops, how, left, left_keys, right, right_keys, exists)
         return joined if rest is None else ops.filtered(joined, rest)

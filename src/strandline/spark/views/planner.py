@@ -20,6 +20,7 @@ from strandline.spark.views.places import NodeError
 from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
 from strandline.spark.views.relations import Relation, Static
+from strandline.spark.views.times import TimeReader
 from strandline.spark.views.unions import united
 
 Lowered = Relation | Static
@@ -49,6 +50,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
+        self._times = TimeReader(self._catalyst)
 
     def relation(self, plan: Plan, analysed: Plan) -> Relation:
         """Return the relation of a query's plan; `analysed` is the plan before Spark's optimizer."""
@@ -125,10 +127,11 @@ class Planner:
         catalyst, carried = self._catalyst, self.operators.carried(child)
         output = catalyst.items(plan.output())
         text = f"{kind}[{self._meanings.of_all(plan, child.columns)}]"
-        unique = child.unique
+        unique, times = child.unique, child.times
         match kind:
             case "Project":
                 expressions = catalyst.items(plan.projectList())
+                times = self._times.projected(expressions, times) if times else times
                 columns = {id_of(each): self._meanings.of(each, child.columns) for each in expressions}
                 same: dict[int, int] = {}
                 for each in expressions:
@@ -141,10 +144,11 @@ class Planner:
                     return catalyst.project([*expressions, *carried], rows)
             case "Expand":
                 unique, columns = None, _new(output, {}, f"{text}({child.meaning})")
+                lists = [catalyst.items(each) for each in catalyst.items(plan.projections())]
+                times = self._times.expanded(lists, output, times) if times else times
 
                 def step(rows: Plan) -> Plan:
-                    lists = catalyst.items(plan.projections())
-                    projections = [catalyst.seq([*catalyst.items(each), *carried]) for each in lists]
+                    projections = [catalyst.seq([*each, *carried]) for each in lists]
                     return catalyst.expand(projections, [*output, *carried], rows)
             case _:
                 columns = _new(output, child.columns, f"{text}({child.meaning})")
@@ -153,7 +157,7 @@ class Planner:
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])
 
-        return child.then(step, output, text, columns, unique=unique)
+        return child.then(step, output, text, columns, unique=unique, times=times)
 
     def _check_deterministic(self, plan: Plan) -> None:
         catalyst = self._catalyst

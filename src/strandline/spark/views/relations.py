@@ -7,7 +7,7 @@ nodes of Spark's plan, with one column more, the weight. So what they compute is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 
@@ -16,6 +16,7 @@ from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.streams.frames import FrameStep, unchecked_step
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
 from strandline.spark.views.meaning import short
+from strandline.spark.views.times import Times
 
 Linear = Callable[[Plan], Plan]
 
@@ -56,6 +57,8 @@ class Relation:
     """The ids of columns of which no two rows have equal values, if it is known that there are some."""
     hidden: tuple[Attribute, ...] = ()
     """The hidden columns of a stream with a watermark; as the weights, they are in the rows of each step."""
+    times: Times = field(default_factory=dict)
+    """The columns of event time, if the rows have hidden columns."""
     weighted: bool = True
     """Whether the node has the column WEIGHT; else each row is added."""
     leaves: frozenset[tuple[str, Node]] = frozenset()
@@ -71,8 +74,9 @@ class Relation:
         columns: Mapping[int, str] | None = None,
         *,
         unique: frozenset[int] | None = None,
+        times: Times | None = None,
     ) -> Relation:
-        """Return the relation with one step more."""
+        """Return the relation with one step more; without `times`, columns of event time stay what they are."""
         ids = {id_of(attribute) for attribute in output}
         if unique is not None and not unique <= ids:
             unique = None
@@ -83,6 +87,7 @@ class Relation:
             columns={**self.columns, **(columns or {})},
             meaning=short(f"{meaning}({self.meaning})"),
             unique=unique,
+            times=self.times if times is None else times,
             above=self,
         )
 

@@ -13,7 +13,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
-from strandline.plan.graph import Node, sources_of
+from strandline.plan.graph import Node, WatermarkNode, sources_of
+from strandline.plan.operators import movers_above
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
@@ -22,7 +23,7 @@ from strandline.spark.sinks.databases import DatabaseSink
 from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
-from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
+from strandline.spark.views.catalyst import Attribute, Catalyst, Plan, id_of
 from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.names import check_names
@@ -31,6 +32,7 @@ from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
 from strandline.spark.views.tables import Table
+from strandline.spark.views.times import WHOLE, of_ids
 
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
@@ -269,10 +271,12 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
         return table.relation(ops, name, columns)
     if isinstance(table, Stream):
         meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
-        hidden = ops.hidden_of(table._node.columns.hidden)
+        hidden, mover = ops.hidden_of(table._node.columns.hidden), movers_above(table._node)
+        time = mover.spec.column if isinstance(mover, WatermarkNode) else None
         return Relation(
             table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
             weighted=False, leaves=frozenset({(name, table._node)}), hidden=hidden,
+            times={(id_of(each), WHOLE): 0 for each in columns if each.name() == time},
         )  # fmt: skip
     catalyst, inner = ops.catalyst, table._relation
     pairs = list(zip(columns, inner.output, strict=True))
@@ -280,9 +284,12 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
     renamed = [catalyst.alias(its, each.name(), each.exprId(), each.metadata()) for each, its in pairs]
     ids = {id_of(its): id_of(each) for each, its in pairs}
     unique = None if inner.unique is None else frozenset(ids[each] for each in inner.unique)
-    return inner.then(
-        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "view", meanings, unique=unique
-    )
+    times = of_ids(inner.times, ids)
+
+    def step(rows: Plan) -> Plan:
+        return catalyst.project([*renamed, *ops.carried(inner)], rows)
+
+    return inner.then(step, columns, "view", meanings, unique=unique, times=times)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
