@@ -108,7 +108,9 @@ class Compared:
 
     def add(self, query: str, **options: Any) -> sl.View:
         """Make a query a view."""
-        view = sl.sql(query, **options, **{name: self.stream(name) for name in self.tables if re.search(rf"\b{name}\b", query)})
+        view = sl.sql(
+            query, **options, **{name: self.stream(name) for name in self.tables if re.search(rf"\b{name}\b", query)}
+        )
         self.views[query] = view
         return view
 

@@ -188,7 +188,8 @@ class TimeReader:
             return None
         if kind != "INTERVAL":
             return _of_months(value) if "YEAR" in kind or "MONTH" in kind else (int(value), int(value))
-        parts = [_of_months(value.months()), _of_days(value.days()), (value.microseconds(),) * 2]
+        days, rest_us = value.extractAsPeriod(), value.extractAsDuration().toNanos() // 1000
+        parts = [_of_months(days.toTotalMonths()), _of_days(days.getDays()), (rest_us, rest_us)]
         return sum(each[0] for each in parts), sum(each[1] for each in parts)
 
 

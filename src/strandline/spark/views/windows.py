@@ -18,6 +18,7 @@ from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, names_of, parts_of
 from strandline.spark.views.relations import Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
+from strandline.spark.views.times import TimeReader
 
 _TIME_WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
 _MERGES: dict[str, Any] = {"sum": agg.sum, "min": agg.min, "max": agg.max}
@@ -77,9 +78,14 @@ def closed_windows(
     )
     bounds = catalyst.struct([("start", start), ("end", end)])
     window = catalyst.alias(bounds, cut.window.name(), cut.window.exprId(), cut.window.metadata())
-    stored, step = sums.finish(ops, key, keys, window)
+    hidden = ops.hidden_of(node.columns.hidden)
+    stored, step = sums.finish(ops, key, keys, window, hidden=hidden)
     output = catalyst.items(plan.output())
     text = ", ".join(ops.meanings.of(each, child.columns) for each in results)
+    # A window's rows come when the watermark passes its end.
+    times = {(id_of(cut.window), 1): 0}
+    if not isinstance(cut.kind, Session):
+        times = {(id_of(cut.window), 0): cut.kind.size_us - 1, (id_of(cut.window), 1): -1}
     return Relation(
         node,
         (KEY, WINDOW_START, WINDOW_END, *stored),
@@ -89,6 +95,8 @@ def closed_windows(
         short(f"{text}@{meaning}"),
         steps=(step,),
         appends=True,
+        hidden=hidden,
+        times=TimeReader(catalyst).projected(results, times),
         weighted=False,
         leaves=leaves_of(rows),
         parts=parts_of(rows, part=part),
