@@ -23,9 +23,8 @@ def as_of(
 ) -> Watched:
     left = f"struct<{KEY}: {key_type}, n: bigint, s: string, at: bigint>"
     right = f"struct<{KEY}: {key_type}, m: bigint, y: double, at: bigint, gone: boolean>"
-    schemas = [parse_schema(each) for each in (f"{KEY} {key_type}", LEFTS, RIGHTS, f"{LEFTS}, {RIGHTS}")]
-    key, *columns = schemas
-    process = AsOfJoining(key, how, *columns, lags, final=final, is_strict=is_strict)
+    key, lefts, rights, both = map(parse_schema, (f"{KEY} {key_type}", LEFTS, RIGHTS, f"{LEFTS}, {RIGHTS}"))
+    process = AsOfJoining(key, how, lefts, rights, both, lags, final=final, is_strict=is_strict)
     return Watched(kind, root, process, key_type, f"left {left}, right {right}", f"{LEFTS}, {RIGHTS}")
 
 

@@ -103,7 +103,9 @@ class Compared:
                 self.root / name, schema=schema, format="parquet", name=name, max_files_per_epoch=1, spark=self.spark
             )
             stream = stream.watermark("at", table.delay) if table.delay else stream
-            self.sources[name] = sl.table(stream, key=table.key, deleted=GONE) if table.key else stream
+            order_by = "at" if table.delay else None
+            made = sl.table(stream, key=table.key, order_by=order_by, deleted=GONE) if table.key else stream
+            self.sources[name] = made
         return self.sources[name]
 
     def add(self, query: str, **options: Any) -> sl.View:

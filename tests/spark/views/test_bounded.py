@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from tests.spark.views.harness import Compared, Table
 
 pytestmark = pytest.mark.spark
 
+needs_asof = pytest.mark.skipif(pyspark.__version__ < "4.3", reason="Spark parses ASOF JOIN from 4.3 on")
 EPOCHS = 5
 _BEGIN = dt.datetime(2026, 1, 1)
 LAST = 1000
@@ -51,9 +54,26 @@ OTHERS = [
     "SELECT a.w, a.n, b.m FROM (SELECT window(at, '1 hour') AS w, count(*) AS n FROM orders GROUP BY 1) a "
     "FULL JOIN (SELECT window(at, '1 hour') AS w, sum(amount) AS m FROM pays WHERE k = 'a' GROUP BY 1) b ON a.w = b.w",
 ]
+LAST_PAY = "(SELECT * FROM pays p WHERE {0} ORDER BY at DESC LIMIT 1)"
+AS_OF = {
+    "SELECT o.id, p.id AS p, p.at FROM orders o LEFT ASOF JOIN pays p MATCH_CONDITION (o.at >= p.at) ON o.k = p.k":
+    f"SELECT o.id, p.id, p.at FROM orders o LEFT JOIN LATERAL {LAST_PAY.format('o.k = p.k AND o.at >= p.at')} p",
+    "SELECT o.id, p.id AS p FROM orders o ASOF JOIN pays p ON o.at > p.at AND o.k = p.k":
+    f"SELECT o.id, p.id FROM orders o JOIN LATERAL {LAST_PAY.format('o.k = p.k AND o.at > p.at')} p",
+    "SELECT o.id, p.* FROM orders o ASOF JOIN pays p MATCH_CONDITION (o.at - INTERVAL 20 MINUTES >= p.at)":
+    f"SELECT o.id, p.* FROM orders o JOIN LATERAL {LAST_PAY.format('o.at - INTERVAL 20 MINUTES >= p.at')} p",
+    "SELECT o.id, p.amount FROM orders o LEFT JOIN pays FOR SYSTEM_TIME AS OF o.at AS p ON o.k = p.k WHERE o.amount > 1":
+    f"SELECT o.id, p.amount FROM orders o LEFT JOIN LATERAL {LAST_PAY.format('o.k = p.k AND o.at >= p.at')} p "
+    "WHERE o.amount > 1",
+    "SELECT o.id, p.id AS p, s.id AS s FROM orders o JOIN pays FOR SYSTEM_TIME AS OF o.at p ON o.k = p.k "
+    "LEFT JOIN ships s ON s.k = o.k AND s.at BETWEEN o.at AND o.at + INTERVAL 45 MINUTES":
+    f"SELECT o.id, p.id, s.id FROM orders o JOIN LATERAL {LAST_PAY.format('o.k = p.k AND o.at >= p.at')} p "
+    "LEFT JOIN ships s ON s.k = o.k AND s.at BETWEEN o.at AND o.at + INTERVAL 45 MINUTES",
+}  # fmt: skip
+"""By a view's query, what spark.sql answers."""
 
 
-def timed_tables(seed: int | str) -> dict[str, Table]:
+def timed_tables(seed: int | str, *, unique: bool = False) -> dict[str, Table]:
     """Return tables with watermarks, in which no row is late."""
     rng = random.Random(seed)
     number = 0
@@ -62,6 +82,8 @@ def timed_tables(seed: int | str) -> dict[str, Table]:
         nonlocal number
         number += 1
         at = _BEGIN + dt.timedelta(minutes=60 * epoch + rng.randrange(0, 119))
+        if unique:
+            at += dt.timedelta(microseconds=number)
         return number, rng.choice(["a", "b", None]), rng.randrange(6), at
 
     ddl = "id bigint, k string, amount bigint, at timestamp"
@@ -71,38 +93,78 @@ def timed_tables(seed: int | str) -> dict[str, Table]:
     }
 
 
-def check_final(compared: Compared, queries: list[str], local_dir: Path) -> None:
+def check_final(compared: Compared, queries: Mapping[str, str], local_dir: Path, operator: str = "near-") -> None:
     """Check that what is given is in Spark's answer, for good; and that all of it is, at the end of event time."""
     for query in queries:
         view = compared.add(query)
-        assert "  near-" in view.explain()
+        assert f"  {operator}" in view.explain()
         assert "  join-" not in view.explain()
         assert view.appends or " GROUP BY o.amount" in query
     job = compared.job(local_dir, 2, drain=True)
     job.start(compared.spark).await_termination()
-    for query in queries:
+    for query, asked in queries.items():
         for epoch in range(1, compared.epochs + 1):
-            assert not compared.rows(query, epoch) - compared.expected(query, epoch), (query, epoch)
-        assert compared.rows(query, LAST) == compared.expected(query, compared.epochs), query
+            # Versions that have not come yet may still be the right ones.
+            if operator == "near-":
+                assert not compared.rows(query, epoch) - compared.expected(asked, epoch), (query, epoch)
+        assert compared.rows(query, LAST) == compared.expected(asked, compared.epochs), query
         assert compared.broken_promise(query) is None
 
 
-def check_changes(compared: Compared, queries: list[str], local_dir: Path) -> None:
+def check_changes(compared: Compared, queries: Mapping[str, str], local_dir: Path) -> None:
     for query in queries:
         compared.add(query, emit="changes")
     compared.run(local_dir, 2)
-    compared.check()
+    for query, asked in queries.items():
+        for epoch in range(1, compared.epochs + 1):
+            assert compared.rows(query, epoch) == compared.expected(asked, epoch), (query, epoch)
+        assert compared.broken_promise(query) is None
 
 
 def test_joins_by_interval_are_final(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     compared = Compared(spark, tmp_path, timed_tables("near"))
-    check_final(compared, JOINS, local_dir)
+    check_final(compared, dict(zip(JOINS, JOINS, strict=True)), local_dir)
 
 
 def test_other_bounds_are_final(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     compared = Compared(spark, tmp_path, timed_tables("bounds"))
-    check_final(compared, OTHERS, local_dir)
+    check_final(compared, dict(zip(OTHERS, OTHERS, strict=True)), local_dir)
 
 
 def test_joins_by_interval_that_change(spark: Any, tmp_path: Path, local_dir: Path) -> None:
-    check_changes(Compared(spark, tmp_path, timed_tables("near")), JOINS, local_dir)
+    queries = [*JOINS, *OTHERS[1:7]]
+    check_changes(Compared(spark, tmp_path, timed_tables("near")), dict(zip(queries, queries, strict=True)), local_dir)
+
+
+@needs_asof
+def test_as_of_joins_are_final(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    compared = Compared(spark, tmp_path, timed_tables("as of", unique=True))
+    check_final(compared, AS_OF, local_dir, "asof-")
+
+
+@needs_asof
+def test_as_of_joins_that_change(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    queries = dict([*AS_OF.items()][:4])
+    check_changes(Compared(spark, tmp_path, timed_tables("as of", unique=True)), queries, local_dir)
+
+
+@needs_asof
+def test_a_table_as_it_was_at_the_time_of_a_row(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """All versions of a table count, those that delete a row, too, and not the newest alone."""
+    tables, rng = timed_tables("versions", unique=True), random.Random("versions")
+    rates = tables["pays"]
+    versions = [[(*row, rng.random() < 0.3) for row in rows if row[1] is not None] for rows in rates.epochs]
+    tables["pays"] = Table(rates.ddl, versions, key="k", delay="1 h")
+    compared = Compared(spark, tmp_path, tables)
+    query = "SELECT o.id, p.id AS p, p.* FROM orders o LEFT JOIN pays FOR SYSTEM_TIME AS OF o.at AS p ON o.k = p.k"
+    view = compared.add(query)
+    assert view.columns == ["id", "p", "id", "k", "amount", "at"]
+    compared.job(local_dir, 2, drain=True).start(spark).await_termination()
+    rows = [row for epoch in versions for row in epoch]
+    spark.createDataFrame(rows, f"{rates.ddl}, gone boolean").createOrReplaceTempView("versions")
+    newest = "SELECT * FROM versions v WHERE v.k = o.k AND v.at <= o.at ORDER BY at DESC LIMIT 1"
+    asked = (
+        "SELECT o.id, p.id, p.id, p.k, p.amount, p.at FROM orders o "
+        f"LEFT JOIN LATERAL (SELECT * FROM ({newest}) WHERE NOT gone) p"
+    )
+    assert compared.rows(query, LAST) == compared.expected(asked, compared.epochs)

@@ -154,7 +154,7 @@ def _joined(
                 for key in equal:
                     rows = ops.filtered(rows, catalyst.not_null(key)) if key.nullable() else rows
             key = join_key_of(catalyst, equal, None if null_safe else (number + 1) * keeps_alone[number])
-            nodes.append(_timed_rows(ops, rows, rows.output if is_paired or number == 0 else (), key, at))
+            nodes.append(timed_rows(ops, rows, rows.output if is_paired or number == 0 else (), key, at))
         names = unlike([*nodes[0][1], *(nodes[1][1] if is_paired else ()), *(["exists"] if exists is not None else [])])
         # A side without columns has one that no operator reads.
         unread = {0} if not left.output else set()
@@ -187,7 +187,7 @@ def _joined(
     )
 
 
-def _timed_rows(
+def timed_rows(
     ops: Operators, rows: Relation, columns: Sequence[Attribute], key: Expression, at: Expression
 ) -> tuple[Node, tuple[str, ...]]:
     """Return the node of rows with their key and their time, and the names of the columns."""

@@ -20,6 +20,7 @@ from strandline.spark.views.places import NodeError
 from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
 from strandline.spark.views.relations import Relation, Static
+from strandline.spark.views.temporal import as_of_join
 from strandline.spark.views.times import TimeReader
 from strandline.spark.views.unions import united
 
@@ -81,7 +82,7 @@ class Planner:
         if kind == "LogicalRDD":
             return self.tables[plan.rdd().id()](self._catalyst.items(plan.output()))
         if kind == "AsOfJoin":
-            return self._lower(without_asof(self._catalyst, plan))
+            return self._as_of(plan)
         if kind in _PASSED_ON:
             return self._lower(plan.child())
         if kind in _LIMITS:
@@ -244,6 +245,17 @@ class Planner:
 
         new = _new(output, rows.columns, f"{text}({rows.meaning})")
         return rows.then(step, output, text, new, unique=rows.unique if how in _KEEPS_ROWS else None)
+
+    def _as_of(self, plan: Plan) -> Lowered:
+        """Return an ASOF join: bounded by watermarks if both sides have one, else as a window function."""
+        left, right = self._lower(plan.left()), self._lower(plan.right())
+        if isinstance(left, Relation) and isinstance(right, Relation):
+            joined = as_of_join(self.operators, plan, left, right)
+            if joined is not None:
+                return joined
+        rows = self._lower(without_asof(self._catalyst, plan))
+        unique = left.unique if isinstance(left, Relation) else None
+        return replace(rows, unique=unique) if isinstance(rows, Relation) else rows
 
     # -- limits
 

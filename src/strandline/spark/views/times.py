@@ -85,11 +85,12 @@ class TimeReader:
             return {field: lag for (number, field), lag in times.items() if number == id_of(expression)}
         if kind_of(expression) == "CreateNamedStruct":
             values = self._catalyst.items(expression.valExprs())
-            return {at: lag for at, each in enumerate(values) if (lag := self._lag(each, times)) is not None}
-        lag = self._lag(expression, times)
+            return {at: lag for at, each in enumerate(values) if (lag := self.lag(each, times)) is not None}
+        lag = self.lag(expression, times)
         return {} if lag is None else {WHOLE: lag}
 
-    def _lag(self, expression: Expression, times: Times) -> int | None:
+    def lag(self, expression: Expression, times: Times) -> int | None:
+        """Return by how much an expression may be behind the watermark; None if it is no time."""
         if expression.dataType().sql() != "TIMESTAMP":
             return None
         if (moved := self.moved(expression, times)) is not None:

@@ -13,8 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
-from strandline.plan.graph import Node, WatermarkNode, sources_of
-from strandline.plan.operators import movers_above
+from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
@@ -31,7 +30,8 @@ from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
-from strandline.spark.views.tables import Table
+from strandline.spark.views.tables import Table, watermarked
+from strandline.spark.views.temporal import VERSIONS
 from strandline.spark.views.times import WHOLE, of_ids
 
 CHANGE = "_change"
@@ -215,7 +215,9 @@ def sql(
     source = sources[0]
     if not isinstance(source, FrameSource):
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
-    rewriting = rewritten(query, (column for table in tables.values() for column in table.schema.names))
+    columns = (column for table in tables.values() for column in table.schema.names)
+    times = {name: (time, isinstance(table, Table)) for name, table in tables.items() if (time := _time_of(table))}
+    rewriting = rewritten(query, columns, times)
     session = clone_session(source.df.sparkSession)
     session.conf.set(asof.ENABLED, "true")
     catalyst = Catalyst(session)
@@ -225,6 +227,9 @@ def sql(
         for name, table in tables.items():
             leaf = _register(session, name, table.schema)
             leaves[leaf] = partial(_leaf, operators, name, table)
+            if isinstance(table, Table) and name in times:
+                versions = _register(session, f"{VERSIONS}{name}", table.schema)
+                leaves[versions] = partial(table.versions, operators, name)
         try:
             df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
@@ -256,6 +261,13 @@ def _checked(name: str, table: Any) -> Node:
     )
 
 
+def _time_of(table: Stream | Table | View) -> str | None:
+    """Return the column that says since when a row of a table is valid, if it has a watermark."""
+    if isinstance(table, Table):
+        return table.time
+    return watermarked(table._node) if isinstance(table, Stream) else None
+
+
 def _register(session: SparkSession, name: str, schema: StructType) -> int:
     """Register an empty table under a name; return the id of its RDD, by which it is found in plans."""
     df = session.createDataFrame(session.sparkContext.emptyRDD(), schema)
@@ -271,8 +283,7 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
         return table.relation(ops, name, columns)
     if isinstance(table, Stream):
         meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
-        hidden, mover = ops.hidden_of(table._node.columns.hidden), movers_above(table._node)
-        time = mover.spec.column if isinstance(mover, WatermarkNode) else None
+        hidden, time = ops.hidden_of(table._node.columns.hidden), watermarked(table._node)
         return Relation(
             table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
             weighted=False, leaves=frozenset({(name, table._node)}), hidden=hidden,
