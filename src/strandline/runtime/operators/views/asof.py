@@ -117,9 +117,9 @@ class AsOfJoining(EpochOperator):
 
     def on_end(self, scope: Scope) -> Iterator[TimedRows]:
         """Take in an epoch's rows; yield the changes of the result."""
-        if (taken := self._taken()) is None:
+        if (changes := self._take()) is None:
             return
-        keys, of_row, columns = taken
+        keys, of_row, columns = changes
         lefts, rights = (self._arrived(number, of_row, columns[number], scope) for number in range(2))
         waiting, versions = self._stored(_WAITING, keys), self._stored(_VERSIONS, keys)
         after = _last_of_each(versions.plus(rights))

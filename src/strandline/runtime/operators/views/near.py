@@ -35,7 +35,7 @@ _BUCKETS = KeyCodec([LongType()])
 
 @dataclass(frozen=True)
 class Near:
-    """Which rows are near: `lower_us <= right's time - left's time <= upper_us`."""
+    """The distance of rows that are near: `lower_us <= right's time - left's time <= upper_us`."""
 
     lower_us: int
     upper_us: int
@@ -219,9 +219,9 @@ class NearJoining(EpochOperator):
 
     def on_end(self, scope: Scope) -> Iterator[TimedRows]:
         """Yield the changes of the result."""
-        if (taken := self._taken()) is None:
+        if (changes := self._take()) is None:
             return
-        keys, of_row, columns = taken
+        keys, of_row, columns = changes
         new = [self._arrived(number, of_row, columns[number], scope) for number in range(2)]
         parts = [part for number, (_, timeless) in enumerate(new) for part in self._timeless(number, timeless)]
         (left, left_entries), (right, right_entries) = (
