@@ -11,7 +11,9 @@ from typing import Any
 import pyspark
 import pytest
 
+import strandline as sl
 from tests.spark.views.harness import Compared, Table
+from tests.spark.views.random_queries import random_tables
 
 pytestmark = pytest.mark.spark
 
@@ -168,3 +170,50 @@ def test_a_table_as_it_was_at_the_time_of_a_row(spark: Any, tmp_path: Path, loca
         f"LEFT JOIN LATERAL (SELECT * FROM ({newest}) WHERE NOT gone) p"
     )
     assert compared.rows(query, LAST) == compared.expected(asked, compared.epochs)
+
+
+TTL = [
+    "SELECT shop, count(*) AS n, sum(amount) AS total FROM orders GROUP BY shop",
+    "SELECT DISTINCT shop, x FROM orders",
+    "SELECT shop, percentile(amount, 0.5) AS m FROM orders GROUP BY shop",
+    "SELECT n, count(*) AS c FROM (SELECT shop, max(customer) AS n FROM orders GROUP BY shop) GROUP BY n",
+    "SELECT shop, id, row_number() OVER (PARTITION BY shop ORDER BY amount DESC, id) AS n FROM orders QUALIFY n <= 2",
+    "SELECT o.id, c.name FROM orders o JOIN customers c USING (customer)",
+    "SELECT o.id, c.name FROM orders o FULL JOIN customers c ON o.customer = c.customer AND o.amount > length(c.name)",
+    "SELECT * FROM orders o WHERE NOT EXISTS (SELECT 1 FROM customers c WHERE c.customer = o.customer)",
+    "SELECT a.shop, a.n, c.name FROM (SELECT shop, max(customer) AS n FROM orders GROUP BY shop) a "
+    "LEFT JOIN customers c ON a.n = c.customer",
+]
+
+
+@pytest.mark.parametrize("change", [False, True], ids=["rows-come", "rows-change"])
+def test_within_their_time_to_live_views_are_right(spark: Any, tmp_path: Path, local_dir: Path, change: bool) -> None:
+    compared = Compared(spark, tmp_path, random_tables("ttl", change=change))
+    for query in TTL:
+        view = compared.add(query, state_ttl="1 day")
+        assert "by state_ttl: the promise holds for what is younger" in view.explain()
+        assert "kept for ever" not in view.explain()
+        assert ("left rows are forgotten after 24 hours" in view.explain()) == (
+            not change and "customers c" in query[30:]
+        )
+    compared.run(local_dir, 2)
+    compared.check()
+
+
+def test_hints_of_tables_and_aliases(spark: Any, tmp_path: Path) -> None:
+    compared = Compared(spark, tmp_path, random_tables("ttl"))
+    query = "SELECT {} o.id, c.name FROM orders o LEFT JOIN customers c ON o.customer = c.customer"
+    plain = compared.add(query.format(""))
+    assert "kept for ever" in plain.explain()
+    hinted = compared.add(query.format("/*+ STATE_TTL('o'='1d', 'Customers' = '2 days') */"))
+    assert "left rows are forgotten after 24 hours, right rows are forgotten after 48 hours" in hinted.explain()
+    same = compared.add(query.format(""), state_ttl={"orders": "24h", "customers": "48 h"})
+    assert same.explain() == hinted.explain()
+    # A hint is more than what is set for all.
+    other = compared.add(query.format("/*+ BROADCAST(c), STATE_TTL('c'='2d') */"), state_ttl="1 day")
+    assert other.explain() == hinted.explain()
+    # Rows of the one side for ever, and so pairs.
+    half = compared.add(query.format("/*+ STATE_TTL('o'='1d') */"))
+    assert "kept for ever" in half.explain()
+    with pytest.raises(sl.errors.ConfigurationError, match="STATE_TTL is of 'x', which is no table of the query"):
+        compared.add(query.format("/*+ STATE_TTL('x'='1d') */"))

@@ -147,7 +147,7 @@ class Build:
         inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         with located(self._program, script, query.at, query):
             if inputs:
-                return sql(query.sql, uid=name, emit=query.emit, **inputs)
+                return sql(query.sql, uid=name, emit=query.emit, state_ttl=self._program.state_ttl, **inputs)
             return run_query(self._spark, query, reads)[0]
 
     def _source(self, name: str) -> Stream:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.groupwindows import GroupWindows
+from strandline.spark.views.hints import take_hints
 from strandline.spark.views.rewriting import Edits, Piece, Rewriting
 from strandline.spark.views.structure import Query, Span
 from strandline.spark.views.tablewindows import TableWindows
@@ -36,6 +37,7 @@ def rewritten(
     """
     query, edits = Query(text), Edits(text)
     _check_query(query, edits)
+    take_hints(query, edits)
     if "stream" not in {name.lower() for name in columns}:
         _drop_stream(query, edits)
     _versions(query, edits, times)

@@ -1,11 +1,12 @@
 """Joins of two streams with watermarks whose condition bounds how far apart the times of two rows are.
 
 `b.at BETWEEN a.at AND a.at + INTERVAL 1 HOUR` does, and so do equal times, equal windows, and equal starts of windows.
+Joins of streams with `state_ttl` are the same, by the times at which rows come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strandline.plan.graph import Keyed, Node
@@ -16,9 +17,19 @@ from strandline.spark.views.catalyst import Attribute, Catalyst, Expression
 from strandline.spark.views.intervals import duration
 from strandline.spark.views.keys import KEY, join_key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import ONE, Operators, columns_of, hash_of, leaves_of, parts_of, struct_of
+from strandline.spark.views.operators import (
+    ONE,
+    YOUNGER,
+    Operators,
+    columns_of,
+    hash_of,
+    leaves_of,
+    parts_of,
+    struct_of,
+    ttl_of,
+)
 from strandline.spark.views.relations import Part, Relation, Rows, unlike
-from strandline.spark.views.times import Bound, Moved, TimeReader, behind
+from strandline.spark.views.times import Bound, Moved, TimeReader, of_result
 from strandline.spark.views.unions import united
 from strandline.types.datatypes import BooleanType, Field, StructType
 
@@ -27,19 +38,16 @@ _AT = "__strandline_at"
 
 @dataclass(frozen=True)
 class Sides:
-    """The rows, keys and time columns of a join."""
+    """The rows, keys and times of a join."""
 
     left: Relation
     left_keys: Sequence[Expression]
-    left_at: Moved
+    left_at: Moved | None
+    """None: a row's time is when it comes."""
     right: Relation
     right_keys: Sequence[Expression]
-    right_at: Moved
-
-    @property
-    def lags_us(self) -> tuple[int, int]:
-        """By how much the times may be behind the watermark."""
-        return self.left.times[self.left_at.column], self.right.times[self.right_at.column]
+    right_at: Moved | None
+    near: Near
 
 
 def near_join(
@@ -57,41 +65,77 @@ def near_join(
         return None
     catalyst = ops.catalyst
     conditions = [] if rest is None else catalyst.conjuncts(rest)
-    pairs = zip(left_keys, right_keys, strict=True)
-    bounds = _bounds(catalyst, left, right, [*(catalyst.equal_to(*pair) for pair in pairs), *conditions])
-    found = _nearest(bounds, left, right)
-    if found is None:
+    equal = [catalyst.equal_to(*pair) for pair in zip(left_keys, right_keys, strict=True)]
+    nearest = _nearest(_bounds(catalyst, left, right, [*equal, *conditions]), left, right)
+    if nearest is None:
         return None
-    left_at, right_at, lower, upper, used = found
-    sides = Sides(left, left_keys, left_at, right, right_keys, right_at)
-    near = Near(lower, upper, sides.lags_us)
+    left_at, right_at, lower, upper, used = nearest
+    near = Near(lower, upper, (left.times[left_at.column], right.times[right_at.column]))
     rest = None
     for each in conditions:
         if not any(each is bound.condition and bound.is_exact for bound in used):
             rest = catalyst.both(rest, each)
+
+    def matched(rows: Relation, pairs: Relation) -> Sides:
+        # They have the same columns, and so the same time.
+        at = left_at if rows is left else right_at
+        lags = rows.times[at.column], pairs.times[at.column]
+        return Sides(rows, rows.output, at, pairs, rows.output, at, Near(0, 0, lags))
+
+    sides = Sides(left, left_keys, left_at, right, right_keys, right_at, near)
+    return _with_rest(ops, how, sides, rest, exists, matched)
+
+
+def ttl_join(
+    ops: Operators,
+    how: How,
+    left: Relation,
+    left_keys: Sequence[Expression],
+    right: Relation,
+    right_keys: Sequence[Expression],
+    rest: Expression | None,
+    exists: Attribute | None,
+) -> Relation | None:
+    """Join relations whose rows are forgotten some time after they have come; None if rows of a side are not."""
+    if left.ttl_ms is None or right.ttl_ms is None or not (left.appends and right.appends):
+        return None
+
+    def matched(rows: Relation, pairs: Relation) -> Sides:
+        near = Near(0, (rows.ttl_ms or 0) * 1000, by_clock=True)
+        return Sides(rows, rows.output, None, pairs, rows.output, None, near)
+
+    near = Near(-right.ttl_ms * 1000, left.ttl_ms * 1000, by_clock=True)
+    sides = Sides(left, left_keys, None, right, right_keys, None, near)
+    return _with_rest(ops, how, sides, rest, exists, matched)
+
+
+def _with_rest(
+    ops: Operators,
+    how: How,
+    sides: Sides,
+    rest: Expression | None,
+    exists: Attribute | None,
+    matched: Callable[[Relation, Relation], Sides],
+) -> Relation:
+    """Join relations by keys and times, and the rest of a condition, which Spark evaluates of pairs.
+
+    `matched` returns the join of rows with those that pairs have: the rows that have a partner are those of the pairs.
+    """
+    catalyst, left, right = ops.catalyst, sides.left, sides.right
     if rest is None or how == "inner":
-        joined = _joined(ops, how, sides, near, exists)
+        joined = _joined(ops, how, sides, exists)
         return joined if rest is None else ops.filtered(joined, rest)
-    # The rows that have a partner are those of the pairs: all others are those without.
-    matched = ops.filtered(_joined(ops, "inner", sides, near), rest)
+    pairs = ops.filtered(_joined(ops, "inner", sides), rest)
     if how in ("semi", "anti", "existence"):
-        return _matched(ops, how, left, left_at, matched, exists)
-    parts = [(matched, [*left.output, *right.output])]
+        return _joined(ops, how, matched(left, pairs), exists, null_safe=True)
+    parts = [(pairs, [*left.output, *right.output])]
     if how in ("left", "full"):
-        alone = _matched(ops, "anti", left, left_at, matched)
+        alone = _joined(ops, "anti", matched(left, pairs), null_safe=True)
         parts.append((alone, [*alone.output, *map(catalyst.null_like, right.output)]))
     if how in ("right", "full"):
-        alone = _matched(ops, "anti", right, right_at, matched)
+        alone = _joined(ops, "anti", matched(right, pairs), null_safe=True)
         parts.append((alone, [*map(catalyst.null_like, left.output), *alone.output]))
     return united(ops, parts, [*left.output, *right.output])
-
-
-def _matched(
-    ops: Operators, how: How, rows: Relation, at: Moved, pairs: Relation, exists: Attribute | None = None
-) -> Relation:
-    """Compare rows with those that pairs have: they have the same columns, and so the same time."""
-    sides = Sides(rows, rows.output, at, pairs, rows.output, at)
-    return _joined(ops, how, sides, Near(0, 0, sides.lags_us), exists, null_safe=True)
 
 
 # -- bounds
@@ -135,13 +179,16 @@ def _nearest(
 
 
 def _joined(
-    ops: Operators, how: How, sides: Sides, near: Near, exists: Attribute | None = None, *, null_safe: bool = False
+    ops: Operators, how: How, sides: Sides, exists: Attribute | None = None, *, null_safe: bool = False
 ) -> Relation:
     """Join relations by equal keys and near times."""
-    catalyst, is_paired, left, right = ops.catalyst, how in PAIRED, sides.left, sides.right
-    halves = ((left, sides.left_keys, sides.left_at.of), (right, sides.right_keys, sides.right_at.of))
-    texts = [", ".join(ops.meanings.of(key, rows.columns) for key in (*keys, at)) for rows, keys, at in halves]
-    final = ops.is_final
+    catalyst, is_paired, left, right, near = ops.catalyst, how in PAIRED, sides.left, sides.right, sides.near
+    halves = ((left, sides.left_keys, sides.left_at), (right, sides.right_keys, sides.right_at))
+    texts = [
+        ", ".join(ops.meanings.of(each, rows.columns) for each in (*keys, *([at.of] if at else [])))
+        for rows, keys, at in halves
+    ]
+    final = ops.is_final and not near.by_clock
     what = f"near {how} {null_safe} {near} {'final' if final else 'changes'}"
     meaning = short(f"{what}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
     output = [*left.output, *(right.output if is_paired else ()), *([exists] if exists is not None else [])]
@@ -154,7 +201,8 @@ def _joined(
                 for key in equal:
                     rows = ops.filtered(rows, catalyst.not_null(key)) if key.nullable() else rows
             key = join_key_of(catalyst, equal, None if null_safe else (number + 1) * keeps_alone[number])
-            nodes.append(timed_rows(ops, rows, rows.output if is_paired or number == 0 else (), key, at))
+            columns = rows.output if is_paired or number == 0 else ()
+            nodes.append(timed_rows(ops, rows, columns, key, at.of if at else None))
         names = unlike([*nodes[0][1], *(nodes[1][1] if is_paired else ()), *(["exists"] if exists is not None else [])])
         # A side without columns has one that no operator reads.
         unread = {0} if not left.output else set()
@@ -166,7 +214,7 @@ def _joined(
         pairs = connect(Keyed(nodes[0][0], (KEY,)), Keyed(nodes[1][0], (KEY,)))
         process = NearJoining(how, kinds[0], kinds[1], result, near, final=final)
         operator = ops.operator(pairs, f"near-{hash_of(meaning)}", process, result, f"{how} join")
-        part = Part(operator.uid, f"{how} join by {_by(texts[0], near)}", _keeps(sides, near), "")
+        part = Part(operator.uid, f"{how} join by {_by(texts[0], near)}", "rows of both sides", "", _bound(sides))
         return operator, tuple(name for at, name in enumerate(names) if at not in unread), part
 
     node, names, part = ops.once(meaning, make, left, right)
@@ -181,28 +229,32 @@ def _joined(
         appends=appends,
         unique=None if is_paired else left.unique,
         hidden=ops.hidden_of(node.columns.hidden),
-        times=_times(sides, near, is_paired=is_paired),
+        times={} if near.by_clock else _times(sides, is_paired=is_paired),
+        ttl_ms=ttl_of(left, right),
         leaves=leaves_of(left, right),
         parts=parts_of(left, right, part=part, appends=appends),
     )
 
 
 def timed_rows(
-    ops: Operators, rows: Relation, columns: Sequence[Attribute], key: Expression, at: Expression
+    ops: Operators, rows: Relation, columns: Sequence[Attribute], key: Expression, at: Expression | None
 ) -> tuple[Node, tuple[str, ...]]:
-    """Return the node of rows with their key and their time, and the names of the columns."""
+    """Return the node of rows with their key and perhaps their time, and the names of the columns."""
     catalyst, names = ops.catalyst, unlike(ops.names(rows, columns) or [ONE])
     values = list(columns) or [catalyst.sql("true")]
-    pairs = ((KEY, key), *zip(names, values, strict=True), (_AT, catalyst.call("unix_micros", at)))
-    return Rows(catalyst, rows, pairs, is_weighted=False, is_timed=True).node(), names
+    pairs = [(KEY, key), *zip(names, values, strict=True)]
+    if at is not None:
+        pairs.append((_AT, catalyst.call("unix_micros", at)))
+    return Rows(catalyst, rows, tuple(pairs), is_weighted=False, is_timed=at is not None).node(), names
 
 
-def _times(sides: Sides, near: Near, *, is_paired: bool) -> dict[tuple[int, int], int]:
+def _times(sides: Sides, *, is_paired: bool) -> dict[tuple[int, int], int]:
     """Return the times of the result: a row comes when the later one of a pair does, or when none can come any more."""
-    lags, result = near.lags_us, dict[tuple[int, int], int]()
+    near, result = sides.near, dict[tuple[int, int], int]()
+    lags = near.lags_us
     waits = max(lags[0], lags[1] + near.upper_us) - lags[0], max(lags[1], lags[0] - near.lower_us) - lags[1]
     for number, rows in enumerate((sides.left, sides.right)[: 1 + is_paired]):
-        result |= behind(rows.times, rows.output, waits[number])
+        result |= of_result(rows.times, rows.output, waits[number])
     return result
 
 
@@ -211,18 +263,22 @@ def _times(sides: Sides, near: Near, *, is_paired: bool) -> dict[tuple[int, int]
 
 def _by(columns: str, near: Near) -> str:
     """Say which rows are partners."""
-    if near.lower_us == near.upper_us == 0:
+    if not columns:
+        return "no key: one partition does all of it"
+    if near.by_clock or near.lower_us == near.upper_us == 0:
         return f"equal {columns}"
     ends = [f"{duration(abs(us))} {'before' if us < 0 else 'after'}" for us in (near.lower_us, near.upper_us)]
     return f"equal {columns}, of which the last is from {ends[0]} to {ends[1]}"
 
 
-def _keeps(sides: Sides, near: Near) -> str:
+def _bound(sides: Sides) -> str:
     """Say how long rows are state."""
-    lags = near.lags_us
-    ends = [max(0, lag) for lag in (near.upper_us + lags[1], lags[0] - near.lower_us)]
-    texts = [f"{duration(us)} after" if us else "as soon as" for us in ends]
-    return (
-        f"rows of the left side until the watermark is {texts[0]} their {sides.left_at.of.sql()}, "
-        f"of the right side until it is {texts[1]} {sides.right_at.of.sql()}"
-    )
+    near, texts = sides.near, []
+    ends = near.upper_us + near.lags_us[1], near.lags_us[0] - near.lower_us
+    for side, at, end in (("left", sides.left_at, ends[0]), ("right", sides.right_at, ends[1])):
+        if at is None:
+            texts.append(f"{side} rows are forgotten after {duration(end)}" if end else f"no {side} rows")
+        else:
+            after = f"{duration(end)} after" if end > 0 else "past"
+            texts.append(f"{side} rows until the watermark is {after} {at.of.sql()}")
+    return ", ".join(texts) + (f", by state_ttl: {YOUNGER}" if near.by_clock else "")

@@ -7,7 +7,7 @@ window functions and limits become operators with state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from strandline.spark.views.aggregating import aggregate
 from strandline.spark.views.asof import without_asof
@@ -48,6 +48,10 @@ class Planner:
     operators: Operators
     tables: Mapping[int, Callable[[Sequence[Attribute]], Relation]]
     """By the id of the RDD that stands for it: the relation of a table, under these columns of the plan."""
+    ttls: Mapping[int, int] = field(default_factory=dict)
+    """By id of a table's column: the time to live of state of its rows, in milliseconds."""
+    ttl_ms: int | None = None
+    """That of all other tables."""
 
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
@@ -80,7 +84,7 @@ class Planner:
             leaves = self._catalyst.items(plan.collectLeaves())
             return Static(plan, self._meanings.of_table(plan), all(kind_of(leaf) in _LITERAL for leaf in leaves))
         if kind == "LogicalRDD":
-            return self.tables[plan.rdd().id()](self._catalyst.items(plan.output()))
+            return self._table(plan)
         if kind == "AsOfJoin":
             return self._as_of(plan)
         if kind in _PASSED_ON:
@@ -113,6 +117,12 @@ class Planner:
                 raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
         what = _WRITTEN.get(kind, f"a step that Spark calls {kind}")
         raise _refused(what, "it cannot be kept up to date", "write the query without it", plan)
+
+    def _table(self, plan: Plan) -> Relation:
+        columns = self._catalyst.items(plan.output())
+        relation = self.tables[plan.rdd().id()](columns)
+        ttl_ms = next((self.ttls[id_of(each)] for each in columns if id_of(each) in self.ttls), self.ttl_ms)
+        return relation if ttl_ms is None else replace(relation, ttl_ms=ttl_ms)
 
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""

@@ -19,6 +19,7 @@ from strandline.spark.views.meaning import short
 from strandline.spark.views.times import Times
 
 Linear = Callable[[Plan], Plan]
+FOR_EVER = "kept for ever"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Part:
     """What its state holds."""
     gives: str
     """What it gives: rows that stay, or changes."""
+    bound: str = FOR_EVER
+    """What bounds the state."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Relation:
     """The hidden columns of a stream with a watermark; as the weights, they are in the rows of each step."""
     times: Times = field(default_factory=dict)
     """The columns of event time, if the rows have hidden columns."""
+    ttl_ms: int | None = None
+    """After how long without changes state of these rows may be forgotten, if it may."""
     weighted: bool = True
     """Whether the node has the column WEIGHT; else each row is added."""
     leaves: frozenset[tuple[str, Node]] = frozenset()

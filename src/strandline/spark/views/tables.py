@@ -86,7 +86,7 @@ class Table:
             uid = f"table-{name}-{hash_of(meaning)[:6]}"
             operator = ops.operator(keyed, uid, Versions(struct_of(step, [KEY]), kind, at), kind, f"table {name}")
             what = f"table {name} by {', '.join(self.key)}"
-            return operator, tuple(kind.names), Part(uid, what, "the newest version of each key", "")
+            return operator, tuple(kind.names), Part(uid, what, "the newest version of each key", "", "deletions alone")
 
         operator, kept_names, part = ops.once(meaning, make, rows)
         return Relation(

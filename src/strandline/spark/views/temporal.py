@@ -16,7 +16,7 @@ from strandline.spark.views.operators import Operators, columns_of, hash_of, lea
 from strandline.spark.views.relations import Part, Relation, unlike
 from strandline.spark.views.rewriting import Edits, Piece
 from strandline.spark.views.structure import Query, Span
-from strandline.spark.views.times import TimeReader, behind
+from strandline.spark.views.times import TimeReader, of_result
 from strandline.types.datatypes import Field, StructType
 
 _HOWS: Mapping[str, AsOfHow] = {"Inner": "inner", "LeftOuter": "left"}
@@ -57,11 +57,12 @@ def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> R
         key = struct_of(nodes[0][0], [KEY])
         process = AsOfJoining(key, how, kinds[0], kinds[1], result, known_lags, final=final, is_strict=is_strict)
         operator = ops.operator(pairs, f"asof-{hash_of(meaning)}", process, result, "as-of join")
-        keeps = "rows until the watermark has passed them, and of each key the versions that a row can still ask for"
+        keeps = "rows, and of each key the versions that a row can still ask for"
+        bound = "rows until the watermark has passed them; the newest version of each key stays"
         # A side without columns has one that no operator reads.
         unread = {0} if not left.output else set()
         unread |= {len(nodes[0][1])} if not right.output else set()
-        part = Part(operator.uid, f"{how} join as of {texts[0]}", keeps, "")
+        part = Part(operator.uid, f"{how} join as of {texts[0]}", keeps, "", bound)
         return operator, tuple(name for at, name in enumerate(names) if at not in unread), part
 
     node, names, part = ops.once(meaning, make, left, right)
@@ -75,7 +76,8 @@ def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> R
         appends=final,
         unique=left.unique,
         hidden=ops.hidden_of(node.columns.hidden),
-        times=behind(left.times, left.output, max(0, known_lags[1] - known_lags[0])),
+        times=of_result(left.times, left.output, max(0, known_lags[1] - known_lags[0])),
+        ttl_ms=left.ttl_ms,
         leaves=leaves_of(left, right),
         parts=parts_of(left, right, part=part, appends=final),
     )

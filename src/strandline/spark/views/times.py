@@ -72,12 +72,12 @@ class TimeReader:
 
     def expanded(self, projections: Sequence[Sequence[Expression]], output: Sequence[Attribute], times: Times) -> Times:
         """Return the times among the columns of several projections of each row."""
-        found: dict[tuple[int, int], int] = {}
+        result: dict[tuple[int, int], int] = {}
         for at, column in enumerate(output):
             lags = [self._lags(unaliased(row[at]), times) for row in projections]
             for field in set(lags[0]).intersection(*lags):
-                found[id_of(column), field] = max(each[field] for each in lags)
-        return found
+                result[id_of(column), field] = max(each[field] for each in lags)
+        return result
 
     def _lags(self, expression: Expression, times: Times) -> dict[int, int]:
         """Return by how much an expression, or its fields, may be behind the watermark."""
@@ -229,7 +229,7 @@ def of_ids(times: Times, ids: Mapping[int, int]) -> Times:
     return {(ids[number], field): lag for (number, field), lag in times.items() if number in ids}
 
 
-def behind(times: Times, others: Iterable[Attribute], by_us: int) -> Times:
-    """Return the times of some columns, each behind by some more at most."""
+def of_result(times: Times, others: Iterable[Attribute], by_us: int) -> Times:
+    """Return the times of some columns in a result that comes later: they are behind by some more."""
     ids = {id_of(each) for each in others}
     return {column: lag + by_us for column, lag in times.items() if column[0] in ids}

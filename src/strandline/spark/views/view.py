@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.settings import Duration
 from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
@@ -24,12 +25,15 @@ from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Plan, id_of
 from strandline.spark.views.dialect import rewritten
+from strandline.spark.views.hints import duration_ms, take_hints, ttls_of_columns
 from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.names import check_names
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
+from strandline.spark.views.rewriting import Edits
+from strandline.spark.views.structure import Query
 from strandline.spark.views.tables import Table, watermarked
 from strandline.spark.views.temporal import VERSIONS
 from strandline.spark.views.times import WHOLE, of_ids
@@ -143,7 +147,7 @@ class View:
         """Return what keeps the view up to date: operators, what they hold, and what the view gives."""
         lines = [f"{self._what}: {self._gives}"]
         for part in self._relation.parts:
-            lines += [f"  {part.uid}  {part.what}", f"    keeps {part.keeps}; gives {part.gives}"]
+            lines += [f"  {part.uid}  {part.what}", f"    keeps {part.keeps}: {part.bound}; gives {part.gives}"]
         return "\n".join(lines)
 
     @property
@@ -183,7 +187,12 @@ class View:
 
 
 def sql(
-    query: str, *, uid: str = "", emit: Literal["final", "changes"] = "final", **tables: Stream | Table | View
+    query: str,
+    *,
+    uid: str = "",
+    emit: Literal["final", "changes"] = "final",
+    state_ttl: Duration | Mapping[str, Duration] | None = None,
+    **tables: Stream | Table | View,
 ) -> View:
     """Return the result of a query of Spark's SQL over streams, kept up to date.
 
@@ -194,6 +203,9 @@ def sql(
     Aggregates of windows of event time, `GROUP BY window(at, '1 hour'), …` with watermark("at") on the stream, come
     once, when the watermark closes their window, and their state is gone then; later rows are late. With
     `emit="changes"`, they come with each epoch, and are replaced, as those of other groups.
+
+    `state_ttl` is after how long without changes the state of a key may be forgotten, or by table, that of its rows:
+    what was given stays, and the promise holds for what is younger.
 
     >>> totals = sql("SELECT shop, sum(amount) AS total FROM orders GROUP BY shop", orders=orders)
     >>> Job("totals", sinks=[totals.to(sinks.postgres(dsn, "totals", key="shop"))])
@@ -218,6 +230,8 @@ def sql(
     columns = (column for table in tables.values() for column in table.schema.names)
     times = {name: (time, isinstance(table, Table)) for name, table in tables.items() if (time := _time_of(table))}
     rewriting = rewritten(query, columns, times)
+    ttl_ms, ttls = _ttls(state_ttl, tables)
+    hints = take_hints(Query(query), Edits(query))
     session = clone_session(source.df.sparkSession)
     session.conf.set(asof.ENABLED, "true")
     catalyst = Catalyst(session)
@@ -242,7 +256,9 @@ def sql(
                     *present,
                 )
             operators.meanings.tables.update(catalyst.names_of_rdds(df))
-            relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
+            analysed = catalyst.plan_of(df)
+            of_columns = ttls_of_columns(catalyst, analysed, ttls, hints, rewriting)
+            relation = Planner(operators, leaves, of_columns, ttl_ms).relation(plan, analysed)
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
     return View(query, relation, df.schema, catalyst, uid)
@@ -259,6 +275,22 @@ def _checked(name: str, table: Any) -> Node:
         f"sql(): {name} is a {type(table).__name__}, expected a Stream, a Table or a View",
         hint="begin a stream with sl.stream(df); a table of Spark is read by the name that the session has for it",
     )
+
+
+def _ttls(
+    state_ttl: Duration | Mapping[str, Duration] | None, tables: Mapping[str, Any]
+) -> tuple[int | None, dict[str, int]]:
+    """Return the time to live of all tables' rows, and those of some tables, by their names in lower case."""
+    if state_ttl is None:
+        return None, {}
+    if not isinstance(state_ttl, Mapping):
+        return duration_ms(state_ttl, "sql(): state_ttl"), {}
+    if unknown := [name for name in state_ttl if name not in tables]:
+        raise ConfigurationError(
+            f"sql(): state_ttl is of '{unknown[0]}', which is no table of the query",
+            hint=f"it was given {', '.join(tables)}",
+        )
+    return None, {name.lower(): duration_ms(ttl, f"sql(): state_ttl of '{name}'") for name, ttl in state_ttl.items()}
 
 
 def _time_of(table: Stream | Table | View) -> str | None:

@@ -69,7 +69,7 @@ def closed_windows(
         functions = {each.name: _MERGES[each.merge](each.name) for each in sums.addends}
         operator = aggregate_on(Keyed(node, (KEY,)), cut.kind, Rules(), functions, uid, what, None, None)
         ops.unlisted(operator)
-        return operator, Part(uid, what, "sums and counts of each open window: gone when it is closed", "")
+        return operator, Part(uid, what, "sums and counts of each open window", "", "gone when the watermark closes it")
 
     node, part = ops.once(meaning, make, rows)
     key, start, end = (
@@ -96,6 +96,7 @@ def closed_windows(
         steps=(step,),
         appends=True,
         hidden=hidden,
+        ttl_ms=child.ttl_ms,
         times=TimeReader(catalyst).projected(results, times),
         weighted=False,
         leaves=leaves_of(rows),

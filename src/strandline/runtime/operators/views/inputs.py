@@ -21,6 +21,8 @@ class EpochOperator(ColumnarProcess):
 
     def __init__(self) -> None:
         self._batches: list[InputRows] = []
+        self.is_shared = False
+        """Whether a view has it already."""
         self.ttl_ms: int | None = None
         """After how long without changes the state of a key is forgotten, by the clock; None: never.
 

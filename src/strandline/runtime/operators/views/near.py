@@ -29,7 +29,8 @@ from strandline.runtime.state.timers import TimerTable, earliest, passed_us
 from strandline.runtime.state.vectors import KeySlots, VectorTable
 from strandline.types.datatypes import LongType, StructType, parse_type
 
-SIDES = ("left", "right")
+_STEPS = 8
+"""Rows are dropped at most so much of their time in state later than they could be: the part that is one of these."""
 _BUCKETS = KeyCodec([LongType()])
 
 
@@ -42,10 +43,13 @@ class Near:
     lags_us: tuple[int, int] = (0, 0)
     """By side: how far behind the watermark the times of rows may be that are not late."""
 
+    by_clock: bool = False
+    """Whether a row's time is when it arrives, and the clock is in place of the watermark."""
+
     @property
     def width_us(self) -> int:
-        """The width of a bucket: the partners of a row are in two of them."""
-        return self.upper_us - self.lower_us + 1
+        """The width of a bucket, a power of two: the partners of a row are in two of them."""
+        return 1 << (self.upper_us - self.lower_us).bit_length()
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class Side:
         self.lower_us, self.upper_us, self._width_us = lower_us, upper_us, near.width_us
         self.reach_us = upper_us + lag_us
         """How long after a row's time the watermark has to be so that no partner can come."""
+        # A power of two, too: the rows of a step are in one bucket.
+        self._step_us = min(near.width_us, 1 << max(0, (self.reach_us // _STEPS).bit_length() - 1))
         self.ddl = f"array<struct<at: bigint, matched: boolean, row: {columns.ddl}>>"
         self.infos = [
             StateInfo(name=name, kind="map", key_type="bigint", value_type=parse_type(self.ddl).ddl),
@@ -139,7 +145,7 @@ class Side:
 
     def wake(self, encoded: Sequence[bytes], of_key: Numbers, times: Numbers) -> None:
         """Set timers for when the rows of some times have no partner any more."""
-        for key, at in zip(of_key.tolist(), (times + self.reach_us).tolist(), strict=True):
+        for key, at in {*zip(of_key.tolist(), (times + self.reach_us).tolist(), strict=True)}:
             self.ends.set(encoded[key], at)
 
     def due(self, watermark_us: int) -> tuple[list[bytes], Numbers, Numbers]:
@@ -150,9 +156,9 @@ class Side:
         times = np.fromiter((at for at, _ in fired), np.int64, len(fired))
         return list(numbers), of_key, self.bucket(times - self.reach_us)
 
-    def last_time(self, buckets: Numbers) -> Numbers:
-        """Return the last time in each bucket."""
-        return (buckets + 1) * self._width_us - 1
+    def last_time(self, times: Numbers) -> Numbers:
+        """Return the last time at which rows are dropped together with those of some times."""
+        return times | (self._step_us - 1)
 
     def is_over(self, times: Numbers, watermark_us: int | None) -> Numbers:
         """Return where no partner can come any more."""
@@ -165,9 +171,10 @@ class Side:
 class NearJoining(EpochOperator):
     """Pairs of rows with equal keys and near times, and rows without a partner as the kind of join says.
 
-    A row of the input is a pair of which one half is null. Each half has the key, its columns, and last its time. Rows
-    only come. A row without a partner is given when none can come any more, or if results are not `final`, at once, and
-    is taken back when a partner comes. A row that is late is dropped, and counted.
+    A row of the input is a pair of which one half is null. Each half has the key, its columns, and its time, unless
+    that is when it comes (`by_clock`). Rows only come. A row without a partner is given when none can come any more, or
+    if results are not `final`, at once, and is taken back when a partner comes. A row that is late is dropped, and
+    counted.
     """
 
     def __init__(
@@ -195,19 +202,32 @@ class NearJoining(EpochOperator):
 
     @property
     def next_due_us(self) -> int | None:
-        return earliest(side.ends.next_us() for side in self._sides)
+        # What the clock drops is not worth an epoch without rows.
+        return None if self._near.by_clock else earliest(side.ends.next_us() for side in self._sides)
 
     # -- what the watermark has passed
 
     def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
+        if not self._near.by_clock:
+            yield from self._drop(scope)
+
+    def on_clock(self, scope: Scope) -> Iterator[TimedRows]:
+        if self._near.by_clock:
+            yield from self._drop(scope)
+
+    def _reached(self, scope: Scope) -> int | None:
+        return scope.now_us if self._near.by_clock else scope.watermark_us
+
+    def _drop(self, scope: Scope) -> Iterator[TimedRows]:
         """Drop the rows that have no partner any more; yield those that never had one, if results are final."""
+        reached_us = self._reached(scope)
         for number, side in enumerate(self._sides):
-            encoded, of_key, buckets = side.due(scope.watermark_us or 0)
+            encoded, of_key, buckets = side.due(reached_us or 0)
             if not len(of_key):
                 continue
             entries, _ = side.entries(encoded, of_key, buckets)
             rows = entries.rows
-            is_over = side.is_over(rows.at, scope.watermark_us)
+            is_over = side.is_over(rows.at, reached_us)
             # State is in the order of arrival.
             over = rows.take(np.flatnonzero(is_over & ~rows.matched))
             if self._final and self._alone[number] and len(over):
@@ -246,7 +266,11 @@ class NearJoining(EpochOperator):
         side = self._sides[number]
         present = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
         parts = half.take(pa.array(present)).flatten()
-        rows = side.kind.rows_of(parts[-len(side.kind.columns.fields) - 1 : -1])
+        width = len(side.kind.columns.fields)
+        rows = side.kind.rows_of(parts[1 : width + 1])
+        if self._near.by_clock:
+            none = np.zeros(len(rows), np.int64)
+            return Rows(of_row[present], none + scope.now_us, none.astype(bool), rows, none), rows.slice(0, 0)
         is_timed = parts[-1].is_valid().to_numpy(zero_copy_only=False)
         at = parts[-1].fill_null(0).to_numpy(zero_copy_only=False)
         counts = is_timed.copy()
@@ -298,7 +322,7 @@ class NearJoining(EpochOperator):
         matched = rows.matched.copy()
         if is_judged:
             matched[hits] = True
-        meets, is_over = matched & ~rows.matched, side.is_over(rows.at, scope.watermark_us)
+        meets, is_over = matched & ~rows.matched, side.is_over(rows.at, self._reached(scope))
         if alone and not self._final:
             yield self._single(number, rows.take(np.flatnonzero(meets & ~is_new)), -1, False)
             yield self._single(number, rows.take(np.flatnonzero(is_new & ~matched)), 1, False)
@@ -309,11 +333,12 @@ class NearJoining(EpochOperator):
         stays = ~(is_new & is_over)
         if number == 0 and self._how not in PAIRED:
             stays &= ~matched
+        added = np.flatnonzero(is_new & stays)
         changed = np.unique(rows.entry[(is_new & stays) | (meets & ~is_new)])
         if not len(changed):
             return
         side.put(entries, replace(rows, matched=matched).take(np.flatnonzero(stays)), changed)
-        side.wake(keys.encoded, entries.of_key[changed], side.last_time(entries.buckets[changed]))
+        side.wake(keys.encoded, rows.of_key[added], side.last_time(rows.at[added]))
         if alone and self._final:
             waiting = np.flatnonzero(is_new & stays & ~matched)
             side.wake(keys.encoded, rows.of_key[waiting], rows.at[waiting])
