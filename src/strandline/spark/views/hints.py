@@ -20,7 +20,7 @@ _LONGEST_MS = 100 * 366 * 86_400_000
 
 @dataclass(frozen=True)
 class StateTTL:
-    """What a hint says of a table."""
+    """The time to live of a table's rows, by a hint."""
 
     name: str
     ttl_ms: int
