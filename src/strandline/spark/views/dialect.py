@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.groupwindows import GroupWindows
 from strandline.spark.views.rewriting import Edits, Piece, Rewriting
+from strandline.spark.views.spellings import respell
 from strandline.spark.views.structure import Query, Span
 from strandline.spark.views.tablewindows import TableWindows
 
@@ -30,6 +31,7 @@ def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
     _check_query(query, edits)
     if "stream" not in {name.lower() for name in columns}:
         _drop_stream(query, edits)
+    respell(query, edits)
     _refuse_versions(query, edits)
     _match_conditions(query, edits)
     _distinct_on(query, edits)
