@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -79,6 +79,10 @@ class Case:
     checks: list[Check]
     restart_after: int | None = None
     """The epoch after which the job ends and is started again."""
+    read: Callable[[str], str] = field(default=lambda text: normal(text))
+    """Makes an expected row one that can be compared."""
+    write: Callable[[Row], str] = field(default=lambda row: normal(", ".join(map(text_of, row))))
+    """Does so with a row of a view."""
 
     @property
     def epochs(self) -> int:
@@ -111,10 +115,11 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)
 
 def normal(text: str) -> str:
     """Return the text of a row as one that can be compared: numbers and times have one form."""
-    return _TOKEN.sub(lambda found: _normal_token(found[0]), text).replace(", ", ",")
+    return _TOKEN.sub(lambda found: normal_token(found[0]), text).replace(", ", ",")
 
 
-def _normal_token(text: str) -> str:
+def normal_token(text: str) -> str:
+    """Return a value's text in its one form."""
     token = text.strip()
     if time := _TIME.match(token):
         fraction = (time[4] or "").rstrip("0").rstrip(".")

@@ -80,7 +80,7 @@ def _columns(schema: Sequence[str]) -> list[tuple[str, str]]:
     found = []
     for component in schema:
         text = component.strip()
-        if re.match(r"(watermark|`?primary`? key|constraint)\b", text, re.I):
+        if re.match(r"(watermark|`?primary`? key|constraint|index)\b", text, re.I):
             continue
         name, _, rest = text.replace("`", "").partition(" ")
         if re.match(r"(as|metadata)\b", rest.strip(), re.I):
@@ -110,7 +110,7 @@ def _input(step: dict[str, Any]) -> Input:
     columns, computed, watermark, key = _columns(step["schema"]), [], None, []
     for component in step["schema"]:
         text = component.strip()
-        if found := re.match(r"`?primary`?\s+key\s*\(([^)]*)\)", text, re.I):
+        if found := re.match(r"(?:constraint\s+\S+\s+)?`?primary`?\s+key\s*\(([^)]*)\)", text, re.I):
             key = [each.strip(" `") for each in found[1].split(",")]
         elif found := re.match(
             r"watermark\s+for\s+`?(\w+)`?\s+as\s+`?\w+`?\s*(?:-\s*interval\s+'(\d+)'\s+(\w+))?", text, re.I
