@@ -58,7 +58,7 @@ def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
                     raise UnreadableError(f"no sink {found[1]}")
                 names = [name for name, _ in _columns(sink["schema"])]
                 view = f"{found[1]}_{len(checks)}"
-                query = f"SELECT * FROM (\n{step['sql'][found.end() :]}\n) AS {view}({', '.join(f'`{each}`' for each in names)})"
+                query = f"SELECT * FROM (\n{step['sql'][found.end() :].rstrip().rstrip(';')}\n) AS {view}({', '.join(f'`{each}`' for each in names)})"
                 views.append((view, query))
                 checks += [
                     Check(_PARTS, f"SELECT * FROM {view}", _materialized(sink, sink["before"])),
@@ -72,6 +72,11 @@ def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
                 raise UnreadableError(f"a {kind}")
     if not checks:
         raise UnreadableError("no query")
+    for step in steps:
+        for component in step.get("schema", ()):
+            column = re.match(r"`?(\w+)`?\s+as\s+.*proctime", component.strip(), re.I)
+            if column and any(re.search(rf"\b{column[1]}\b", query) for _, query in views):
+                raise UnreadableError("the time of processing, which a restart would have otherwise")
     return Case("Flink", name, inputs, views, checks, restart_after=_PARTS)
 
 
