@@ -3,7 +3,7 @@
 RUN := @scripts/bootstrap.sh
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-kafka test test-long archive compiled lint format docs soak soak-ends simulate bench clean
+.PHONY: help setup demo demo-kafka test test-long archive compiled lint format docs soak soak-ends soak-views simulate bench clean
 
 help:
 	@printf '%s\n' \
@@ -18,6 +18,7 @@ help:
 	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
   '                        one again: make soak ARGS="tests/spark/test_faults_slow.py -k seed017"' \
 	  'make soak-ends         twenty minutes in which a job from Kafka into Kafka and PostgreSQL, and all it needs, is killed' \
+	  'make soak-views        20,000 chains of operators of views, and 300 queries in jobs with kills: SEED=1 CASES=20000 QUERIES=300' \
 	  'make simulate           hours of a job with faults in virtual time: SEED=1 SEEDS=10 PARTITIONS=100 HOURS=2' \
   'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
 	  'make clean              remove .venv, caches and build products'
@@ -70,8 +71,14 @@ docs:
 soak: export STRANDLINE_TEST_JVM = users
 soak: setup
 	$(RUN) python -m pytest -m soak $(ARGS)
-	STRANDLINE_TEST_MODE=changelog $(RUN) python -m pytest $(ARGS)
+	$(RUN) env STRANDLINE_TEST_MODE=changelog python -m pytest $(ARGS)
 	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 -o faulthandler_timeout=3700 $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory soak-views)
+
+# Prints the seeds that fail; a chain is made as small as it can be.
+soak-views: setup
+	$(RUN) python -m tests.views.random_chains --seed $(or $(SEED),1) --cases $(or $(CASES),20000)
+	$(RUN) python -m tests.spark.views.random_lives --seed $(or $(SEED),1) --queries $(or $(QUERIES),300)
 
 soak-ends:
 	$(RUN) python -m tests.spark.bothends $(ARGS)

@@ -32,6 +32,7 @@ _PROGRAMS = (
     "testing",
     "sql",
     "sql-dialects",
+    "sql-suites",
     "sql-files",
 )
 _STATE = ("snapshots", "writing-state")

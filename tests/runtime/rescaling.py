@@ -98,10 +98,19 @@ class Job:
         return found
 
     def checkpoint(self) -> None:
+        self.trigger()
+        self.gather()
+
+    def trigger(self) -> None:
+        """Begin a checkpoint."""
         self.number += 1
-        parts: list[PartitionInfo] = []
         for opened in self.opened:
             opened.snapshots.trigger(CheckpointId(self.number), Epoch(self.epoch))
+
+    def gather(self) -> None:
+        """Wait until the checkpoint is stored."""
+        parts: list[PartitionInfo] = []
+        for opened in self.opened:
             (report,) = eventually(opened.snapshots.reports, "a report")
             assert report.info is not None, report.failure
             parts.append(report.info)

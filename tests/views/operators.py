@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.runtime.state.store import Store
 from strandline.types.columns import arrow_schema, from_python
 from strandline.types.datatypes import StructType, parse_schema, parse_type
 from strandline.types.murmur import key_group
@@ -104,29 +107,60 @@ def rows_batch(schema: StructType, key_type: str, rows: Sequence[tuple[Any, ...]
     )
 
 
+@dataclass(frozen=True)
+class Shape:
+    """An operator of a view, and its columns: those of the input are without the key, which is first, or last of pairs."""
+
+    process: Any
+    key_type: str
+    columns: str
+    output: str
+
+    @property
+    def is_pairs(self) -> bool:
+        return self.columns.startswith("left ")
+
+    @property
+    def input(self) -> str:
+        """All columns of the input."""
+        key = f"{KEY} {self.key_type}"
+        return f"{self.columns}, {key}" if self.is_pairs else f"{key}, {self.columns}"
+
+    @cached_property
+    def schema(self) -> StructType:
+        return parse_schema(self.input)
+
+    def program(self) -> dict[str, Any]:
+        """Return what a program says of it."""
+        output = f"{self.output}, {WEIGHT} bigint"
+        return {"key_columns": [KEY], "input_schema": self.input, "output_schema": output}
+
+    def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+        """Return rows as a keeper receives them."""
+        return rows_batch(self.schema, self.key_type, rows, len(self.schema.fields) - 1 if self.is_pairs else 0)
+
+
 class Operator(Bench):
     """A partition of one operator of a view."""
 
     def __init__(self, kind: str, root: Path, process: Any, key_type: str, columns: str, output: str) -> None:
-        """`columns` are those of the input without the key, which is the first one, or the last one of pairs."""
-        self.is_pairs = columns.startswith("left ")
-        key = f"{KEY} {key_type}"
-        ddl = f"{columns}, {key}" if self.is_pairs else f"{key}, {columns}"
-        self.schema, self.key_type = parse_schema(ddl), key_type
-        super().__init__(
-            kind, root, process, key_columns=[KEY], input_schema=ddl, output_schema=f"{output}, {WEIGHT} bigint"
-        )
+        self.shape = Shape(process, key_type, columns, output)
+        super().__init__(kind, root, process, **self.shape.program())
 
     def epoch_of(self, batches: Sequence[Sequence[tuple[Any, ...]]], *, abort: bool = False) -> list[tuple[Any, ...]]:
         """Process an epoch; return its output rows."""
-        at = len(self.schema.fields) - 1 if self.is_pairs else 0
-        made = (rows_batch(self.schema, self.key_type, rows, at) for rows in batches)
+        made = map(self.shape.batch, batches)
         return [tuple(row.values()) for batch in self.apply(made, abort=abort) for row in batch.to_pylist()]
 
     def keep_nothing_in_memory(self, really: bool) -> None:
         """Have the caches of the operator's states evicted, or not."""
-        for table in self.task.store._values:
-            table._cache_bytes = 0 if really else 1 << 20
+        evict_all(self.task.store, really=really)
+
+
+def evict_all(store: Store, *, really: bool) -> None:
+    """Have the caches of a task's states evicted, or not."""
+    for table in store._values:
+        table._cache_bytes = 0 if really else 1 << 20
 
 
 class Life:

@@ -7,21 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from strandline.core.ids import Epoch
-from strandline.core.keygroups import partition_of
-from strandline.format.manifest import OperatorInfo
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.operators.views.near import Near
 from strandline.runtime.operators.views.recomputing import Collecting, Comparing
-from strandline.runtime.program import Program, state_infos
 from strandline.runtime.task.task import EpochTimes
 from strandline.types.datatypes import parse_schema
-from tests.runtime.bench import MAX_PARALLELISM, Bench, program
-from tests.runtime.rescaling import Job
-from tests.views.operators import COLUMNS, KEY, ROWS, Bag, Operator, bag, rows_batch
+from tests.runtime.bench import Bench
+from tests.views.operators import COLUMNS, KEY, ROWS, Bag, Operator, bag
+from tests.views.partitions import Partitions
 from tests.views.test_asof import as_of
 from tests.views.test_near import LEFT_ROWS, Watched, near_joining
 from tests.views.test_near import RIGHT_ROWS as NEAR_ROWS
@@ -30,44 +25,6 @@ from tests.views.test_totals import COUNTED, NUMBERS, SUMS, added, totals
 
 KEY_TYPE = "struct<k0: string, side: int>"
 KEYS: list[Any] = [(text, 0) for text in (None, *"abcdefghijklmnopqrst")]
-
-
-class Partitions(Job):
-    """All partitions of one of the operators."""
-
-    def __init__(self, root: Path, like: Operator) -> None:
-        super().__init__(root)
-        self.like = like
-
-    def program(self, **run: Any) -> Program:
-        of = self.like.program
-        return program(
-            of.load(), mode=self.mode, key_columns=[KEY], input_schema=of.input_schema,
-            output_schema=of.output_schema, **run,
-        )  # fmt: skip
-
-    def info(self) -> OperatorInfo:
-        return OperatorInfo(
-            uid="op", backend=self.opened[0].program.backend, parallelism=self.parallelism,
-            max_parallelism=MAX_PARALLELISM, key_schema=f"`{KEY}` {KEY_TYPE}", states=state_infos(self.like.program.load()),
-            partitions=[],
-        )  # fmt: skip
-
-    def epoch_of(self, rows: list[tuple[Any, ...]], times: EpochTimes) -> list[tuple[Any, ...]]:
-        """Process an epoch; return the output of all partitions."""
-        self.epoch += 1
-        batch = rows_batch(
-            self.like.schema, KEY_TYPE, rows, len(self.like.schema.fields) - 1 if self.like.is_pairs else 0
-        )
-        groups = batch.column(0).to_pylist()
-        found = []
-        for index, opened in enumerate(self.opened):
-            mine = [partition_of(group, MAX_PARALLELISM, self.parallelism) == index for group in groups]
-            given = [batch.filter(pa.array(mine, pa.bool_()))]
-            for output in opened.partition.run(Epoch(self.epoch), times, given):
-                found += [tuple(row.values()) for row in output.to_pylist()]
-            opened.partition.commit()
-        return found
 
 
 def changes(rng: random.Random, rows: list[Any], there: Bag) -> list[tuple[Any, Any, int]]:
@@ -131,7 +88,7 @@ def test_key_groups_move_between_partitions(tmp_path: Path, which: str) -> None:
     rng = random.Random(which)
     bench: Bench = operator(which, "rocksdb", tmp_path / "bench")
     assert isinstance(bench, Operator)
-    job = Partitions(tmp_path / "job", bench)
+    job = Partitions(tmp_path / "job", bench.shape)
     moves = [(2, "rocksdb"), (3, "rocksdb"), (1, "filesystem")]
     for number, rows in enumerate(epochs(which, rng)):
         if number % 2 == 0:
@@ -140,7 +97,7 @@ def test_key_groups_move_between_partitions(tmp_path: Path, which: str) -> None:
         if isinstance(bench, Watched):
             times = EpochTimes(number * 5, 0, number * 5 - 5)
             bench.watermark_us, bench.fired_us = times.watermark_us, times.fired_us
-        found, wanted = job.epoch_of(rows, times), bench.epoch_of([rows])
+        found, wanted = job.epoch_of([rows], times), bench.epoch_of([rows])
         assert bag(found) == bag(wanted)
         assert any(row[-1] for row in found)
         if number % 2 == 1:

@@ -112,7 +112,7 @@ def test_a_join_forgets_the_rows_of_an_idle_key(tmp_path: Path) -> None:
     bench = joining("left", KEY_TYPE, "rocksdb", tmp_path)
     process = bench.program.load()
     process.keep_for(MINUTE_MS)
-    left, right = (each.type.ddl for each in bench.schema.fields[:2])
+    left, right = (each.type.ddl for each in bench.shape.schema.fields[:2])
     clocked = Clocked(
         "rocksdb",
         tmp_path / "clocked",

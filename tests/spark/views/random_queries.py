@@ -111,10 +111,10 @@ def try_queries(
     spark: Any, seed: int | str, queries: Sequence[str], found: Found, parallelism: int = 1, *, change: bool = False
 ) -> None:
     """Run queries as views of one job over the tables of a seed."""
-    with _compared(spark, random_tables(seed, change=change)) as (compared, local_dir):
-        answered = [query for query in queries if _answered(compared, query, found)]
+    with compared_in(spark, random_tables(seed, change=change)) as (compared, local_dir):
+        answered = [query for query in queries if answered(compared, query, found)]
         for query in answered:
-            _plan(compared, query, found)
+            plan(compared, query, found)
         if not compared.views:
             return
         try:
@@ -136,7 +136,8 @@ def try_queries(
         try_queries(spark, seed, part, found, parallelism, change=change)
 
 
-def _answered(compared: Compared, query: str, found: Found) -> bool:
+def answered(compared: Compared, query: str, found: Found) -> bool:
+    """Whether Spark answers a query over each epoch's rows."""
     try:
         for epoch in range(1, compared.epochs + 1):
             compared.expected(query, epoch)
@@ -146,7 +147,8 @@ def _answered(compared: Compared, query: str, found: Found) -> bool:
     return True
 
 
-def _plan(compared: Compared, query: str, found: Found) -> None:
+def plan(compared: Compared, query: str, found: Found) -> None:
+    """Make a query a view, unless it is refused."""
     try:
         compared.add(query).changes()
     except sl.errors.ConfigurationError as error:
@@ -159,15 +161,15 @@ def _plan(compared: Compared, query: str, found: Found) -> None:
         found.faults.append(f"cannot be planned: {frames[-1].name}: {type(error).__name__}: {message}: {query}")
 
 
-class _compared:
+class compared_in:
     """The directories of a job, for as long as it needs them."""
 
-    def __init__(self, spark: Any, tables: dict[str, Table]) -> None:
-        self._spark, self._tables = spark, tables
+    def __init__(self, spark: Any, tables: dict[str, Table], *, are_written: bool = True) -> None:
+        self._spark, self._tables, self._are_written = spark, tables, are_written
 
     def __enter__(self) -> tuple[Compared, Path]:
         self._root, self._local = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("views-", "sl-"))
-        return Compared(self._spark, self._root, self._tables), self._local
+        return Compared(self._spark, self._root, self._tables, are_written=self._are_written), self._local
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._root)

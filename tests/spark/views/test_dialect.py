@@ -41,8 +41,21 @@ SAME = [
     "VALUES (1)",
     "SELECT 'it''s', \"a\\\"b\", r'\\', $$TUMBLE(at, 1)$$ FROM t",
     "SELECT 'open FROM t",
+    "SELECT id AS varchar, CAST(id AS VARCHAR(3)), id::varchar(3), (SELECT a AS varchar) FROM t",
+    "SELECT * FROM UNNEST(array(1, 2)) u, t CROSS JOIN UNNEST(array(1)) JOIN LATERAL UNNEST(tags)",
+    "SELECT a, unnest(tags) FROM t RIGHT JOIN UNNEST(tags) RIGHT OUTER JOIN UNNEST(tags)",
+    "SELECT string_agg(a, ','), f(a ORDER BY b), first_value(a) IGNORE NULLS OVER w FROM t",
 ]
 REWRITTEN = [
+    ("SELECT CAST(a AS VARCHAR), try_cast(b as varchar), c::VARCHAR || 'x' FROM t",
+     "SELECT CAST(a AS STRING), try_cast(b as STRING), c::STRING || 'x' FROM t"),
+    ("SELECT tag FROM t CROSS JOIN UNNEST(t.tags) AS u(tag)", "SELECT tag FROM t CROSS JOIN LATERAL UNNEST(t.tags) AS u(tag)"),
+    ("SELECT tag FROM t LEFT OUTER JOIN UNNEST(tags) u(tag) ON TRUE, unnest(f(more)) v",
+     "SELECT tag FROM t LEFT OUTER JOIN LATERAL UNNEST(tags) u(tag) ON TRUE, LATERAL unnest(f(more)) v"),
+    ("SELECT string_agg(DISTINCT a, ',' ORDER BY a DESC) FILTER (WHERE b) FROM t",
+     "SELECT string_agg(DISTINCT a, ',' ) WITHIN GROUP (ORDER BY a DESC) FILTER (WHERE b) FROM t"),
+    ("SELECT first_value(a ignore nulls) over (ORDER BY (SELECT max(b) FROM u)), lag(a, 1 RESPECT NULLS) OVER w FROM t",
+     "SELECT first_value(a ) ignore nulls over (ORDER BY (SELECT max(b) FROM u)), lag(a, 1 ) RESPECT NULLS OVER w FROM t"),
     # -- GROUP BY
     (
         "SELECT STREAM room, TUMBLE_END(rowtime, INTERVAL '1' HOUR), AVG(temperature) FROM sensors "
@@ -296,3 +309,9 @@ def test_what_is_no_length(text: str, why: str) -> None:
 def test_statements_that_spark_would_execute_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"sql\(\) was given"):
         rewritten(text)
+
+
+def test_patterns_of_rows_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"MATCH_RECOGNIZE: .*\n  line 1, column 17:"):
+        rewritten("SELECT * FROM t MATCH_RECOGNIZE (PARTITION BY id PATTERN (a b))")
+    assert rewritten("SELECT match_recognize FROM t").text == "SELECT match_recognize FROM t"

@@ -12,6 +12,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.spark.views.groupwindows import GroupWindows
 from strandline.spark.views.hints import take_hints
 from strandline.spark.views.rewriting import Edits, Piece, Rewriting
+from strandline.spark.views.spellings import respell
 from strandline.spark.views.structure import Query, Span
 from strandline.spark.views.tablewindows import TableWindows
 from strandline.spark.views.temporal import rewrite_versions
@@ -40,6 +41,7 @@ def rewritten(
     take_hints(query, edits)
     if "stream" not in {name.lower() for name in columns}:
         _drop_stream(query, edits)
+    respell(query, edits)
     _versions(query, edits, times)
     _match_conditions(query, edits)
     _distinct_on(query, edits)

@@ -1,0 +1,106 @@
+"""Writes docs/sql-suites.md from build/suites/results: python -m tests.spark.suites.report"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.spark.suites.fetching import REPOSITORIES
+from tests.spark.suites.flinkjars import VERSION
+from tests.spark.suites.run import read_results
+
+PAGE = Path(__file__).parents[3] / "docs" / "sql-suites.md"
+_HEAD = """\
+# Suites that others wrote
+
+Test programs of Flink and RisingWave, run as views by `python -m tests.spark.suites.run`. Their texts and rows are fetched
+(`python -m tests.spark.suites.fetching`, or `--from DIR` without a network), and are no part of this repository. Each case is compared twice: with
+what its suite expects, and with what Spark answers to the same queries over the same rows. In the middle, the job is stopped, and
+started again from its checkpoint.
+
+| word | meaning |
+|---|---|
+| passes | the view has the rows that the suite expects, and that Spark answers |
+| differs | the view has the rows that Spark answers; the suite expects others, for the reason given |
+| refused | `sl.sql` refuses the query, for the reason given |
+| unread | the case is about something else than queries, or the reader does not know it |
+| wrong, fails | a fault |
+"""
+_WHERE = {
+    "Flink": f"`*TestPrograms` of Flink {VERSION}, all of them, from the jars that Flink publishes "
+    f"(`flink-table-planner_2.12:{VERSION}:tests`). Rows before and after the restore are two epochs each.",
+    "RisingWave": f"`e2e_test/streaming` and `e2e_test/over_window/templates` of {REPOSITORIES['risingwave'].url}. The pages below were run on a copy of "
+    "25 files, without their comments; a case is a materialized view, an epoch a statement that changes a table.",
+}
+_WHY = (
+    (r"time of processing|proc_?time|PROCTIME", "the time of processing: a restart would have another"),
+    (r"SYSTEM_TIME AS OF", "FOR SYSTEM_TIME AS OF a column: ASOF JOIN has it for event time, and a plain join without it for the newest rows"),
+    (r"MATCH_RECOGNIZE", "MATCH_RECOGNIZE"), (r"present time|current_timestamp", "the present time"),
+    (r"CURRENT_WATERMARK", "CURRENT_WATERMARK"), (r"LIMIT without ORDER BY", "LIMIT without ORDER BY: which rows is not defined"),
+    (r"at or near '='", "hints of Flink with values, as STATE_TTL"), (r"at or near 'order'", "array_agg(… ORDER BY …) and its like: not Spark's syntax"),
+    (r"Cannot resolve routine `(\w+)`", r"functions that Spark does not have: \1"), (r"Syntax error", "not Spark's syntax"),
+    (r"function in Java|functions in Java", "functions in Java"), (r"not about queries: (.*)", r"\1"),
+)  # fmt: skip
+
+
+def main() -> None:
+    """Write the page."""
+    lines = [_HEAD]
+    for suite, where in _WHERE.items():
+        results = read_results(suite)
+        counts = Counter(each["result"] for each in results.values())
+        lines += [f"## {suite}", "", where, ""]
+        lines += ["| result | cases |", "|---|---|", *(f"| {word} | {n} |" for word, n in counts.most_common()), ""]
+        lines += ["| group | passes | differs | refused | unread | wrong, fails |", "|---|---|---|---|---|---|"]
+        groups: dict[str, Counter[str]] = defaultdict(Counter)
+        for name, each in results.items():
+            groups[_group(suite, name)][each["result"]] += 1
+        for group, of in sorted(groups.items()):
+            cells = (of["passes"], of["differs"], of["refused"], of["unread"], of["wrong"] + of["fails"])
+            lines.append(f"| {group} | {' | '.join(str(n or '') for n in cells)} |")
+        lines += ["", "Why cases are refused or unread:", "", "| reason | cases |", "|---|---|"]
+        reasons = Counter(
+            _reason(each["detail"]) for each in results.values() if each["result"] in ("refused", "unread")
+        )
+        lines += [f"| {reason} | {n} |" for reason, n in reasons.most_common()]
+        lines += ["", "What differs, or is at fault:", "", "| case | result | first difference |", "|---|---|---|"]
+        lines += [
+            f"| {name} | {each['result']} | {_cell(each['detail'])} |"
+            for name, each in sorted(results.items()) if each["result"] in ("differs", "wrong", "fails")
+        ]  # fmt: skip
+        lines.append("")
+    PAGE.write_text("\n".join(lines) + NOTES)
+
+
+NOTES = """\
+## Why results differ
+
+- Flink's average of whole numbers is a whole number, and RisingWave's `7 / 2` is 3: Spark's are not.
+- Windows: a view with `emit="changes"` has open windows as well, and rows that are late for Flink; Flink gives a window when
+  its watermark has passed it.
+- An order of rows with ties has no first row: Flink and RisingWave take the one that came first.
+- Flink's tests expect the changes up to a failure; here, only their sum is compared.
+"""
+
+
+def _group(suite: str, name: str) -> str:
+    parts = name.split("/")
+    return parts[0] if suite == "Flink" else "/".join(parts[:2])
+
+
+def _reason(detail: str) -> str:
+    for pattern, reason in _WHY:
+        if found := re.search(pattern, detail, re.I):
+            return found.expand(reason)
+    return _cell(re.sub(r"^the query is refused by Spark: ", "", detail.splitlines()[0] if detail else ""))[:110]
+
+
+def _cell(text: Any) -> str:
+    line = str(text).splitlines()[0] if text else ""
+    return re.sub(r"_c\d+\b", "", line).replace("|", "\\|")[:220]
+
+
+if __name__ == "__main__":
+    main()
