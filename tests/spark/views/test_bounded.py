@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,26 @@ def test_as_of_joins_are_final(spark: Any, tmp_path: Path, local_dir: Path) -> N
 def test_as_of_joins_that_change(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     queries = dict([*AS_OF.items()][:4])
     check_changes(Compared(spark, tmp_path, timed_tables("as of", unique=True)), queries, local_dir)
+
+
+@pytest.mark.soak
+@needs_asof
+def test_bounded_joins_go_on_at_another_parallelism(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """A job that is stopped after each epoch, and started with more or fewer partitions, gives what one job does."""
+    tables = timed_tables("restarts", unique=True)
+    queries = {query: query for query in (JOINS[8], OTHERS[3])} | dict([*AS_OF.items()][4:])
+    changes: dict[str, Any] = defaultdict(dict)
+    uids = []
+    for number, read in enumerate((range(2), range(2, 4), range(4, EPOCHS))):
+        compared = Compared(spark, tmp_path, tables, changes=changes, are_written=False)
+        for name, table in tables.items():
+            compared.write(name, [table.epochs[epoch] for epoch in read], read[0])
+        uids.append([part.uid for query in queries for part in compared.add(query)._relation.parts])
+        job = compared.job(local_dir, (2, 3, 1)[number], drain=number == 2)
+        job.start(spark).await_termination()
+    assert all(each == uids[0] for each in uids)
+    for query, asked in queries.items():
+        assert compared.rows(query, LAST) == compared.expected(asked, EPOCHS), query
 
 
 @needs_asof

@@ -139,7 +139,10 @@ class AsOfJoining(EpochOperator):
             self._wake(keys, timed.take(waits), self._lags_us[1])
         if len(rights):
             self._put_versions(keys, after, rights.of_key, scope)
-            self._wake(keys, rights, max(self._lags_us))
+            lag_us, reached = max(self._lags_us), scope.watermark_us
+            # What is behind the watermark has been looked at, and a timer would be due for ever.
+            ahead = rights.at + lag_us >= (reached if reached is not None else _NEVER)
+            self._wake(keys, rights.take(np.flatnonzero(ahead)), lag_us)
 
     # -- rows
 
