@@ -82,7 +82,7 @@ class Life:
         return faults
 
     def _start(self, restore: Path | None = None) -> Any:
-        checkpoints = sl.Checkpoints(self.compared.root / f"checkpoints{self.places}", interval="1s", retain=2)
+        checkpoints = sl.Checkpoints(self.compared.root / f"checkpoints{self.places}", every="1s", retain=2)
         restart = sl.Restart(attempts=20, delay="50ms")
         job = self.compared.job(
             self.local_dir, self.parallelism, trigger=None, restart=restart, checkpoints=checkpoints
@@ -144,6 +144,9 @@ def live(spark: Any, seed: str, queries: Sequence[str], found: Found, said: Said
                 found.faults.append(f"fails ({', '.join(life.happened)}): {error!r:.1000}: {failed[0]}")
                 return
             half = len(failed) // 2
+            print(
+                f"tables {seed}: in halves, as the job failed ({', '.join(life.happened)}): {error!r:.300}", flush=True
+            )
         else:
             found.right += len(compared.views) - len(faults)
             found.faults += [f"{fault}: {query}" for query, fault in faults.items()]
