@@ -92,6 +92,7 @@ NOTES = """\
 - Flink's UNNEST of an array of rows has their fields as columns; Spark's has one column. `inline(…)` has them.
 - A stream of changes that breaks its own table's key (a row of a key is added, another one too, and the second one deleted): Flink
   keeps the first one, `sl.table` has none.
+- Flink's delta joins look rows up in sources that its test fills in another way; the view has all pairs, as Spark answers.
 - RisingWave's `ignore_nulls` expects a first value from outside of the frame after its first statement, and none after the second.
 """
 
