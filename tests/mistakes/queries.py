@@ -176,12 +176,12 @@ the query is refused by Spark: Window function "ntile(4)" requires an OVER claus
     SELECT id, ntile(4) FROM orders
                ^
 
-## VARCHAR without a length
-SELECT cast(id AS VARCHAR) FROM orders
+## CHAR without a length
+SELECT cast(id AS CHAR) FROM orders
 =>
-the query is refused by Spark: DataType "VARCHAR" requires a length parameter, for example "VARCHAR"(10)
+the query is refused by Spark: DataType "CHAR" requires a length parameter, for example "CHAR"(10)
   line 1, column 19:
-    SELECT cast(id AS VARCHAR) FROM orders
+    SELECT cast(id AS CHAR) FROM orders
                       ^
   next step: specify the length
 
@@ -461,6 +461,21 @@ the query has an ASOF JOIN ON (o.v < r.rate), expected columns of both sides tha
     SELECT * FROM orders o ASOF JOIN rates r MATCH_CONDITION (o.at >= r.at) ON o.v < r.rate
                                                                                ^
   next step: select the rows before, in a subquery, or after it, in WHERE
+
+## patterns of rows
+SELECT * FROM orders MATCH_RECOGNIZE (PARTITION BY room PATTERN (a b))
+=>
+MATCH_RECOGNIZE: Spark's SQL has no patterns of rows
+  line 1, column 22:
+    SELECT * FROM orders MATCH_RECOGNIZE (PARTITION BY room PATTERN (a b))
+                         ^
+  next step: compare a row with those before it by lag() and QUALIFY; or write a KeyedProcess
+
+## what Spark's optimizer fails at
+SELECT string_agg(DISTINCT room, ',') WITHIN GROUP (ORDER BY room) AS rooms, count(DISTINCT id) AS n FROM orders
+=>
+Spark's optimizer fails at the query: ClassCastException: class AttributeReference cannot be cast to class SortOrder
+  next step: spark.sql() fails at it as well: write it otherwise
 
 ## DISTINCT ON without an order
 SELECT DISTINCT ON (room) * FROM orders

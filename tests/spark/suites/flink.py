@@ -58,7 +58,8 @@ def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
                     raise UnreadableError(f"no sink {found[1]}")
                 names = [name for name, _ in _columns(sink["schema"])]
                 view = f"{found[1]}_{len(checks)}"
-                query = f"SELECT * FROM (\n{step['sql'][found.end() :].rstrip().rstrip(';')}\n) AS {view}({', '.join(f'`{each}`' for each in names)})"
+                text = re.sub(r"\bon conflict do \w+\s*$", "", step["sql"][found.end() :].rstrip("; \n"), flags=re.I)
+                query = f"SELECT * FROM (\n{text}\n) AS {view}({', '.join(f'`{each}`' for each in names)})"
                 views.append((view, query))
                 checks += [
                     Check(_PARTS, f"SELECT * FROM {view}", _materialized(sink, sink["before"])),
@@ -73,18 +74,22 @@ def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
     if not checks:
         raise UnreadableError("no query")
     for step in steps:
-        for component in step.get("schema", ()):
-            column = re.match(r"`?(\w+)`?\s+as\s+.*proctime", component.strip(), re.I)
+        for component in _components(step.get("schema", ())):
+            column = re.match(r"`?(\w+)`?\s+as\s+.*proctime", component, re.I)
             if column and any(re.search(rf"\b{column[1]}\b", query) for _, query in views):
                 raise UnreadableError("the time of processing, which a restart would have otherwise")
     return Case("Flink", name, inputs, views, checks, restart_after=_PARTS)
 
 
+def _components(schema: Sequence[str]) -> list[str]:
+    """Return the parts of a schema, of which one text may have several."""
+    return [part.strip() for text in schema for part in re.split(r",(?![^(<]*[)>])", text)]
+
+
 def _columns(schema: Sequence[str]) -> list[tuple[str, str]]:
     """Return the names and types of columns that are stored."""
     found = []
-    for component in schema:
-        text = component.strip()
+    for text in _components(schema):
         if re.match(r"(watermark|`?primary`? key|constraint|index)\b", text, re.I):
             continue
         name, _, rest = text.replace("`", "").partition(" ")
@@ -113,8 +118,7 @@ def spark_type(text: str) -> str:
 
 def _input(step: dict[str, Any]) -> Input:
     columns, computed, watermark, key = _columns(step["schema"]), [], None, []
-    for component in step["schema"]:
-        text = component.strip()
+    for text in _components(step["schema"]):
         if found := re.match(r"(?:constraint\s+\S+\s+)?`?primary`?\s+key\s*\(([^)]*)\)", text, re.I):
             key = [each.strip(" `") for each in found[1].split(",")]
         elif found := re.match(
@@ -189,7 +193,10 @@ def _materialized(sink: dict[str, Any], changes: Sequence[str]) -> list[str] | N
             for text in sink["schema"]
             if (found := re.match(r"`?primary`?\s+key\s*\(([^)]*)\)", text.strip(), re.I))
         ),
-        next((text.split()[0] for text in sink["schema"] if re.search(r"\w+\s+.*primary key", text, re.I)), ""),
+        next(
+            (text.split()[0] for text in _components(sink["schema"]) if re.search(r"\w+\s+.*primary key", text, re.I)),
+            "",
+        ),
     )
     at = [names.index(each.strip(" `")) for each in key.split(",")] if key else []
     rows: dict[Any, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Runs suites that others wrote as views: python -m tests.spark.suites.run [flink|risingwave|arroyo …] [--only TEXT]
+"""Runs suites that others wrote as views: python -m tests.spark.suites.run [flink|risingwave …] [--only TEXT]
 
 Each case is compared with what its suite expects, and with what Spark answers to the same queries over the same rows.
 build/suites/results has what came out; `python -m tests.spark.suites.report` makes a page of it.
@@ -34,7 +34,7 @@ from tests.spark.views.harness import normal as comparable
 
 RESULTS = HOME / "results"
 """A file for each suite."""
-_BATCH = 8
+_BATCH = 5
 
 
 @dataclass

@@ -28,6 +28,7 @@ from tests.spark.harness import settle
 from tests.spark.views.harness import Bag, Compared, Row, normal
 from tests.spark.views.random_queries import Found, answered, batches, compared_in, plan, random_tables
 
+_PATIENCE_S = 600.0
 _FOR_DUCKDB = (
     (r"\b(\d+)L\b", r"\1"), (r"\b([\d.]+)(BD|D)\b", r"\1"), (r"double\('NaN'\)", "'NaN'::DOUBLE"),
     (r"\barray\(([^()]*)\)", r"[\1]"),
@@ -66,10 +67,10 @@ class Life:
                 for name, table in self.compared.tables.items():
                     self.compared.write(name, [table.epochs[epoch]], epoch)
                 killing = self._killing(run) if self.rng.random() < 0.6 else None
-                reached = int(settle(run).epoch)
+                reached = int(_settled(run).epoch)
                 if killing is not None:
                     killing.join()
-                    reached = int(settle(run).epoch)
+                    reached = int(_settled(run).epoch)
                 for query in self.compared.views:
                     found, wanted = self.compared.rows(query, reached), self.compared.expected(query, epoch + 1)
                     if found != wanted:
@@ -82,7 +83,7 @@ class Life:
         return faults
 
     def _start(self, restore: Path | None = None) -> Any:
-        checkpoints = sl.Checkpoints(self.compared.root / f"checkpoints{self.places}", interval="1s", retain=2)
+        checkpoints = sl.Checkpoints(self.compared.root / f"checkpoints{self.places}", every="1s", retain=2)
         restart = sl.Restart(attempts=20, delay="50ms")
         job = self.compared.job(
             self.local_dir, self.parallelism, trigger=None, restart=restart, checkpoints=checkpoints
@@ -127,6 +128,17 @@ class Life:
         return self._start(target)
 
 
+def _settled(run: Any) -> Any:
+    """Process everything there is, on a machine that may be busy with something else."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return settle(run)
+        except sl.errors.UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+
+
 def live(spark: Any, seed: str, queries: Sequence[str], found: Found, said: Said, *, change: bool) -> None:
     """Run queries as views of one job over the tables of a seed."""
     tables = random_tables(seed, change=change)
@@ -144,6 +156,9 @@ def live(spark: Any, seed: str, queries: Sequence[str], found: Found, said: Said
                 found.faults.append(f"fails ({', '.join(life.happened)}): {error!r:.1000}: {failed[0]}")
                 return
             half = len(failed) // 2
+            print(
+                f"tables {seed}: in halves, as the job failed ({', '.join(life.happened)}): {error!r:.300}", flush=True
+            )
         else:
             found.right += len(compared.views) - len(faults)
             found.faults += [f"{fault}: {query}" for query, fault in faults.items()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -42,6 +44,8 @@ from strandline.spark.views.times import WHOLE, of_ids
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
 DELETED = "_deleted"
+
+_PACKAGE = re.compile(r"\b(?:[a-z]\w*\.)+(?=[A-Z])")
 
 
 class View:
@@ -266,6 +270,12 @@ def view_of(
             df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
             raise refuse_query(rewriting, error, tables, catalyst.functions) from None
+        except Py4JJavaError as error:
+            words = _PACKAGE.sub("", str(error.java_exception.toString()).splitlines()[0].partition(" (")[0])
+            raise ConfigurationError(
+                f"Spark's optimizer fails at the query: {words}",
+                hint="spark.sql() fails at it as well: write it otherwise",
+            ) from None
         try:
             if present := catalyst.present(df):
                 raise NodeError(
