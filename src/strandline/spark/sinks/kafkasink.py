@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -12,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -25,7 +27,7 @@ from pyspark.sql.types import (
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.ends.arguments import check_column, check_columns
+from strandline.ends.arguments import NULL_KEYS, check_column, check_columns, check_delete
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.kafka.client import (
     ClientErrors,
@@ -41,7 +43,7 @@ from strandline.ends.kafka.producer import TOPIC, DeliveryReports, flush_rows, p
 from strandline.ends.kafka.target import KafkaTarget, end_connections
 from strandline.plan.columns import quoted
 from strandline.spark.base.spark_errors import unwrap_error
-from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.base import KeyedSink, Sink, SinkContext, Visibility
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
@@ -60,6 +62,8 @@ class MessageColumns:
     headers: str | Mapping[str, str] | None
     partition: str | None
     timestamp: str | None
+    delete: str | None = None
+    """The boolean column of the rows that become messages without a value."""
 
     def messages(self, df: DataFrame) -> DataFrame:
         """Return the messages, in the columns of `ends.kafka.producer.COLUMNS` that this layout has."""
@@ -70,6 +74,9 @@ class MessageColumns:
             columns["key"] = _bytes(df, "key", self.key)
         value = self.value if self.value is not None else [name for name in df.columns if name not in self._elsewhere]
         columns["value"] = _bytes(df, "value", value)
+        if self.delete is not None:
+            is_gone = F.coalesce(_column(df, "delete", self.delete, BooleanType), F.lit(False))
+            columns["value"] = F.when(~is_gone, columns["value"])
         if isinstance(self.headers, str):
             columns["headers"] = _column(df, "headers", self.headers, ArrayType).cast(_HEADERS)
         elif self.headers:
@@ -90,7 +97,33 @@ class MessageColumns:
     def _elsewhere(self) -> set[str]:
         """Columns in other parts of a message, which are not in its default value."""
         headers = self.headers.values() if isinstance(self.headers, Mapping) else [self.headers]
-        return {name for name in (self.topic_column, self.partition, self.timestamp, *headers) if name}
+        return {name for name in (self.topic_column, self.partition, self.timestamp, self.delete, *headers) if name}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the message's key."""
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+
+    def deleting(self, column: str, nullable: Sequence[str], *, refuses: bool) -> MessageColumns:
+        """Return the layout of messages that replace each other by key, with a column of deleted rows.
+
+        `refuses`: whether a message that Kafka refuses ends the job.
+        """
+        if isinstance(self.key, str) and self.key in nullable and refuses:
+            raise ConfigurationError(
+                f"sinks.kafka(): '{self.key}' is the key and may be null: a message without a key replaces no other, "
+                "and Kafka refuses it in a compacted topic",
+                hint=f"{NULL_KEYS.format(self.key)}; a key of several columns is JSON, in which one may be null; or set "
+                "on_error='skip' or 'dead-letter'",
+            )
+        for option, name in (("topic_column", self.topic_column), ("partition", self.partition)):
+            if name is not None and name not in self.keys:
+                raise ConfigurationError(
+                    f"sinks.kafka(): {option}='{name}' is not in the key: as a row's {name} changes, its former message "
+                    "would stay where it is",
+                    hint=f"add it to the key, key={[*self.keys, name]}, by which messages are deleted",
+                )
+        return replace(self, delete=self.delete or column)
 
 
 def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Column:
@@ -119,11 +152,22 @@ def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
     return (F.to_json(column) if is_nested else column.cast("string")).cast("binary")
 
 
-class _Topics:
-    """The checks of both kinds of sink before a job starts."""
+class _Topics(KeyedSink):
+    """What both kinds of sink have: the layout of messages, and the checks before a job starts."""
 
     layout: MessageColumns
     target: KafkaTarget
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of messages' keys, by which messages replace each other in compacted topics."""
+        return self.layout.keys
+
+    def deleting(self, column: str, nullable: Sequence[str] = ()) -> tuple[Self, str]:
+        """Return a sink with messages without a value for deleted rows, and its boolean column of those."""
+        sink = copy(self)
+        sink.layout = self.layout.deleting(column, nullable, refuses=getattr(self, "on_error", "fail") == "fail")
+        return sink, sink.layout.delete or column
 
     def try_out(self, empty: DataFrame) -> None:
         """Check the columns, the brokers, the password and the topic."""
@@ -245,6 +289,7 @@ def kafka(
     topic_column: str | None = None,
     key: Columns = None,
     value: Columns = None,
+    delete: str | None = None,
     headers: str | Mapping[str, str] | None = None,
     partition: str | None = None,
     timestamp: str | None = None,
@@ -257,7 +302,7 @@ def kafka(
 
     Each row is a message in `topic`, or in the topic that its `topic_column` names. `key` and `value` are columns: text
     and binary unchanged, other single ones as text, and several as a JSON object. Without `value`, it has all columns
-    that are in no other part; a null value is a tombstone. `headers` is a column as Spark's source has it, or a column
+    that are in no other part; a null value is a tombstone, and so is a row whose boolean column `delete` is true. `headers` is a column as Spark's source has it, or a column
     for each name. `partition` and `timestamp` are columns that replace Kafka's choice.
 
     Rows of a key are in one partition, the same as with Java's clients, and stay in order if they come from an operator
@@ -289,6 +334,7 @@ def kafka(
             raise ConfigurationError(
                 f"{what}: {option} is {columns!r}, expected names of columns", hint=f"without a {option}, leave it out"
             )
+    check_delete(what, check_columns(what, "key", key), delete)
     if isinstance(headers, Mapping):
         for header, column in headers.items():
             check_column(what, f"headers[{header!r}]", column)
@@ -298,7 +344,7 @@ def kafka(
             hint="write it like headers={'kind': 'kind', 'source': 'host'}",
         )
     check_option_names(what, more)
-    layout = MessageColumns(topic, topic_column, key, value, headers, partition, timestamp)
+    layout = MessageColumns(topic, topic_column, key, value, headers, partition, timestamp, delete)
     target = KafkaTarget(cluster, topic, prefix)
     if visibility == "epoch":
         if more.get("on_error", "fail") != "fail" or more.get("dead_letters") is not None:

@@ -17,8 +17,7 @@ from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
-from strandline.spark.sinks.base import Sink
-from strandline.spark.sinks.databases import DatabaseSink
+from strandline.spark.sinks.base import KeyedSink, Sink
 from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
@@ -71,19 +70,21 @@ class View:
     def to(self, sink: Sink) -> Output:
         """Send the view into a sink.
 
-        A view whose rows only come goes into any sink. One whose rows change goes into a table with a key, in which
-        rows are replaced and deleted by key. All others go as changes: `changes()`.
+        A view whose rows only come goes into any sink. One whose rows change goes into a table or topic with a key, in
+        which rows are replaced and deleted by key. All others go as changes: `changes()`.
         """
         if self.appends:
             return self.rows().to(sink)
-        if not isinstance(sink, DatabaseSink) or not sink.key:
+        if not isinstance(sink, KeyedSink) or not sink.key:
             kind = getattr(sink, "made_by", type(sink).__name__)
+            without = "without a key, " if isinstance(sink, KeyedSink) else ""
             raise ConfigurationError(
-                f"{self._what} changes rows that it has given, and {kind} only adds rows",
-                hint="give the sink a key, as in sl.sinks.postgres(dsn, table, key=…); write the changes, "
-                "view.changes().to(sink), with 1 and -1 in _change; or make the query one that only adds rows",
+                f"{self._what} changes rows that it has given, and {without}{kind} only adds rows",
+                hint="write to a sink with a key, as sl.sinks.postgres, sqlite, delta, iceberg or kafka with key=…; "
+                "write the changes, view.changes().to(sink), with 1 and -1 in _change; or make the query one that only "
+                "adds rows",
             )
-        deleting, deleted = sink.deleting(DELETED)
+        deleting, deleted = sink.deleting(DELETED, [name for name in sink.key if self._may_be_null(name)])
         return self.upserts(sink.key, deleted=deleted).to(deleting)
 
     def rows(self) -> Stream:
@@ -155,6 +156,11 @@ class View:
     @property
     def _what(self) -> str:
         return f"view '{self.name}'" if self.name else "the view"
+
+    def _may_be_null(self, column: str) -> bool:
+        """Whether a column may be null, as far as Spark's plans say: those of JSON and CSV always may."""
+        fields = zip(self.schema.fields, self._relation.output, strict=True)
+        return any(field.nullable and its.nullable() for field, its in fields if field.name == column)
 
     def _own_key(self) -> tuple[str, ...]:
         if self.key is None:

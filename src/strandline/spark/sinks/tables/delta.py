@@ -45,6 +45,8 @@ _STORAGE_ERROR = re.compile(r"Generic (?!DeltaTable )\w+ error")
 _UNSUPPORTED = "Unsupported table features"
 _CLEANED = "Invalid table version"
 """The log was cleaned up to a version after the one that was loaded."""
+_GONE = "__strandline_gone"
+"""The column of a merge that marks the rows to delete."""
 _PLAIN = re.compile(r"[A-Za-z0-9_=./-]+")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _COMPUTED = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
@@ -74,6 +76,7 @@ class DeltaSink(TableSink):
         url: str | Path,
         *,
         key: str | Sequence[str] | None = None,
+        delete: str | None = None,
         partition_by: str | Sequence[str] = (),
         new_columns: NewColumns = "refuse",
         existing: ExistingRows = "refuse",
@@ -84,8 +87,9 @@ class DeltaSink(TableSink):
     ) -> None:
         self.url = _url(url)
         super().__init__(
-            f"sinks.delta('{_without_secrets(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
+            f"sinks.delta('{_without_secrets(self.url)}')", key=key, delete=delete, partition_by=partition_by,
+            new_columns=new_columns, existing=existing, storage_options=storage_options, target_bytes=target_bytes,
+            name=name,
         )  # fmt: skip
         if not isinstance(compact_every, int) or isinstance(compact_every, bool) or compact_every < 0:
             raise ConfigurationError(
@@ -124,7 +128,9 @@ class DeltaSink(TableSink):
         existing = pa.schema(table.schema())
         self._check_supported(table, key)
         self._convert(columns)
-        schema, new = fit_columns(self._where, columns, existing, key=key, may_add=self.new_columns == "add")
+        schema, new = fit_columns(
+            self._where, columns, existing, key=self._never_null(key), may_add=self.new_columns == "add"
+        )
         split = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != split:
             raise ConfigurationError(
@@ -244,16 +250,24 @@ class DeltaSink(TableSink):
         )  # fmt: skip
         self._seen = seen
 
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, gone: pa.Table, key: Sequence[str]) -> None:
         seen = int(table.version())
-        equal = " and ".join(f"target.{quoted(column)} = source.{quoted(column)}" for column in key)
+        marked = pa.concat_tables(
+            [part.append_column(_GONE, pa.repeat(part is gone, len(part))) for part in (rows, gone)]
+        )
+        # By "=", the library finds out which files cannot have the keys.
+        equal = {name: "is not distinct from" if marked[name].null_count else "=" for name in key}
+        same = " and ".join(f"(target.{quoted(name)} {each} source.{quoted(name)})" for name, each in equal.items())
         merge = table.merge(
-            rows, equal, source_alias="source", target_alias="target", streamed_exec=False,
+            marked, same, source_alias="source", target_alias="target", streamed_exec=False,
             commit_properties=self._properties(record),
         )  # fmt: skip
         columns = {quoted(column): f"source.{quoted(column)}" for column in rows.column_names}
+        is_gone, stays = f"source.{quoted(_GONE)}", f"not source.{quoted(_GONE)}"
         try:
-            merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+            merge.when_matched_delete(is_gone).when_matched_update(columns, stays).when_not_matched_insert(
+                columns, stays
+            ).execute()
         except self._delta.exceptions.DeltaError as error:
             if (match := _VIOLATION.search(str(error))) is None:
                 raise

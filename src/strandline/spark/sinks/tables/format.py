@@ -110,8 +110,11 @@ class TableFormat(Sink):
         """
 
     @abstractmethod
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
-        """In one transaction: replace rows with the same key, and the record."""
+    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, gone: pa.Table, key: Sequence[str]) -> None:
+        """In one transaction: replace rows with the same key, delete those with the keys of `gone`, and the record.
+
+        No key is there twice. Keys are equal as in GROUP BY, where null is equal to null.
+        """
 
     @abstractmethod
     def is_conflict(self, error: Exception) -> bool:

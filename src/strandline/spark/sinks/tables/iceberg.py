@@ -80,6 +80,7 @@ class IcebergSink(TableSink):
         table: str,
         *,
         key: str | Sequence[str] | None = None,
+        delete: str | None = None,
         partition_by: str | Sequence[str] = (),
         new_columns: NewColumns = "refuse",
         existing: ExistingRows = "refuse",
@@ -95,8 +96,8 @@ class IcebergSink(TableSink):
                 hint="write it like sinks.iceberg(catalog, 'shop.orders'): the catalog comes first",
             )
         super().__init__(
-            f"sinks.iceberg('{table}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
+            f"sinks.iceberg('{table}')", key=key, delete=delete, partition_by=partition_by,
+            new_columns=new_columns, existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
         )  # fmt: skip
         if not isinstance(catalog, str | Mapping) or not catalog:
             raise ConfigurationError(
@@ -167,7 +168,7 @@ class IcebergSink(TableSink):
         existing = table.schema().as_arrow()
         self._check_types([column for column in columns if column.name not in existing.names])
         may_add = self.new_columns == "add"
-        schema, new = fit_columns(self._where, columns, existing, key=key, may_add=may_add)
+        schema, new = fit_columns(self._where, columns, existing, key=self._never_null(key), may_add=may_add)
         new = [pa.field(column.name, _iceberg_type(column.type)) for column in new]
         schema = pa.schema([pa.field(c.name, _iceberg_type(c.type), c.nullable) for c in schema])
         self._check_parts(table, key)
@@ -310,11 +311,12 @@ class IcebergSink(TableSink):
                 pass
         self._end(transaction)
 
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, gone: pa.Table, key: Sequence[str]) -> None:
         _keep_nulls()
         transaction, summary = self._begin(table, record), self._summary(record)
         tables = [rows]
-        replaced = list(self._replaced(table, rows, key))
+        keys = pa.concat_tables([rows.select(list(key)), gone.select(list(key))])
+        replaced = list(self._replaced(table, keys))
         if replaced:
             # A table that is put back to this snapshot has neither the old rows nor the new ones: no record is right.
             incomplete = self._summary(CommitRecord(0, 0))
@@ -435,21 +437,25 @@ class IcebergSink(TableSink):
         )  # fmt: skip
         return later
 
-    def _replaced(self, table: Any, rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield the files that have some of these rows' keys, each with its other rows."""
+    def _replaced(self, table: Any, keys: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+        """Yield the files that have some of these keys, each with its other rows."""
         from pyiceberg import expressions
         from pyiceberg.io.pyarrow import ArrowScan
 
         # Untyped, since its type annotations exclude names of columns.
         e: Any = expressions
         row_filter = e.AlwaysTrue()
-        for column in key:
-            kind = rows.schema.field(column).type
-            if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
-                ends = pc.min_max(rows[column])
-                least = e.GreaterThanOrEqual(column, ends["min"].as_py())
-                row_filter = e.And(row_filter, least, e.LessThanOrEqual(column, ends["max"].as_py()))
-        keys, names = rows.select(list(key)), list(key)
+        for column in keys.schema:
+            name, values = column.name, keys[column.name]
+            if pa.types.is_boolean(column.type) or pa.types.is_binary(column.type):
+                continue
+            condition = e.IsNull(name) if values.null_count else e.AlwaysFalse()
+            if values.null_count < len(values):
+                ends = pc.min_max(values)
+                least = e.GreaterThanOrEqual(name, ends["min"].as_py())
+                condition = e.Or(condition, e.And(least, e.LessThanOrEqual(name, ends["max"].as_py())))
+            row_filter = e.And(row_filter, condition)
+        names = keys.column_names
         try:
             tasks = list(table.scan(row_filter=row_filter).plan_files())
         except OverflowError:
@@ -458,10 +464,18 @@ class IcebergSink(TableSink):
         for task in tasks:
             stored = ArrowScan(table.metadata, table.io, table.schema(), e.AlwaysTrue()).to_table([task])
             stored = stored.cast(pa.schema([pa.field(c.name, plain_type(c.type), c.nullable) for c in stored.schema]))
-            numbered = stored.select(names).append_column(_INDEX, pa.array(range(stored.num_rows), pa.int64()))
-            others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
+            others = _others(stored.select(names), keys)
             if len(others) < stored.num_rows:
-                yield task.file, stored.take(others.take(pc.sort_indices(others)))
+                yield task.file, stored.take(others)
+
+
+def _others(stored: pa.Table, keys: pa.Table) -> pa.Array:
+    """Return the indexes of the rows of other keys. By groups, in which null is equal to null: not so in a join."""
+    numbers = pa.array([*range(len(stored)), *[-1] * len(keys)], pa.int64())
+    both = pa.concat_tables([stored, keys.cast(stored.schema)]).append_column(_INDEX, numbers)
+    groups = both.group_by(stored.column_names).aggregate([(_INDEX, "min"), (_INDEX, "list")])
+    others = pc.list_flatten(groups.filter(pc.greater_equal(groups[f"{_INDEX}_min"], 0))[f"{_INDEX}_list"])
+    return others.take(pc.sort_indices(others))
 
 
 def _data_files(table: Any) -> Iterator[Any]:
