@@ -72,7 +72,7 @@ class SqliteTarget(DatabaseTarget):
                         if self.refuses_nulls and not self.takes_nulls(db):
                             raise self.shape.refusal(
                                 self.shape.nullable[0],
-                                "drop not null of the column, or have a unique index on the key in place of the primary key",
+                                "drop not null of the column, or the primary key in favour of a unique index",
                             )
             except sqlite3.Error as error:
                 raise ConfigurationError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any, Self, Unpack
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
     TimestampType,
     VariantType,
 )  # fmt: skip
@@ -47,6 +50,11 @@ from strandline.spark.sinks.base import KeyedSink, Sink, SinkContext, Visibility
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
+_TIMES = (TimestampType(), TimestampNTZType())
+_MICROSECONDS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _HEADERS = "array<struct<key:string,value:binary>>"
 Columns = str | Sequence[str] | None
 
@@ -111,16 +119,16 @@ class MessageColumns:
         """
         if isinstance(self.key, str) and self.key in nullable and refuses:
             raise ConfigurationError(
-                f"sinks.kafka(): '{self.key}' is the key and may be null: a message without a key replaces no other, "
-                "and Kafka refuses it in a compacted topic",
-                hint=f"{NULL_KEYS.format(self.key)}; a key of several columns is JSON, in which one may be null; or set "
-                "on_error='skip' or 'dead-letter'",
+                f"sinks.kafka(): the key '{self.key}' may be null: a message without a key replaces no other one, and "
+                "a compacted topic refuses it",
+                hint=f"{NULL_KEYS.format(self.key)}; or set on_error='skip' or 'dead-letter'; or give a key of several "
+                "columns, which is JSON",
             )
         for option, name in (("topic_column", self.topic_column), ("partition", self.partition)):
             if name is not None and name not in self.keys:
                 raise ConfigurationError(
-                    f"sinks.kafka(): {option}='{name}' is not in the key: as a row's {name} changes, its former message "
-                    "would stay where it is",
+                    f"sinks.kafka(): {option}='{name}' is not in the key: if a row's {name} changes, its former "
+                    "message would stay where it is",
                     hint=f"add it to the key, key={[*self.keys, name]}, by which messages are deleted",
                 )
         return replace(self, delete=self.delete or column)
@@ -144,12 +152,22 @@ def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Colum
 def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
     """Return text and binary unchanged, another single column as text, or as JSON if nested; several as JSON."""
     if not isinstance(names, str):
-        return F.to_json(F.struct(*(_column(df, what, name) for name in names))).cast("binary")
+        return _json(df, [_column(df, what, name) for name in names], names).cast("binary")
     column, kind = _column(df, what, names), df.schema[names].dataType
     if isinstance(kind, BinaryType):
         return column
     is_nested = isinstance(kind, (StructType, ArrayType, MapType, VariantType))
     return (F.to_json(column) if is_nested else column.cast("string")).cast("binary")
+
+
+def _json(df: DataFrame, columns: Sequence[Column], names: Sequence[str]) -> Column:
+    """Return columns as JSON, in which times have milliseconds, or microseconds if they have such: keys must differ."""
+    row = F.struct(*columns)
+    times = [F.unix_micros(F.col(quoted(n)).cast("timestamp")) for n in names if df.schema[n].dataType in _TIMES]
+    if not times:
+        return F.to_json(row)
+    is_fine = reduce(or_, (time % 1000 != 0 for time in times))
+    return F.when(is_fine, F.to_json(row, _MICROSECONDS)).otherwise(F.to_json(row))
 
 
 class _Topics(KeyedSink):
@@ -302,8 +320,9 @@ def kafka(
 
     Each row is a message in `topic`, or in the topic that its `topic_column` names. `key` and `value` are columns: text
     and binary unchanged, other single ones as text, and several as a JSON object. Without `value`, it has all columns
-    that are in no other part; a null value is a tombstone, and so is a row whose boolean column `delete` is true. `headers` is a column as Spark's source has it, or a column
-    for each name. `partition` and `timestamp` are columns that replace Kafka's choice.
+    that are in no other part. A null value is a tombstone; a row whose boolean column `delete` is true has one.
+    `headers` is a column as Spark's source has it, or a column for each name. `partition` and `timestamp` are columns
+    that replace Kafka's choice.
 
     Rows of a key are in one partition, the same as with Java's clients, and stay in order if they come from an operator
     with that key. With `visibility="epoch"` rows are written as they come, at least once, without transactions.

@@ -158,10 +158,8 @@ class Build:
             entry = self._program.entry(name)
             assert entry is not None
             assert isinstance(entry.declaration, CreateStream)
-            arguments = dict(entry.arguments)
-            table_arguments(arguments)
             with located(self._program, entry.script, entry.declaration.name.at):
-                self._sources[name] = read_stream(self._spark, entry.declaration, arguments)
+                self._sources[name] = read_stream(self._spark, entry.declaration, entry.arguments)
         return self._sources[name]
 
     def _make(self, entry: Entry) -> Relation:
@@ -174,7 +172,7 @@ class Build:
             if not declaration.key:
                 return rows
             with located(self._program, script, declaration.name.at):
-                return table(rows, key=declaration.key, **table_arguments(dict(entry.arguments)))
+                return table(rows, key=declaration.key, **table_arguments(declaration, dict(entry.arguments)))
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
             return self._register(read_table(self._spark, declaration, entry.arguments), declaration.name.text)

@@ -45,7 +45,10 @@ class Versions(EpochOperator):
         rows, (was_gone, stored_rows) = kind.rows_of(parts), stored.flatten()
         counts = np.ones(count, bool)
         if self._order_by is not None:
-            is_older = _is_older(rows.field(self._order_by), stored_rows.field(self._order_by))
+            order = rows.field(self._order_by)
+            is_older = _is_older(order, stored_rows.field(self._order_by))
+            # What deletes a row may not say how new it is, as a message without a value: then it is the newest.
+            is_older &= ~(gone & order.is_null().to_numpy(zero_copy_only=False))
             counts = ~(stored.is_valid().to_numpy(zero_copy_only=False) & is_older)
         had = ~pc.fill_null(was_gone, True).to_numpy(zero_copy_only=False)
         old, new = np.flatnonzero(counts & had), np.flatnonzero(counts & ~gone)

@@ -57,7 +57,8 @@ class DeltaSink(TableSink):
     """Write rows into a Delta table, exactly once: visible when the checkpoint after them completes, in one version.
 
     Tasks write the data files; the driver adds them to the table's log. With `key`, rows replace those that have the
-    same key, and the last one of a checkpoint counts: the driver merges them in memory.
+    same key, or delete them if the boolean column `delete` is true, and the last one of a checkpoint counts: the driver
+    merges them in memory.
 
     `url` is a directory, or s3://, gs://, az:// or abfss://; a missing table is created. `storage_options` are those of
     checkpoints (`endpoint`, `access_key_id`, …); missing ones come from the environment. `new_columns` is "refuse" or

@@ -60,9 +60,9 @@ _NO_RETRIES = {"commit.retry.num-retries": "0"}
 class IcebergSink(TableSink):
     """Write rows into an Iceberg table, exactly once: visible when the checkpoint after them completes, in one commit.
 
-    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, and the
-    last one of a checkpoint counts: the driver merges them in memory, and one commit makes a snapshot without the old
-    rows and one with the new ones.
+    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, or
+    delete them if the boolean column `delete` is true, and the last one of a checkpoint counts: the driver merges them
+    in memory, and one commit makes a snapshot without the old rows and one with the new ones.
 
     `catalog` is the name of one in pyiceberg's configuration, or its properties: `{"name": …, "type": "sql", "uri": …,
     "warehouse": …}`, `{"type": "rest", …}`. `table` is `namespace.table`; a missing table is created. Data files are
@@ -97,7 +97,8 @@ class IcebergSink(TableSink):
             )
         super().__init__(
             f"sinks.iceberg('{table}')", key=key, delete=delete, partition_by=partition_by,
-            new_columns=new_columns, existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
+            new_columns=new_columns, existing=existing, storage_options=storage_options, target_bytes=target_bytes,
+            name=name,
         )  # fmt: skip
         if not isinstance(catalog, str | Mapping) or not catalog:
             raise ConfigurationError(

@@ -1,0 +1,97 @@
+"""The sinks in which rows of a view are replaced and deleted by key, with readers of their own."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+import strandline as sl
+from tests.kafkaserver import Kafka
+from tests.postgres import Server
+from tests.spark.views.harness import Bag
+
+
+class Ends:
+    """One place of each kind. `make` returns its sink with a key, `rows` what another program finds there."""
+
+    def __init__(self, path: Path, postgresql: Server, kafka: Kafka) -> None:
+        self._path, self._postgresql, self._kafka = path, postgresql, kafka
+        self._dsn = postgresql.schema()
+        self._topic = kafka.create(self._dsn.rpartition("%3D")[2], 3, cleanup_policy="compact")
+        self._catalog = {"type": "sql", "uri": f"sqlite:///{path}/c.db", "warehouse": f"file://{path}/w"}
+
+    def make(self, kind: str, key: Sequence[str], **more: Any) -> Any:
+        if kind == "postgres":
+            return sl.sinks.postgres(self._dsn, "result", key=key, create=True, name=kind, **more)
+        if kind == "sqlite":
+            return sl.sinks.sqlite(self._path / "result.db", "result", key=key, create=True, name=kind, **more)
+        if kind == "delta":
+            return sl.sinks.delta(self._path / "delta", key=key, name=kind, **more)
+        if kind == "iceberg":
+            return sl.sinks.iceberg(self._catalog, "a.result", key=key, name=kind, **more)
+        return sl.sinks.kafka(self._kafka.servers, self._topic, key=key, name=kind, **more)
+
+    def rows(self, kind: str, columns: Sequence[str]) -> Bag:
+        """Return the rows with these columns, each value as text: see `as_text`."""
+        read: Callable[[Sequence[str]], list[tuple[Any, ...]]] = getattr(self, f"_of_{kind}")
+        return as_text(read(columns))
+
+    def messages(self) -> list[Any]:
+        """Return all messages of the topic, with those that others have replaced."""
+        return self._kafka.messages(self._topic)
+
+    def _of_postgres(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        with self._postgresql.connect(self._dsn) as db:
+            rows: list[tuple[Any, ...]] = db.execute(f"SELECT {', '.join(columns)} FROM result").fetchall()
+            return rows
+
+    def _of_sqlite(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(self._path / "result.db") as db:
+            rows = db.execute(f"SELECT {', '.join(columns)} FROM result").fetchall()
+        db.close()
+        return rows
+
+    def _of_delta(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        rows = DeltaTable(str(self._path / "delta")).to_pyarrow_table().select(columns)
+        return [tuple(row.values()) for row in rows.to_pylist()]
+
+    def _of_iceberg(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        rows = load_catalog(**self._catalog).load_table("a.result").scan().to_arrow().select(columns)
+        return [tuple(row.values()) for row in rows.to_pylist()]
+
+    def _of_kafka(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        newest = {message.key(): message.value() for message in self.messages()}
+        rows = [json.loads(value, parse_float=Decimal) for value in newest.values() if value is not None]
+        return [tuple(row.get(name) for name in columns) for row in rows]
+
+
+def as_text(rows: Iterable[Sequence[Any]]) -> Bag:
+    """Return rows with values as text, the same for all places: some have no types for times, numbers and bytes."""
+    return Counter(tuple(map(_text, row)) for row in rows)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, dt.datetime):
+        moment = value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
+        return moment.isoformat(timespec="milliseconds" if moment.microsecond == 0 else "microseconds")
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, str) and (moment := re.fullmatch(r"(\d{4}-..-..)[ T](..:..:..\.\d+)Z", value)):
+        return _text(dt.datetime.fromisoformat(f"{moment[1]}T{moment[2]}"))
+    return None if value is None else str(value)
+
+
+KINDS = ("postgres", "sqlite", "delta", "iceberg", "kafka")
