@@ -63,7 +63,8 @@ def test_every_sink_has_what_spark_answers(
     ends = Ends(tmp_path, postgresql, kafka)
     for run in (1, 2):
         view = sl.sql(QUERY, facts=compared.stream("facts"))
-        assert view.key == KEY and not view.appends
+        assert view.key == KEY
+        assert not view.appends
         sinks = [view.to(ends.make(kind, KEY)) for kind in KINDS]
         compared.job(local_dir, 2, sinks=sinks, checkpoints=sl.Checkpoints(tmp_path / "ck", every=every)).start(
             spark

@@ -26,6 +26,7 @@ from strandline.ends.tables.errors import describe_error
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
+from strandline.spark.sinks.tables.undo import Change, NotUndoableError
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 _PROPERTY = "strandline.sink."
 _BEGINS = "strandline.begins."
 _IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
+_FIRST = "strandline.first"
+"""The key of the first epoch of which a snapshot has rows."""
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Supported partition transforms, whose values follow from a file's statistics, and the units of the split."""
 _S3 = {
@@ -312,9 +315,19 @@ class IcebergSink(TableSink):
                 pass
         self._end(transaction)
 
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, gone: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(
+        self,
+        table: Any,
+        record: CommitRecord,
+        rows: pa.Table,
+        gone: pa.Table,
+        key: Sequence[str],
+        *,
+        goes_back: bool = False,
+    ) -> None:
         _keep_nulls()
-        transaction, summary = self._begin(table, record), self._summary(record)
+        transaction = self._begin(table, record, self._gone if goes_back else None)
+        summary = self._summary(record)
         tables = [rows]
         keys = pa.concat_tables([rows.select(list(key)), gone.select(list(key))])
         replaced = list(self._replaced(table, keys))
@@ -327,6 +340,54 @@ class IcebergSink(TableSink):
                     tables.append(kept)
         transaction.append(pa.concat_tables(tables, promote_options="permissive"), snapshot_properties=summary)
         self._end(transaction)
+
+    def changes_after(self, table: Any, epoch: Epoch) -> Iterator[Change]:
+        # Each sink's transactions up to the first one, in reverse order, that is not later.
+        left = {each for each in (self._opened.identity, *self._gone) if self.record(table, each) is not None}
+        snapshot = table.current_snapshot()
+        while snapshot is not None and left:
+            parent = None if (each := snapshot.parent_snapshot_id) is None else table.snapshot_by_id(each)
+            summary, changed = snapshot.summary, [snapshot]
+            identity = None if summary is None else summary[_IDENTITY]
+            if identity in left:
+                # The snapshot without the rows that are replaced is in the same commit.
+                if parent is not None and _is_incomplete(parent.summary, identity):
+                    changed.append(parent)
+                    parent = None if (each := parent.parent_snapshot_id) is None else table.snapshot_by_id(each)
+                reached = _record_of(summary).epoch
+                if reached <= epoch:
+                    left.discard(identity)
+                elif int(summary[_FIRST] or 0) <= epoch:
+                    raise NotUndoableError(f"a snapshot of epoch {reached} has rows of earlier epochs, too")
+                else:
+                    yield self._change(table, changed)
+            snapshot = parent
+        if left:
+            raise NotUndoableError("the table's snapshots do not reach back to that epoch")
+
+    def _change(self, table: Any, snapshots: Sequence[Any]) -> Change:
+        """Return what the snapshots of one commit have changed."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+        from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+        from pyiceberg.table import FileScanTask
+
+        _keep_nulls()
+        files: dict[Any, list[Any]] = {ManifestEntryStatus.DELETED: [], ManifestEntryStatus.ADDED: []}
+        try:
+            for snapshot in snapshots:
+                for manifest in snapshot.manifests(table.io):
+                    if manifest.content == ManifestContent.DELETES:
+                        raise NotUndoableError("another writer has deleted rows without rewriting their files")
+                    if manifest.added_snapshot_id != snapshot.snapshot_id:
+                        continue
+                    for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                        if entry.status in files and entry.snapshot_id == snapshot.snapshot_id:
+                            files[entry.status].append(entry.data_file)
+            scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+            return Change(*(scan.to_table([FileScanTask(file) for file in each]) for each in files.values()))
+        except FileNotFoundError as error:
+            raise NotUndoableError(f"a file is gone: {self.words(error)}") from None
 
     def committed(self, table: Any) -> None:
         if not self._opened.fsync or not table.location().startswith("file:"):
@@ -420,21 +481,20 @@ class IcebergSink(TableSink):
         run = self._opened
         return {
             "strandline.job": run.job, "strandline.sink": run.sink, _IDENTITY: run.identity,
-            _GENERATION: str(record.generation), _EPOCH: str(record.epoch),
+            _GENERATION: str(record.generation), _EPOCH: str(record.epoch), _FIRST: str(record.first or record.epoch),
         }  # fmt: skip
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
         """Return the files of later epochs that older runs have added."""
-        record = self._later_record(table, epoch)
+        record = None if self.key else self._later_record(table, epoch)
         if record is None:
             return []
         pattern = re.compile(rf"/{self._later_paths}[^/]*$")
         later = [file for file in _data_files(table) if (m := pattern.search(file.file_path)) and int(m[2]) > epoch]
         log.warning(
-            "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s", self._label, epoch, record.epoch,
-            f"stay until the same keys come again in {self._where}" if self.key
-            else f"are removed with {len(later)} files from {self._where}; those stay that another writer has "
-            "compacted or rewritten since",
+            "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are removed with %d files from %s; "
+            "those stay that another writer has compacted or rewritten since",
+            self._label, epoch, record.epoch, len(later), self._where,
         )  # fmt: skip
         return later
 
@@ -487,6 +547,11 @@ def _data_files(table: Any) -> Iterator[Any]:
     for manifest in [] if snapshot is None else snapshot.manifests(table.io):
         if manifest.content == ManifestContent.DATA:
             yield from (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
+
+
+def _is_incomplete(summary: Any, identity: str) -> bool:
+    """Whether this is the first of a merge's two snapshots."""
+    return summary is not None and summary[_IDENTITY] == identity and _record_of(summary) == CommitRecord(0, 0)
 
 
 def _record_of(summary: Any) -> CommitRecord:

@@ -55,6 +55,7 @@ from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles, ObjectFiles
 from strandline.spark.sinks.base import KeyedSink, SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns, TableFormat
+from strandline.spark.sinks.tables.undo import GONE, NotUndoableError, former_rows, last_rows
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
@@ -109,8 +110,6 @@ class TableSink(TableFormat, KeyedSink):
         """The columns of the key that may be null."""
         self.partition_by = check_columns(where, "partition_by", partition_by)
         self._options = check_options(where, "storage_options", storage_options)
-        # Merged rows cannot be distinguished from older rows.
-        self.takes_back = not self._key
         self.new_columns = new_columns
         self.existing = existing
         self.target_bytes = target_bytes
@@ -268,7 +267,14 @@ class TableSink(TableFormat, KeyedSink):
             self._before = [record]
             due = [each.epoch for each in staged if effective is None or not effective.covers(each)]
             claimed = CommitRecord(self._opened.generation, min(due) - 1 if due else epoch, epoch)
-            self.commit_files(table, claimed, [], epoch)
+            former = self._former_rows(table, epoch)
+            if former is None:
+                self.commit_files(table, claimed, [], epoch)
+            else:
+                layout = former.schema.remove(former.schema.get_field_index(GONE))
+                rows, gone = (cast_table(former.filter(pc.equal(former[GONE], each)), layout) for each in (False, True))
+                self.commit_rows(table, claimed, rows, gone, self.key, goes_back=True)
+                self._check_written(claimed)
             self._reached = claimed
             failpoints.hit("sink.table_claimed")
             return True
@@ -434,14 +440,14 @@ class TableSink(TableFormat, KeyedSink):
         layout = self._present_layout(table, due[0])
         again = [] if key else [each for each in due if not each.has_layout(layout)]
         replaced = {file.path for each in again for file in each.files}
-        reached = CommitRecord(self._opened.generation, max(each.epoch for each in due))
+        epochs = [each.epoch for each in due]
+        reached = CommitRecord(self._opened.generation, max(epochs), first=min(epochs))
         failpoints.hit("sink.table_before")
         # 4. Commit the rows and the record.
         if key:
             rows, gone = self._last_rows(place, due, key)
             self.commit_rows(table, reached, cast_table(rows, layout.schema), cast_table(gone, layout.schema), key)
-            if self.record(self.load()) != reached:
-                raise ConflictError(f"{self._where}: the record is not the one that the transaction has written")
+            self._check_written(reached)
         else:
             written = [file for each in again for file in self._write_again(place, each, layout)]
             self.commit_files(table, reached, [*[file for file in files if file.path not in replaced], *written])
@@ -456,6 +462,36 @@ class TableSink(TableFormat, KeyedSink):
         with suppress(StrandlineError):
             folder_at(place).delete(list(replaced))
         return sum(file.rows for file in files)
+
+    def _check_written(self, record: CommitRecord) -> None:
+        """Raise ConflictError unless a merge has written this record."""
+        if self.record(self.load()) != record:
+            raise ConflictError(f"{self._where}: the record is not the one that the transaction has written")
+
+    def _former_rows(self, table: Any, epoch: Epoch) -> pa.Table | None:
+        """Return the rows by key that later epochs have replaced, deleted or inserted; None if there are none."""
+        later = self._later_record(table, epoch) if self.key else None
+        if later is None:
+            return None
+        try:
+            former = former_rows(self.changes_after(table, epoch), self.key)
+            if former is None:
+                return None
+            schema = former.schema.remove(former.schema.get_field_index(GONE))
+            layout, _ = self.layout(table, schema, self.key)
+            marker = pa.field(GONE, pa.bool_())
+            former = cast_table(former, layout.schema.append(marker))
+        except (NotUndoableError, ConfigurationError) as error:
+            log.warning(
+                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s until the same keys "
+                "come again: %s", self._label, epoch, later.epoch, self._where, error,
+            )  # fmt: skip
+            return None
+        log.warning(
+            "%s: the job goes back to epoch %d; in %s, %d rows are again as before later epochs, up to %d",
+            self._label, epoch, self._where, len(former), later.epoch,
+        )  # fmt: skip
+        return former
 
     def _present_layout(self, table: Any, staged: StagedFiles) -> FileLayout:
         """Return the table's present layout for staged files."""
@@ -512,10 +548,7 @@ class TableSink(TableFormat, KeyedSink):
             tables = [each.read(folder, file) for each in staged for file in each.files]
         except NotFoundError as error:
             raise ConflictError(f"{self._where}: {error.message}, and existed before") from None
-        rows = pa.concat_tables(tables, promote_options="permissive")
-        numbered = rows.select(list(key)).append_column("__index__", pa.array(range(rows.num_rows), pa.int64()))
-        last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
-        rows = rows.take(last.take(pc.sort_indices(last)))
+        rows = last_rows(pa.concat_tables(tables, promote_options="permissive"), key)
         if not staged[0].delete:
             return rows, rows.slice(0, 0)
         is_gone = pc.fill_null(rows[staged[0].delete], False)
