@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
@@ -28,7 +28,7 @@ from strandline.spark.streams.kafkaversions import versions
 from strandline.spark.streams.stream import Stream, stream
 
 _CORRUPT = "_corrupt_record"
-_ROW, _ORDER, _DELETED = "__strandline_row", "__strandline_order", "__strandline_deleted"
+_ROW, _ORDER, _DELETED = "__strandline_row", "__strandline_order", "_deleted"
 _NO_DELTA = "Failed to find the data source: delta"
 OnRowError = Literal["fail", "dead-letter"]
 
@@ -47,8 +47,13 @@ def parameters_of(source: CreateStream | CreateTable) -> Parameters:
 def table_arguments(source: CreateStream, arguments: dict[str, Any]) -> dict[str, str]:
     """Take those arguments of a stream with a primary key out that are sl.table()'s."""
     taken: dict[str, str] = {name: arguments.pop(name) for name in ("order_by", "deleted") if name in arguments}
+    if not source.key or source.using.connector.text != "kafka":
+        return taken
     # A message without a value deletes the row of its key.
-    return {"deleted": _DELETED, **taken} if source.key and source.using.connector.text == "kafka" else taken
+    deleted = _DELETED
+    while deleted.lower() in [column.name.lower() for column in source.columns]:
+        deleted = f"_{deleted}"
+    return {"deleted": deleted, **taken}
 
 
 def read_stream(spark: SparkSession, source: CreateStream, arguments: Mapping[str, Any]) -> Stream:
@@ -86,10 +91,18 @@ def read_present(spark: SparkSession, source: CreateStream, arguments: Mapping[s
     # A job reads files in the order of their times.
     arrival = [F.col("_metadata.file_modification_time"), F.col("_metadata.file_path")] if connector == "files" else []
     rows = rows.select(F.struct("*").alias(_ROW), F.struct(F.lit(0), *arrival).alias(_ORDER)).limit(limit)
-    first = F.col(_ROW).getField(order_by) if order_by else F.lit(0)
-    order = F.struct(first, _ORDER, F.monotonically_increasing_id()).alias(_ORDER)
-    keys = [F.col(_ROW).getField(name).alias(f"{_ROW}{at}") for at, name in enumerate(source.key)]
-    versions = rows.select(_ROW, order, *keys).groupBy(*(f"{_ROW}{at}" for at in range(len(keys))))
+    number = F.struct(_ORDER, F.monotonically_increasing_id()).alias(_ORDER)
+    keys = {f"{_ROW}{at}": F.col(_ROW).getField(name) for at, name in enumerate(source.key)}
+    rows = rows.select(_ROW, number, *(column.alias(name) for name, column in keys.items()))
+    order = F.col(_ORDER)
+    if order_by:
+        version, life = F.col(_ROW).getField(order_by), F.lit(0)
+        if deleted:
+            # What deletes a row and does not say how new it is, is newer than all before.
+            ends = F.col(_ROW).getField(deleted) & version.isNull()
+            life = F.count_if(ends).over(Window.partitionBy(*keys).orderBy(_ORDER))
+        order = F.struct(life, version, _ORDER)
+    versions = rows.select(_ROW, order.alias(_ORDER), *keys).groupBy(*keys)
     newest = versions.agg(F.max_by(_ROW, _ORDER).alias(_ROW)).select(f"{_ROW}.*")
     return newest.where(f"NOT coalesce({quoted(deleted)}, false)").drop(deleted) if deleted else newest
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import quoted
@@ -39,13 +39,17 @@ DELETED = "_deleted"
 class View:
     """The result of a query, kept up to date: after each epoch, what Spark answers over all rows read so far."""
 
-    def __init__(self, text: str, relation: Relation, schema: StructType, catalyst: Catalyst, name: str) -> None:
+    def __init__(
+        self, text: str, relation: Relation, schema: StructType, catalyst: Catalyst, name: str, query: str,
+        tables: Mapping[str, Stream | Table | View],
+    ) -> None:  # fmt: skip
         self.text = text
         self.name = name
         self.schema = schema
         """The Spark schema of the rows."""
         self._relation = relation
         self._catalyst = catalyst
+        self._query, self._tables = query, tables
 
     @property
     def columns(self) -> list[str]:
@@ -84,7 +88,7 @@ class View:
                 "write the changes, view.changes().to(sink), with 1 and -1 in _change; or make the query one that only "
                 "adds rows",
             )
-        deleting, deleted = sink.deleting(DELETED, [name for name in sink.key if self._may_be_null(name)])
+        deleting, deleted = sink.deleting(DELETED, [name for name in sink.key if name not in self._never_null])
         return self.upserts(sink.key, deleted=deleted).to(deleting)
 
     def rows(self) -> Stream:
@@ -157,10 +161,19 @@ class View:
     def _what(self) -> str:
         return f"view '{self.name}'" if self.name else "the view"
 
-    def _may_be_null(self, column: str) -> bool:
-        """Whether a column may be null, as far as Spark's plans say: those of JSON and CSV always may."""
-        fields = zip(self.schema.fields, self._relation.output, strict=True)
-        return any(field.nullable and its.nullable() for field, its in fields if field.name == column)
+    @cached_property
+    def _never_null(self) -> frozenset[str]:
+        """The columns that are never null, as Spark finds in the query, and in those of the views that it reads.
+
+        In a plan of its own: that of the operators must not depend on it, since it is in their uids.
+        """
+        session = clone_session(self._catalyst.spark)
+        with suppress_error_logs():
+            for name, table in self._tables.items():
+                known = table._never_null if isinstance(table, View) else ()
+                fields = (StructField(f.name, f.dataType, f.nullable and f.name not in known) for f in table.schema)
+                _register(session, name, StructType([*fields]))
+            return Catalyst(session).never_null(self._query)
 
     def _own_key(self) -> tuple[str, ...]:
         if self.key is None:
@@ -244,7 +257,7 @@ def sql(
             relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
-    return View(query, relation, df.schema, catalyst, uid)
+    return View(query, relation, df.schema, catalyst, uid, rewriting.text, tables)
 
 
 def _checked(name: str, table: Any) -> Node:
