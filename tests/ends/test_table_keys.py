@@ -120,6 +120,21 @@ class Table:
         return found
 
 
+def test_a_job_goes_back_past_keys_that_are_all_new_or_all_gone(place: Place) -> None:
+    sink = starts(place, [], 0)
+    sink.commit(stage(sink, 1, [(1, "a", False)], schema=GONE))
+    sink.commit(stage(sink, 2, [(2, "b", False)], schema=GONE))
+    sink.commit(stage(sink, 3, [(1, None, True), (2, None, True)], schema=GONE))
+    starts(place, [], 2)
+    assert place.pairs() == [(1, "a"), (2, "b")]
+    starts(place, [], 1)
+    assert place.pairs() == [(1, "a")]
+    sink = starts(place, [], 0)
+    assert place.pairs() == []
+    sink.commit(stage(sink, 1, [(1, "c", False)], schema=GONE))
+    assert place.pairs() == [(1, "c")]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_that_goes_back_finds_the_rows_of_then(place: Place, seed: int) -> None:
     """Also twice, past where it has gone back before; beside rows of others, and after what they have rewritten."""

@@ -9,6 +9,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,25 +23,41 @@ from tests.postgres import Server
 from tests.spark.views.harness import Bag
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the sinks write."""
+
+    path: Path
+    dsn: str
+    servers: str
+    topic: str
+
+    @property
+    def catalog(self) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{self.path}/c.db", "warehouse": f"file://{self.path}/w"}
+
+    def sink(self, kind: str, key: Sequence[str], **more: Any) -> Any:
+        """Return the sink of a kind."""
+        given = {"key": key, "name": kind, **more}
+        if kind == "postgres":
+            return sl.sinks.postgres(self.dsn, "result", create=True, **given)
+        if kind == "sqlite":
+            return sl.sinks.sqlite(self.path / "result.db", "result", create=True, **given)
+        if kind == "delta":
+            return sl.sinks.delta(self.path / "delta", **given)
+        if kind == "iceberg":
+            return sl.sinks.iceberg(self.catalog, "a.result", **given)
+        return sl.sinks.kafka(self.servers, self.topic, **given)
+
+
 class Ends:
-    """One place of each kind. `make` returns its sink with a key, `rows` what another program finds there."""
+    """One place of each kind, and what another program finds there."""
 
     def __init__(self, path: Path, postgresql: Server, kafka: Kafka) -> None:
-        self._path, self._postgresql, self._kafka = path, postgresql, kafka
-        self._dsn = postgresql.schema()
-        self._topic = kafka.create(self._dsn.rpartition("%3D")[2], 3, cleanup_policy="compact")
-        self._catalog = {"type": "sql", "uri": f"sqlite:///{path}/c.db", "warehouse": f"file://{path}/w"}
-
-    def make(self, kind: str, key: Sequence[str], **more: Any) -> Any:
-        if kind == "postgres":
-            return sl.sinks.postgres(self._dsn, "result", key=key, create=True, name=kind, **more)
-        if kind == "sqlite":
-            return sl.sinks.sqlite(self._path / "result.db", "result", key=key, create=True, name=kind, **more)
-        if kind == "delta":
-            return sl.sinks.delta(self._path / "delta", key=key, name=kind, **more)
-        if kind == "iceberg":
-            return sl.sinks.iceberg(self._catalog, "a.result", key=key, name=kind, **more)
-        return sl.sinks.kafka(self._kafka.servers, self._topic, key=key, name=kind, **more)
+        self._postgresql, self._kafka = postgresql, kafka
+        dsn = postgresql.schema()
+        topic = kafka.create(dsn.rpartition("%3D")[2], 3, cleanup_policy="compact")
+        self.places = Places(path, dsn, kafka.servers, topic)
 
     def rows(self, kind: str, columns: Sequence[str]) -> Bag:
         """Return the rows with these columns, each value as text: see `as_text`."""
@@ -49,25 +66,25 @@ class Ends:
 
     def messages(self) -> list[Any]:
         """Return all messages of the topic, with those that others have replaced."""
-        return self._kafka.messages(self._topic)
+        return self._kafka.messages(self.places.topic)
 
     def _of_postgres(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        with self._postgresql.connect(self._dsn) as db:
+        with self._postgresql.connect(self.places.dsn) as db:
             rows: list[tuple[Any, ...]] = db.execute(f"SELECT {', '.join(columns)} FROM result").fetchall()
             return rows
 
     def _of_sqlite(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        with sqlite3.connect(self._path / "result.db") as db:
+        with sqlite3.connect(self.places.path / "result.db") as db:
             rows = db.execute(f"SELECT {', '.join(columns)} FROM result").fetchall()
         db.close()
         return rows
 
     def _of_delta(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        rows = DeltaTable(str(self._path / "delta")).to_pyarrow_table().select(columns)
+        rows = DeltaTable(str(self.places.path / "delta")).to_pyarrow_table().select(columns)
         return [tuple(row.values()) for row in rows.to_pylist()]
 
     def _of_iceberg(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        rows = load_catalog(**self._catalog).load_table("a.result").scan().to_arrow().select(columns)
+        rows = load_catalog(**self.places.catalog).load_table("a.result").scan().to_arrow().select(columns)
         return [tuple(row.values()) for row in rows.to_pylist()]
 
     def _of_kafka(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:

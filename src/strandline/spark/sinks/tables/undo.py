@@ -82,7 +82,7 @@ def _before(change: Change, key: Sequence[str]) -> list[pa.Table]:
     first, last = groups[f"{_INDEX}_first"], groups[f"{_INDEX}_last"]
     both = pc.and_(pc.equal(was, 1), pc.equal(has, 1))
     before, after = old.take(first.filter(both)), new.take(last.filter(both))
-    changed = before.filter(pa.array(_differ(before, after)))
+    changed = before.filter(pa.array(_differ(before, after), pa.bool_()))
     deleted = old.take(first.filter(pc.equal(has, 0)))
     inserted = new.take(first.filter(pc.equal(was, 0)))
     return [
