@@ -64,7 +64,7 @@ class StagedFiles(JsonCommittable, frozen=True, array_like=True, tag="files"):
 
     @property
     def form(self) -> tuple[list[str], str, str]:
-        """What is equal for rows of one transaction: an older program may have had another key or other columns."""
+        """Key, columns and marker, equal for all rows of a transaction: an older program may have had others."""
         return self.key, self.columns, self.delete
 
     @property

@@ -171,7 +171,7 @@ def _json(df: DataFrame, columns: Sequence[Column], names: Sequence[str]) -> Col
 
 
 class _Topics(KeyedSink):
-    """What both kinds of sink have: the layout of messages, and the checks before a job starts."""
+    """The layout of messages of both kinds of sink, and the checks before a job starts."""
 
     layout: MessageColumns
     target: KafkaTarget

@@ -46,14 +46,14 @@ def parameters_of(source: CreateStream | CreateTable) -> Parameters:
 
 def table_arguments(source: CreateStream, arguments: dict[str, Any]) -> dict[str, str]:
     """Take those arguments of a stream with a primary key out that are sl.table()'s."""
-    taken: dict[str, str] = {name: arguments.pop(name) for name in ("order_by", "deleted") if name in arguments}
+    options: dict[str, str] = {name: arguments.pop(name) for name in ("order_by", "deleted") if name in arguments}
     if not source.key or source.using.connector.text != "kafka":
-        return taken
+        return options
     # A message without a value deletes the row of its key.
     deleted = _DELETED
     while deleted.lower() in [column.name.lower() for column in source.columns]:
         deleted = f"_{deleted}"
-    return {"deleted": deleted, **taken}
+    return {"deleted": deleted, **options}
 
 
 def read_stream(spark: SparkSession, source: CreateStream, arguments: Mapping[str, Any]) -> Stream:

@@ -1,4 +1,4 @@
-"""What a table had before a sink's later transactions replaced and deleted rows by key, from the files of both."""
+"""The rows by key that a table had before a sink's later transactions, from the files that these removed and added."""
 
 from __future__ import annotations
 
