@@ -80,6 +80,38 @@ def test_markers_that_are_none(place: Place) -> None:
         tried(place.make(key="k", delete="v"), NAMES)
 
 
+def test_keys_and_rows_in_partitions(place: Place) -> None:
+    """Null is a partition, and a row may move to another one, and back."""
+    columns = StructType([StructField("k", StringType()), StructField("v", StringType()), GONE.fields[-1]])
+
+    def start(epoch: int, part: str) -> Any:
+        sink, _ = place.make(key="k", partition_by=part).deleting("gone", ["k"])
+        place.go_on(sink, [], epoch)
+        return sink
+
+    sink = start(0, "k")
+    sink.commit(stage(sink, 1, [("b", "1", False), ("x", "2", False), (None, "3", False)], schema=columns))
+    sink.commit(
+        stage(sink, 2, [("b", "4", False), ("x", "5", True), (None, "6", False), ("y", "7", False)], schema=columns)
+    )
+    assert {(row["k"], row["v"]) for row in place.rows().to_pylist()} == {("b", "4"), (None, "6"), ("y", "7")}
+    start(1, "k")
+    assert {(row["k"], row["v"]) for row in place.rows().to_pylist()} == {("b", "1"), ("x", "2"), (None, "3")}
+
+
+def test_rows_that_move_to_another_partition(place: Place) -> None:
+    sink, _ = place.make(key="k", partition_by="v").deleting("gone")
+    place.go_on(sink, [], 0)
+    sink.commit(stage(sink, 1, [(1, "a", False), (2, "b", False), (3, "n", False)], schema=GONE))
+    sink.commit(stage(sink, 2, [(1, "b", False), (2, "a b/c=d%", False)], schema=GONE))
+    sink.commit(stage(sink, 3, [(1, "c", True), (2, "z", False)], schema=GONE))
+    assert place.pairs() == [(2, "z"), (3, "n")]
+    place.go_on(sink, [], 2)
+    assert place.pairs() == [(1, "b"), (2, "a b/c=d%"), (3, "n")]
+    place.go_on(sink, [], 1)
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "n")]
+
+
 class Table:
     """What a sink's table should have after each epoch, beside a row of another writer."""
 

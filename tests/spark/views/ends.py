@@ -27,7 +27,7 @@ from tests.spark.views.harness import Bag
 class Places:
     """Where the sinks write."""
 
-    path: Path
+    path: str
     dsn: str
     servers: str
     topic: str
@@ -42,9 +42,9 @@ class Places:
         if kind == "postgres":
             return sl.sinks.postgres(self.dsn, "result", create=True, **given)
         if kind == "sqlite":
-            return sl.sinks.sqlite(self.path / "result.db", "result", create=True, **given)
+            return sl.sinks.sqlite(f"{self.path}/result.db", "result", create=True, **given)
         if kind == "delta":
-            return sl.sinks.delta(self.path / "delta", **given)
+            return sl.sinks.delta(f"{self.path}/delta", **given)
         if kind == "iceberg":
             return sl.sinks.iceberg(self.catalog, "a.result", **given)
         return sl.sinks.kafka(self.servers, self.topic, **given)
@@ -57,7 +57,7 @@ class Ends:
         self._postgresql, self._kafka = postgresql, kafka
         dsn = postgresql.schema()
         topic = kafka.create(dsn.rpartition("%3D")[2], 3, cleanup_policy="compact")
-        self.places = Places(path, dsn, kafka.servers, topic)
+        self.places = Places(str(path), dsn, kafka.servers, topic)
 
     def rows(self, kind: str, columns: Sequence[str]) -> Bag:
         """Return the rows with these columns, each value as text: see `as_text`."""
@@ -74,13 +74,13 @@ class Ends:
             return rows
 
     def _of_sqlite(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        with sqlite3.connect(self.places.path / "result.db") as db:
+        with sqlite3.connect(f"{self.places.path}/result.db") as db:
             rows = db.execute(f"SELECT {', '.join(columns)} FROM result").fetchall()
         db.close()
         return rows
 
     def _of_delta(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        rows = DeltaTable(str(self.places.path / "delta")).to_pyarrow_table().select(columns)
+        rows = DeltaTable(f"{self.places.path}/delta").to_pyarrow_table().select(columns)
         return [tuple(row.values()) for row in rows.to_pylist()]
 
     def _of_iceberg(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:

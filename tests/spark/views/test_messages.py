@@ -13,7 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
+from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.sinks.kafkasink import MessageColumns
+from strandline.spark.views.view import _newest
 
 pytestmark = pytest.mark.spark
 
@@ -107,6 +109,23 @@ def test_times_of_keys_differ_as_in_the_rows(spark: Any) -> None:
         for row in layout.messages(spark.createDataFrame(rows, "n int, at timestamp")).collect()
     ]
     assert [each[19:] for each in found] == [".000Z", ".000001Z", ".001Z", ".001001Z"]
+
+
+def test_times_within_keys_differ_too(spark: Any) -> None:
+    rows = [(1, (dt.datetime(2026, 1, 1, microsecond=each),)) for each in (0, 1)]
+    df = spark.createDataFrame(rows, "n int, s struct<at: timestamp>")
+    for key in ("s", ["s"], ["n", "s"]):
+        layout = MessageColumns(None, None, key, None, None, None, None)
+        assert len({row["key"] for row in layout.messages(df).collect()}) == 2
+
+
+def test_zero_is_one_key(spark: Any) -> None:
+    """-0.0 is 0.0 in SQL, and another text."""
+    rows = [(-0.0, "a", -1), (0.0, "b", 1), (float("nan"), "c", 1)]
+    found = _newest(
+        spark.createDataFrame(rows, f"x double, v string, {WEIGHT} bigint"), ["x"], ["x", "v"], "gone"
+    ).collect()
+    assert sorted((str(row["x"]), row["v"], row["gone"]) for row in found) == [("0.0", "b", False), ("nan", "c", False)]
 
 
 def test_the_key_of_a_view_in_kafka(spark: Any) -> None:

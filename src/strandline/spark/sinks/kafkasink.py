@@ -79,7 +79,7 @@ class MessageColumns:
         if self.topic_column is not None:
             columns["topic"] = _column(df, "topic_column", self.topic_column, StringType)
         if self.key is not None:
-            columns["key"] = _bytes(df, "key", self.key)
+            columns["key"] = _bytes(df, "key", self.key, is_key=True)
         value = self.value if self.value is not None else [name for name in df.columns if name not in self._elsewhere]
         columns["value"] = _bytes(df, "value", value)
         if self.delete is not None:
@@ -149,15 +149,28 @@ def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Colum
     return F.col(quoted(name))
 
 
-def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
+def _bytes(df: DataFrame, what: str, names: str | Sequence[str], *, is_key: bool = False) -> Column:
     """Return text and binary unchanged, another single column as text, or as JSON if nested; several as JSON."""
     if not isinstance(names, str):
-        return _json(df, [_column(df, what, name) for name in names], names).cast("binary")
+        columns = [_column(df, what, name) for name in names]
+        has_inner = is_key and any(_has_time(df.schema[name].dataType) for name in names)
+        return (F.to_json(F.struct(*columns), _MICROSECONDS) if has_inner else _json(df, columns, names)).cast("binary")
     column, kind = _column(df, what, names), df.schema[names].dataType
     if isinstance(kind, BinaryType):
         return column
     is_nested = isinstance(kind, (StructType, ArrayType, MapType, VariantType))
-    return (F.to_json(column) if is_nested else column.cast("string")).cast("binary")
+    json = (
+        F.to_json(column, _MICROSECONDS if is_key and _has_time(kind) else None) if is_nested else column.cast("string")
+    )
+    return json.cast("binary")
+
+
+def _has_time(kind: DataType) -> bool:
+    """Whether a nested type has times."""
+    inner = [field.dataType for field in kind.fields] if isinstance(kind, StructType) else []
+    inner += [kind.elementType] if isinstance(kind, ArrayType) else []
+    inner += [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+    return any(each in _TIMES or _has_time(each) for each in inner)
 
 
 def _json(df: DataFrame, columns: Sequence[Column], names: Sequence[str]) -> Column:

@@ -519,8 +519,9 @@ class IcebergSink(TableSink):
         names = keys.column_names
         try:
             tasks = list(table.scan(row_filter=row_filter).plan_files())
-        except OverflowError:
-            # The library has computed the date before the first possible one, or after the last.
+        except (OverflowError, TypeError):
+            # The library has computed the date before the first possible one, or after the last; or it has compared the
+            # null of a partition.
             tasks = list(table.scan().plan_files())
         for task in tasks:
             stored = ArrowScan(table.metadata, table.io, table.schema(), e.AlwaysTrue()).to_table([task])
