@@ -80,6 +80,15 @@ def test_markers_that_are_none(place: Place) -> None:
         tried(place.make(key="k", delete="v"), NAMES)
 
 
+def test_a_job_goes_back_past_the_begin_of_a_sink(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    sink = starts(place, [], 3)
+    sink.commit(stage(sink, 4, [(1, "a", False)], schema=GONE))
+    sink.commit(stage(sink, 5, [(2, "b", False)], schema=GONE))
+    starts(place, [], 1)
+    assert place.pairs() == []
+    assert "stay in" not in caplog.text
+
+
 def test_keys_and_rows_in_partitions(place: Place) -> None:
     """Null is a partition, and a row may move to another one, and back."""
     columns = StructType([StructField("k", StringType()), StructField("v", StringType()), GONE.fields[-1]])

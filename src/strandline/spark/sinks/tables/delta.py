@@ -295,10 +295,12 @@ class DeltaSink(TableSink):
         folder, at = folder_at(self.place(table)), int(table.version())
         # Each sink's transactions up to the first one, in reverse order, that is not later.
         left = {each for each in (self._opened.identity, *self._gone) if self.record(table, each) is not None}
+        first = at + 1
         for entry in self._entries(table):
             if not left:
                 return
-            if entry["version"] > at:
+            first = entry["version"]
+            if first > at:
                 continue
             if entry.get("operation", "") == "RESTORE" or "REPLACE TABLE" in entry.get("operation", ""):
                 raise NotUndoableError("another program has put the table back since")
@@ -316,7 +318,8 @@ class DeltaSink(TableSink):
                     f"version {entry['version']}, of epoch {reached}, has rows of earlier epochs, too"
                 )
             yield Change(*(self._rows_of(table, folder, actions.get(each, ())) for each in ("remove", "add")))
-        if left:
+        # The sink may have begun later, with the table.
+        if left and first > 0:
             raise NotUndoableError("the table's log does not reach back to that epoch")
 
     def _rows_of(self, table: Any, folder: Folder, files: Sequence[dict[str, Any]]) -> pa.Table:

@@ -344,7 +344,7 @@ class IcebergSink(TableSink):
     def changes_after(self, table: Any, epoch: Epoch) -> Iterator[Change]:
         # Each sink's transactions up to the first one, in reverse order, that is not later.
         left = {each for each in (self._opened.identity, *self._gone) if self.record(table, each) is not None}
-        snapshot = table.current_snapshot()
+        snapshot, is_first = table.current_snapshot(), False
         while snapshot is not None and left:
             parent = None if (each := snapshot.parent_snapshot_id) is None else table.snapshot_by_id(each)
             summary, changed = snapshot.summary, [snapshot]
@@ -361,8 +361,9 @@ class IcebergSink(TableSink):
                     raise NotUndoableError(f"a snapshot of epoch {reached} has rows of earlier epochs, too")
                 else:
                     yield self._change(table, changed)
-            snapshot = parent
-        if left:
+            is_first, snapshot = changed[-1].parent_snapshot_id is None, parent
+        # The sink may have begun later, with the table.
+        if left and not is_first:
             raise NotUndoableError("the table's snapshots do not reach back to that epoch")
 
     def _change(self, table: Any, snapshots: Sequence[Any]) -> Change:

@@ -481,7 +481,7 @@ class TableSink(TableFormat, KeyedSink):
             layout, _ = self.layout(table, schema, self.key)
             marker = pa.field(GONE, pa.bool_())
             former = cast_table(former, layout.schema.append(marker))
-        except (NotUndoableError, ConfigurationError) as error:
+        except (NotUndoableError, ConfigurationError, pa.ArrowException) as error:
             log.warning(
                 "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s until the same keys "
                 "come again: %s", self._label, epoch, later.epoch, self._where, error,
