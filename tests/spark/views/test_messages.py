@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +156,21 @@ def test_a_tombstone_has_no_value_whatever_the_row_has(spark: Any) -> None:
         assert [(row["key"], row["value"]) for row in layout.messages(rows).collect()] == [(b"a", None), (b"b", living)]
     with pytest.raises(ConfigurationError, match="delete is column 'v' of type string, expected boolean"):
         MessageColumns(None, None, "k", None, None, None, None, "v").messages(rows)
+
+
+def test_columns_that_are_never_null(spark: Any, tmp_path: Path) -> None:
+    """By the query's conditions, also those of views that it reads: the schema of JSON has nulls everywhere."""
+    people = sl.files_source(tmp_path, schema="city string, id int", format="json", name="people", spark=spark)
+    known = sl.sql("SELECT city, id FROM people WHERE city IS NOT NULL", people=sl.table(people, key="id"))
+    all_cities = sl.sql("SELECT city, count(*) AS n FROM people GROUP BY city", people=people)
+    views = {
+        known: {"city"},
+        sl.sql("SELECT city, count(*) AS n FROM known GROUP BY city", known=known): {"city", "n"},
+        all_cities: {"n"},
+        sl.sql("SELECT city, count(*) AS n FROM people WHERE city > 'A' GROUP BY city", people=people): {"city", "n"},
+        sl.sql("SELECT p.city FROM people p JOIN c ON p.city = c.city", people=people, c=all_cities): {"city"},
+        sl.sql("SELECT city, count(*) AS n FROM known GROUP BY ROLLUP (city)", known=known): {"n"},
+    }
+    for view, never_null in views.items():
+        assert view._never_null == never_null, view.text
+        assert view.name == ""
