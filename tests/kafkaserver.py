@@ -164,13 +164,13 @@ class Kafka:
             made.result(30)
         return topic
 
-    def put(self, topic: str, rows: Sequence[tuple[str | None, str]], partition: int = -1) -> None:
+    def put(self, topic: str, rows: Sequence[tuple[str | None, str | None]], partition: int = -1) -> None:
         """Write keys and values, in order, into a partition of them all or the one of their keys."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.servers, "partitioner": "murmur2_random", "linger.ms": 1})
         for key, value in rows:
-            producer.produce(topic, value.encode(), key, partition)
+            producer.produce(topic, None if value is None else value.encode(), key, partition)
         assert producer.flush(60) == 0
 
     def begin(self, transactional_id: str) -> Any:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from strandline.spark.streams.kafkasource import read, session_settings
+from strandline.spark.streams.kafkaversions import versions
 
-__all__ = ["read", "session_settings"]
+__all__ = ["read", "session_settings", "versions"]

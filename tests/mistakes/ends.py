@@ -131,6 +131,7 @@ MISTAKES = [
     kafka("several topics", "topic is ['a', 'b'], expected", topic=["a", "b"]),
     kafka("an empty prefix", "prefix is '', expected letters", prefix=""),
     kafka("a key that is a number", "key is 5, expected names of columns", "key=['shop', 'day']", key=5),
+    kafka("deletions without a key", "delete='gone' needs key=[…]", delete="gone"),
     kafka("an empty key", "key is [], expected names of columns", "leave it out", key=[]),
     kafka("a value twice", "value is ['a', 'a'], expected names of columns, each once", value=["a", "a"]),
     kafka(
@@ -275,6 +276,8 @@ MISTAKES = [
         url="/data/a%20b",
     ),
     delta("key that is a number", "key is 5, expected names of columns, each once", key=5),
+    delta("deletions without a key", "delete='gone' needs key=[…]", "rows are deleted by their keys", delete="gone"),
+    delta("a key that marks deletions", "the column 'k' is in key=, and is that of delete=", key="k", delete="k"),
     delta("a column of the partitioning twice", "partition_by is ['a', 'a'], expected", partition_by=["a", "a"]),
     delta("Spark's way with new columns", "new_columns is 'merge', expected 'refuse' or 'add'", new_columns="merge"),
     delta("a mode", "existing is 'overwrite', expected 'refuse' or 'keep'", existing="overwrite"),

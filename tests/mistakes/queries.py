@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import strandline as sl
@@ -523,6 +525,19 @@ def given(name: str, query: str, names: dict[str, str], *said: str) -> Mistake:
     )
 
 
+def into(name: str, query: str, make: Callable[[], Any], *said: str) -> Mistake:
+    """Return the mistake of a query over orders whose view does not go into a sink."""
+
+    def write(stage: Stage) -> None:
+        sl.sql(query, orders=table(stage, "orders")).to(make())
+
+    return mistake(name, "declaration", write, *said)
+
+
+_TOTALS = "SELECT room, count(*) AS n FROM orders GROUP BY room"
+_KAFKA = partial(sl.sinks.kafka, "one:9092", "totals")
+
+
 def pinned(name: str, query: str, *said: str) -> Mistake:
     """Return the mistake of a query with a uid."""
     return mistake(name, "declaration", lambda s: sl.sql(query, uid="totals", orders=table(s, "orders")), *said)
@@ -626,6 +641,49 @@ MISTAKES = [
         "SELECT id FROM orders",
         {"orders": "orders", "Orders": "orders"},
         "sql() was given 'orders' and 'Orders', which are the same name in SQL",
+    ),
+    into(
+        "changes into files",
+        _TOTALS,
+        lambda: sl.sinks.files("out"),
+        "the view changes rows that it has given, and FileSink only adds rows",
+        "write to a sink with a key, as sl.sinks.postgres, sqlite, delta, iceberg or kafka with key=…; write the changes, "
+        "view.changes().to(sink), with 1 and -1 in _change; or make the query one that only adds rows",
+    ),
+    into(
+        "changes into a table without a key",
+        _TOTALS,
+        lambda: sl.sinks.delta("lake"),
+        "the view changes rows that it has given, and without a key, DeltaSink only adds rows",
+    ),
+    into(
+        "a key that is not the query's",
+        _TOTALS,
+        partial(_KAFKA, key="n"),
+        "several rows may have the same n; its key is room",
+    ),
+    into(
+        "a key of messages that may be null",
+        _TOTALS,
+        partial(_KAFKA, key="room"),
+        "sinks.kafka(): the key 'room' may be null: a message without a key replaces no other one, and a compacted topic "
+        "refuses it",
+        "in the query, WHERE room IS NOT NULL leaves such rows out, and coalesce(room, …) gives them a key; or set "
+        "on_error='skip' or 'dead-letter'; or give a key of several columns, which is JSON",
+    ),
+    into(
+        "a key of messages that is null in some totals",
+        "SELECT room, count(*) AS n FROM orders WHERE room IS NOT NULL GROUP BY ROLLUP (room)",
+        partial(_KAFKA, key="room"),
+        "may be null",
+    ),
+    into(
+        "messages of a key in several topics",
+        "SELECT coalesce(room, '') AS room, max(v) AS v, max_by(CAST(id AS STRING), v) AS best FROM orders GROUP BY 1",
+        lambda: sl.sinks.kafka("one:9092", topic_column="best", key="room"),
+        "sinks.kafka(): topic_column='best' is not in the key: if a row's best changes, its former message would stay "
+        "where it is",
+        "add it to the key, key=['room', 'best']",
     ),
     mistake(
         "state that is kept for no duration",

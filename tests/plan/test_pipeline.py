@@ -247,6 +247,18 @@ def test_whose_word_counts_of_an_operators_parallelism() -> None:
     assert own == {"own", "c"}
 
 
+def test_whose_word_counts_of_an_operators_largest_parallelism() -> None:
+    nodes = [renamed("own", "", max_parallelism=300), renamed("there", ""), renamed("new", "")]
+    there = [stored("there", 2, 512)]
+
+    def largest(**more: Any) -> dict[str, int]:
+        return {operator.uid: operator.max_parallelism for operator in settle(2, nodes, there, **more)}
+
+    assert largest() == {"own": 300, "there": 512, "new": 128}
+    # The job's, too, is what the program says: state under another one is refused.
+    assert largest(max_parallelism=64) == {"own": 300, "there": 64, "new": 64}
+
+
 def test_more_partitions_than_key_groups_are_refused_unless_they_are_what_there_is_room_for() -> None:
     nodes = [renamed("few", "", max_parallelism=4), renamed("more", "")]
     with pytest.raises(sl.errors.ConfigurationError, match="operator 'few': parallelism is 300, expected 1 to max_par"):

@@ -26,8 +26,11 @@ def versions(kind: str, root: Path, key_type: str, order_by: int | None) -> Oper
 
 
 def is_older(one: Version, other: Version) -> bool:
-    """Whether a version is older than another one; one without an order is older than all others."""
-    return other[1] is not None and (one[1] is None or one[1] < other[1])
+    """Whether a version is older than one that came before it.
+
+    One without an order is older than all others, but for one that deletes.
+    """
+    return other[1] is not None and (not one[3] if one[1] is None else one[1] < other[1])
 
 
 entries = st.tuples(
@@ -48,9 +51,6 @@ def test_the_newest_version_of_each_key(
     newest: dict[int, Version] = {}
     for _ in range(data.draw(st.integers(1, 6))):
         epoch: list[Version] = data.draw(st.lists(entries, max_size=8))
-        if is_ordered:
-            # As the stream is sorted before the operator.
-            epoch.sort(key=lambda each: (each[1] is not None, each[1]))
         for each in epoch:
             if not (is_ordered and each[0] in newest and is_older(each, newest[each[0]])):
                 newest[each[0]] = each

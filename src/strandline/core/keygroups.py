@@ -32,15 +32,16 @@ def range_of(partition: Partition, max_parallelism: int, parallelism: int) -> ra
 
 
 def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:
-    """Raise ConfigurationError for a parallelism that the key groups do not allow."""
+    """Raise ConfigurationError for a parallelism that the key groups do not allow; `uid` is "" for that of a job."""
+    of = f"operator '{uid}': " if uid else ""
     if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise ConfigurationError(
-            f"operator '{uid}': max_parallelism is {max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}",
+            f"{of}max_parallelism is {max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}",
             hint="leave it out to get a default that fits the parallelism",
         )
     if not 1 <= parallelism <= max_parallelism:
         raise ConfigurationError(
-            f"operator '{uid}': parallelism is {parallelism}, expected 1 to max_parallelism ({max_parallelism})",
+            f"{of}parallelism is {parallelism}, expected 1 to max_parallelism ({max_parallelism})",
             hint="lower the parallelism, or give a larger max_parallelism before the job's first start",
         )
 

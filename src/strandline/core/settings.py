@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.keygroups import check_parallelism
 from strandline.core.times import LONGEST_MS
 from strandline.core.urls import check_local_path
 
@@ -142,12 +143,16 @@ class Settings:
     `show_values` says where errors quote keys, events and other data of the program. "errors": in exceptions that the
     program gets, but not in log files or the status; "nowhere": in none of them; "logs": in all of them.
 
+    `max_parallelism` is that of operators, and of views, that have none of their own: the largest parallelism that they
+    can ever have, fixed at their first start. Without it, it is at least 128, and follows from the parallelism.
+
     `max_row` limits the size of a row that is sent to an operator, or that it outputs: Spark holds several copies
     of a row, and its JVM ends if they do not fit into memory.
     """
 
     backend: BackendName = "rocksdb"
     parallelism: int | FollowExecutors | None = None
+    max_parallelism: int | None = None
     state_memory: str | int = field(default_factory=default_state_memory_bytes)
     memory_backend_limit: str | int = "10MB"
     local_dir: str | Path = field(default_factory=default_local_dir)
@@ -165,6 +170,10 @@ class Settings:
                 f"parallelism is {number!r}, expected a positive number",
                 hint="or FollowExecutors(), to have as many partitions as the cluster runs tasks at once",
             )
+        if self.max_parallelism is not None:
+            if not _is_count(self.max_parallelism):
+                raise ConfigurationError(f"max_parallelism is {self.max_parallelism!r}, expected a positive number")
+            check_parallelism("", self.fixed_parallelism or 1, self.max_parallelism)
         if not isinstance(self.fsync, bool):
             raise ConfigurationError(f"fsync is {self.fsync!r}, expected True or False")
         if self.show_values not in _SHOW_VALUES:

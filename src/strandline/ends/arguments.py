@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.urls import check_url
+
+NULL_KEYS = "in the query, WHERE {0} IS NOT NULL leaves such rows out, and coalesce({0}, …) gives them a key"
+"""What a query can do about nulls in a key, for hints."""
 
 
 def check_columns(what: str, option: str, value: Any) -> tuple[str, ...]:
@@ -32,6 +35,21 @@ def check_column(what: str, option: str, value: Any) -> None:
         raise ConfigurationError(
             f"{what}: {option} is {value!r:.200}, expected the name of a column",
             hint="each row has its value there; .with_column(…) adds a column with the same value for all rows",
+        )
+
+
+def check_delete(what: str, key: Sequence[str], delete: Any) -> None:
+    """Raise ConfigurationError unless a column can mark rows to delete in a sink with this key."""
+    check_column(what, "delete", delete)
+    if delete is not None and not key:
+        raise ConfigurationError(
+            f"{what}: delete='{delete}' needs key=[…]",
+            hint="rows are deleted by their keys: say which columns are the key",
+        )
+    if delete in key:
+        raise ConfigurationError(
+            f"{what}: the column '{delete}' is in key=, and is that of delete=",
+            hint="the key identifies a row, and another column, a boolean, marks the rows to delete",
         )
 
 

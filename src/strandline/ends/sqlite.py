@@ -6,7 +6,7 @@ import itertools
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from operator import itemgetter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -69,6 +69,11 @@ class SqliteTarget(DatabaseTarget):
                     names = db.execute(f"pragma table_xinfo({quoted(self.shape.table)})").fetchall()
                     if names or not self._create:
                         self.check(db, columns)
+                        if self.refuses_nulls and not self.takes_nulls(db):
+                            raise self.shape.refusal(
+                                self.shape.nullable[0],
+                                "drop not null of the column, or the primary key in favour of a unique index",
+                            )
             except sqlite3.Error as error:
                 raise ConfigurationError(
                     f"{self.path} cannot be used: {error}",
@@ -159,13 +164,24 @@ class SqliteTarget(DatabaseTarget):
                 hint=f"create unique index {quoted(table + '_key')} on {quoted(table)} ({key})",
             )
 
+    def takes_nulls(self, db: sqlite3.Connection) -> bool:
+        """Whether the table can have nulls in the columns of the key that may be null."""
+        table = self.shape.table
+        existing = {row[1]: row for row in db.execute(f"pragma table_xinfo({quoted(table)})")}
+        primary = [name for name, column in existing.items() if column[5]]
+        options = "select wr or strict from pragma_table_list where name = ? collate nocase"
+        # A table numbers its rows itself if the primary key is one INTEGER.
+        is_number = len(primary) == 1 and existing[primary[0]][2].upper() == "INTEGER"
+        required = primary if is_number or db.execute(options, [table]).fetchone() == (1,) else []
+        return not any(existing[name][3] or name in required for name in self.shape.nullable)
+
 
 class SqliteLane(Connection):
     """The connection of a lane to a database."""
 
     def __init__(self, target: SqliteTarget, writer: Writer, lane: int) -> None:
         self._target, self._writer, self._lane = target, writer, lane
-        self._is_checked = False
+        self._is_checked = self._takes_nulls = False
         self._db = target.open()
 
     def reached(self) -> str | None:
@@ -215,7 +231,10 @@ class SqliteLane(Connection):
         if not self._is_checked:
             shape.check(batches[0].schema)
             self._target.check(self._db, batches[0].schema)
+            self._takes_nulls = self._target.takes_nulls(self._db)
             self._is_checked = True
+        if not self._takes_nulls:
+            shape = replace(shape, nullable=())
         names, marks = ", ".join(map(quoted, columns.names)), ", ".join("?" * len(columns))
         insert = f"insert into {table} ({names}) values ({marks})"
         if not shape.key:
@@ -223,7 +242,8 @@ class SqliteLane(Connection):
                 self._db.executemany(insert, _values(batch, columns.names))
             return
         shape.check_keys(batches)
-        same = " and ".join(f"{quoted(name)} = ?" for name in shape.key)
+        same = " and ".join(f"{quoted(name)} is ?" for name in shape.key)
+        delete = f"delete from {table} where {same}"
         kept = [quoted(name) for name in columns.names if name not in shape.key]
         do = "update set " + ", ".join(f"{name} = excluded.{name}" for name in kept) if kept else "nothing"
         upsert = f"{insert} on conflict ({', '.join(map(quoted, shape.key))}) do {do}"
@@ -235,11 +255,16 @@ class SqliteLane(Connection):
                 continue
             keys = _values(batch, shape.key)
             marked = zip(pc.fill_null(batch[shape.delete], False).to_pylist(), keys, rows, strict=True)
-            for is_delete, run in itertools.groupby(marked, itemgetter(0)):
+            for (is_delete, has_null), run in itertools.groupby(marked, lambda each: (each[0], None in each[1])):
                 if is_delete:
-                    self._db.executemany(f"delete from {table} where {same}", [key for _, key, _ in run])
-                else:
+                    self._db.executemany(delete, [key for _, key, _ in run])
+                elif not has_null:
                     self._db.executemany(upsert, [row for _, _, row in run])
+                else:
+                    # In an index, null is not equal to null.
+                    for _, key, row in run:
+                        self._db.execute(delete, key)
+                        self._db.execute(insert, row)
 
 
 @contextmanager
@@ -282,7 +307,8 @@ def _cells(array: pa.Array, name: str) -> list[Any]:
 def _create_sql(shape: Shape, columns: pa.Schema) -> str:
     parts = [f"{quoted(field.name)} {_type_for(field)}" for field in columns]
     if shape.key:
-        parts.append(f"primary key ({', '.join(map(quoted, shape.key))})")
+        how = "unique" if shape.nullable else "primary key"
+        parts.append(f"{how} ({', '.join(map(quoted, shape.key))})")
     return f"create table if not exists {quoted(shape.table)} ({', '.join(parts)})"
 
 

@@ -28,6 +28,8 @@ class Parallelism:
     """Whether `job` follows the cluster's size: an operator with a lower maximum then has its maximum."""
     most: int = 0
     """The largest value that `job` may have later; 0 if unknown."""
+    max_parallelism: int | None = None
+    """The maximum for operators without an explicit one."""
     overrides: Mapping[str, int] = field(default_factory=dict)
     """By uid: overrides of a running job for single operators."""
 

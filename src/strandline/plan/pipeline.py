@@ -181,7 +181,7 @@ class Pipeline:
             by_default = (
                 known.max_parallelism if known else default_max_parallelism(max(number, common, parallelism.most))
             )
-            most = node.max_parallelism or by_default
+            most = node.max_parallelism or parallelism.max_parallelism or by_default
             if parallelism.is_room and not explicit:
                 number = min(number, most)
             check_parallelism(node.uid, number, most)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.spark.sqlfile.build import Build, make_sinks
@@ -272,16 +274,21 @@ def test_delta_without_its_jar(place: Place, kind: str) -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.long
-def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
-    """JSON in columns, of which malformed ones become dead letters; and raw messages."""
+def load_connector(spark: Any) -> None:
+    """Give a session Spark's connector for Kafka, or skip."""
     try:
         jars = kafkaserver.connector()
     except kafkaserver.UnavailableServerError as error:
         pytest.skip(str(error))
     for jar in jars:
-        place.spark.sql(f"ADD JAR '{jar}'")
+        spark.sql(f"ADD JAR '{jar}'")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
+    """JSON in columns, of which malformed ones become dead letters; and raw messages."""
+    load_connector(place.spark)
     topic = kafka.create("sqlfile")
     rows = [json.dumps({"id": 1, "day": "24.12.2026"}), "no json", json.dumps({"id": 2, "day": None})]
     kafka.put(topic, [("k", row) for row in rows])
@@ -307,3 +314,58 @@ def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
     assert sorted(row["text"] for row in read_json(place.directory / "good")) == ["1 2026-12-24", "2"]
     assert [row["event"] for row in read_json(place.directory / "bad")] == ["no json"]
     assert sorted(row["text"] for row in read_json(place.directory / "all_rows")) == sorted(rows)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_topics_by_key_in_and_out(place: Place, kafka: Kafka) -> None:
+    """A message without a value deletes the row of its key; rows that are gone from a view become such messages."""
+    load_connector(place.spark)
+    people, cities = kafka.create("people"), kafka.create("cities", cleanup_policy="compact")
+    servers = f"servers '{kafka.servers}'"
+    text = (
+        f"CREATE STREAM people (id BIGINT, city STRING, version INT, PRIMARY KEY (id)) USING kafka "
+        f"OPTIONS ({servers}, topic '{people}', order_by 'version');"
+        "CREATE VIEW cities AS SELECT city, count(*) AS n FROM people WHERE city IS NOT NULL GROUP BY city;"
+        f"CREATE SINK cities_topic USING kafka OPTIONS ({servers}, topic '{cities}', key 'city');"
+        f"CREATE SINK lake USING delta OPTIONS (path '@/lake', key 'city');"
+        "CREATE SINK other_lake USING iceberg OPTIONS (catalog.type 'sql', catalog.uri 'sqlite:///@/c.db', "
+        "catalog.warehouse 'file://@/w', table 'a.cities', key 'city');"
+        "INSERT INTO cities_topic TABLE cities; INSERT INTO lake FROM cities; INSERT INTO other_lake FROM cities;"
+    ).replace("OPTIONS (path '@/lake'", "OPTIONS (url '@/lake'")
+    again = f"CREATE STREAM counts (city STRING, n BIGINT, PRIMARY KEY (city)) USING kafka OPTIONS ({servers}, topic '{cities}');"
+
+    def version(city: str, number: int) -> str:
+        return json.dumps({"city": city, "version": number})
+
+    def newest() -> dict[str, Any]:
+        messages = {message.key().decode(): message.value() for message in kafka.messages(cities)}
+        return {key: value and json.loads(value) for key, value in messages.items()}
+
+    def check(**wanted: int) -> None:
+        rows = sorted(wanted.items())
+        assert place.preview(text, "SELECT city, n FROM cities ORDER BY city") == rows
+        place.run(text)
+        assert {key: value and value["n"] for key, value in newest().items() if value} == wanted
+        assert sorted(place.preview(again, "SELECT city, n FROM counts")) == rows
+        lake = DeltaTable(str(place.directory / "lake")).to_pyarrow_table().to_pylist()
+        warehouse = {
+            "type": "sql",
+            "uri": f"sqlite:///{place.directory}/c.db",
+            "warehouse": f"file://{place.directory}/w",
+        }
+        other_lake = load_catalog(**warehouse).load_table("a.cities").scan().to_arrow().to_pylist()
+        assert sorted(map(tuple, map(dict.values, lake))) == sorted(map(tuple, map(dict.values, other_lake))) == rows
+
+    kafka.put(
+        people,
+        [("1", version("Oslo", 5)), ("2", version("Riga", 1)), ("3", version("Oslo", 1)), ("1", version("no", 4))],
+    )
+    check(Oslo=2, Riga=1)
+    kafka.put(people, [("1", None), ("2", version("Oslo", 2)), ("9", None), ('{"id": 3}', None), ("nobody", None)])
+    check(Oslo=1)
+    assert newest()["Riga"] is None
+    # A deleted row begins anew.
+    kafka.put(people, [("1", version("Riga", 1)), ("2", version("Oslo", 1)), ("2", None)])
+    check(Riga=1)
+    assert newest()["Oslo"] is None

@@ -228,7 +228,7 @@ def test_values_become_what_the_parameter_takes() -> None:
 
 def test_settings() -> None:
     program = read(
-        "SET parallelism = 4; SET checkpoints.every = '2s'; SET checkpoints.directory = '${WHERE}/ck'; SET drain = true;"
+        "SET parallelism = 4; SET max_parallelism = 512; SET checkpoints.every = '2s'; SET checkpoints.directory = '${WHERE}/ck'; SET drain = true;"
         "SET trigger = 'available-now'; SET spark.sql.ansi.enabled = TRUE; SET parallelism = 8; SET restart.attempts = 3;"
         "SET checkpoints.mode = changelog; SET checkpoints.changelog.limit = '1GB'; SET checkpoints.storage_options.a = 'b'",
         WHERE="/data",
@@ -238,7 +238,7 @@ def test_settings() -> None:
     checkpoints = found.arguments["checkpoints"]
     assert (checkpoints.directory, checkpoints.every, checkpoints.mode) == ("/data/ck", "2s", "changelog")
     assert (checkpoints.changelog.limit, checkpoints.storage_options) == ("1GB", {"a": "b"})
-    assert found.arguments["settings"].parallelism == 8
+    assert (found.arguments["settings"].parallelism, found.arguments["settings"].max_parallelism) == (8, 512)
     assert (found.arguments["trigger"], found.arguments["drain"]) == ("available-now", True)
     assert found.arguments["restart"].attempts == 3
     assert read("SET name = other").settings("totals.sql").name == "other"

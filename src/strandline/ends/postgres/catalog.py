@@ -36,9 +36,11 @@ left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
 left join pg_collation c on c.oid = a.attcollation
 where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum
 """
+# Servers before version 15 have no column indnullsnotdistinct.
 _UNIQUE = """
 select array(select a.attname::text from pg_attribute a
-  where a.attrelid = i.indrelid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1)
+  where a.attrelid = i.indrelid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1),
+  coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false)
 from pg_index i where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate
   and i.indpred is null and i.indexprs is null
 """
@@ -82,6 +84,8 @@ class CatalogTable:
     """Its rules for updates and inserts."""
     columns: dict[str, Column]
     unique: list[list[str]]
+    null_safe: list[list[str]]
+    """Those of the unique indexes in which null is equal to null."""
 
     @property
     def quoted(self) -> str:
@@ -97,11 +101,13 @@ def read_table(db: Any, table: str) -> CatalogTable | None:
         _TABLE, [oid, oid]
     ).fetchone()
     columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
-    unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
+    indexes = db.execute(_UNIQUE, [oid]).fetchall()
+    unique, null_safe = [names for names, _ in indexes], [names for names, is_null_safe in indexes if is_null_safe]
     privileges = dict(zip(("insert", "update", "delete", "select", "temporary"), allowed, strict=True))
     return CatalogTable(
-        schema, name, kind, is_unlogged, is_foreign, hides_rows, privileges, user, rules, columns, unique
-    )
+        schema, name, kind, is_unlogged, is_foreign, hides_rows, privileges, user, rules, columns, unique,
+        null_safe,
+    )  # fmt: skip
 
 
 def identifier(db: Any, name: str) -> str:
@@ -174,6 +180,22 @@ def check_table(table: CatalogTable | None, shape: Shape, rows: pa.Schema, *, pa
         _check_spread(table, shape, columns)
 
 
+def check_nulls(table: CatalogTable, shape: Shape) -> None:
+    """Raise ConfigurationError if the table cannot have nulls that the rows may have in their key."""
+    for name in () if takes_nulls(table, shape) else shape.nullable:
+        key = ", ".join(map(quoted, shape.key))
+        raise shape.refusal(
+            name,
+            f"from version 15 on, PostgreSQL can: drop the constraint on the key, alter table {shape.table} alter "
+            f"{quoted(name)} drop not null, add unique nulls not distinct ({key})",
+        )
+
+
+def takes_nulls(table: CatalogTable, shape: Shape) -> bool:
+    """Whether the table can have nulls in the columns of the key that may be null."""
+    return sorted(shape.key) in table.null_safe and not any(table.columns[name].is_required for name in shape.nullable)
+
+
 def _check_privileges(table: CatalogTable, shape: Shape) -> None:
     needed = ["insert"]
     if shape.key:
@@ -223,11 +245,12 @@ def _check_spread(table: CatalogTable, shape: Shape, rows: pa.Schema) -> None:
 def create_sql(table: str, shape: Shape, columns: pa.Schema) -> str:
     """Return the statement that creates a table for rows of these columns."""
     parts = [
-        f"{quoted(field.name)} {type_for(field.type)}" + (" not null" if field.name in shape.key else "")
+        f"{quoted(field.name)} {type_for(field.type)}" + (" not null" if field.name in shape.never_null else "")
         for field in columns
     ]
     if shape.key:
-        parts.append(f"primary key ({', '.join(map(quoted, shape.key))})")
+        how = "unique nulls not distinct" if shape.nullable else "primary key"
+        parts.append(f"{how} ({', '.join(map(quoted, shape.key))})")
     return f"create table if not exists {table} ({', '.join(parts)})"
 
 

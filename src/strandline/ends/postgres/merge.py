@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,8 @@ class RowWriter:
         if len(changes.deletes):
             self._create_temporary("strandline_gone", key)
             self._copy("strandline_gone", changes.deletes.to_batches())
-            self._db.execute(f"delete from {self._table.quoted} t using strandline_gone r where {self._same}")
+            for same in self._same:
+                self._db.execute(f"delete from {self._table.quoted} t using strandline_gone r where {same}")
         if len(changes.upserts):
             self._create_temporary("strandline_rows", names)
             self._copy("strandline_rows", changes.upserts.to_batches())
@@ -54,9 +55,10 @@ class RowWriter:
         renamed = ["strandline_gone" if name == shape.delete else name for name in batches[0].schema.names]
         self._copy("strandline_rows", [batch.rename_columns(renamed) for batch in batches])
         if shape.delete:
-            self._db.execute(
-                f"delete from {self._table.quoted} t using strandline_rows r where r.strandline_gone and {self._same}"
-            )
+            for same in self._same:
+                self._db.execute(
+                    f"delete from {self._table.quoted} t using strandline_rows r where r.strandline_gone and {same}"
+                )
         last = f"select distinct on ({key}) * from strandline_rows order by {key}, strandline_row desc"
         select = f"select {names} from ({last}) r where strandline_gone is not true"
         self._db.execute(self._insert(select))
@@ -74,12 +76,17 @@ class RowWriter:
         self._db.execute(f"create temporary table {name} on commit drop as {select} with no data")
 
     @property
-    def _same(self) -> str:
-        return " and ".join(f"t.{quoted(name)} = r.{quoted(name)}" for name in self._shape.key)
+    def _same(self) -> Iterator[str]:
+        """Yield the conditions for equal keys: of those without nulls, by an index; and of the few others."""
+        names, nullable = list(map(quoted, self._shape.key)), self._names(self._shape.nullable, "r.")
+        yield " and ".join(f"t.{name} = r.{name}" for name in names)
+        if nullable:
+            equal = " and ".join(f"t.{name} is not distinct from r.{name}" for name in names)
+            yield f"num_nulls({nullable}) > 0 and {equal}"
 
     @staticmethod
-    def _names(names: Sequence[str]) -> str:
-        return ", ".join(map(quoted, names))
+    def _names(names: Sequence[str], of: str = "") -> str:
+        return ", ".join(f"{of}{quoted(name)}" for name in names)
 
     def _copy(self, table: str, batches: Sequence[pa.RecordBatch]) -> None:
         json = frozenset(name for name, column in self._table.columns.items() if column.kind in ("json", "jsonb"))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, SinkError
+from strandline.ends.arguments import NULL_KEYS
 from strandline.ends.target import Target
 
 
@@ -30,6 +31,8 @@ class Shape:
     table: str
     key: tuple[str, ...] = ()
     delete: str | None = None
+    nullable: tuple[str, ...] = ()
+    """The columns of the key that may be null, where null is equal to null, as in GROUP BY."""
 
     def check(self, columns: pa.Schema) -> None:
         """Raise ConfigurationError if the columns of the key or of `delete` are missing or have an unsuitable type."""
@@ -58,13 +61,25 @@ class Shape:
 
     def check_keys(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Raise SinkError if a row has no key."""
-        for name in self.key:
+        for name in self.never_null:
             missing = sum(batch[name].null_count for batch in batches)
             if missing:
                 raise SinkError(
                     f"table {self.table}: {missing} rows have no {name}, which is part of the key",
                     hint="leave out rows without a key, in a step before the sink",
                 )
+
+    @property
+    def never_null(self) -> list[str]:
+        """The columns of the key that may not be null."""
+        return [name for name in self.key if name not in self.nullable]
+
+    def refusal(self, name: str, hint: str) -> ConfigurationError:
+        """Return the error of a table that has no null in a column of the key."""
+        return ConfigurationError(
+            f"table {self.table}: '{name}' is part of the key and may be null, and the table cannot have such a row",
+            hint=f"{hint}; or {NULL_KEYS.format(name)}; or set on_error='skip' or 'dead-letter'",
+        )
 
     def fold(self, batches: Sequence[pa.RecordBatch]) -> Changes:
         """Return the changes that rows, in order, make to a table with a key. The last row of a key counts.
@@ -93,6 +108,8 @@ class DatabaseTarget(Target):
     """A table of a database."""
 
     shape: Shape
+    refuses_nulls = True
+    """Whether a row that the table cannot have ends the job: then a null in the key is refused before it starts."""
     # Targets raise SinkError for errors that a row causes, and other errors for the table and the database.
     refusing = (SinkError,)
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +33,15 @@ from strandline.core.errors import (
 from strandline.core.failure import shortened
 from strandline.ends.begins import decode_begins, encode_begins
 from strandline.ends.idle import IdleConnections, key_of
-from strandline.ends.postgres.catalog import CatalogTable, check_table, create_sql, identifier, read_table
+from strandline.ends.postgres.catalog import (
+    CatalogTable,
+    check_nulls,
+    check_table,
+    create_sql,
+    identifier,
+    read_table,
+    takes_nulls,
+)
 from strandline.ends.postgres.merge import RowWriter
 from strandline.ends.postgres.shape import DatabaseTarget, Shape, quoted
 from strandline.ends.target import Connection, Writer
@@ -62,6 +71,8 @@ _RENEWAL_S = 2.0
 """Timeout of the first answer on a kept connection, and of the last one before it is kept."""
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
+_NULLS_NOT_DISTINCT = 150000
+"""The first version of servers with unique nulls."""
 _READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE, _REFERENCE = "25006", "25P03", "25P04", "23505", "23503"
 _OF_ROWS = ("21", "22", "23", "27", "38", "39", "44", "54", "P0")
 """Classes of errors that a row causes: values that do not fit or are too large for an index, constraints, errors of
@@ -139,7 +150,10 @@ class PostgresTarget(DatabaseTarget):
                     self._create_record(db)
                     if self._create:
                         self._create_table(db, columns)
-                    check_table(read_table(db, self.shape.table), self.shape, columns, parallel=self.parallel)
+                    table = read_table(db, self.shape.table)
+                    check_table(table, self.shape, columns, parallel=self.parallel)
+                    if table is not None and self.refuses_nulls:
+                        check_nulls(table, self.shape)
             except psycopg.Error as error:
                 raise ConfigurationError(f"{self!r}: {_first_line(error)}") from None
         self._columns = columns
@@ -285,7 +299,10 @@ class PostgresTarget(DatabaseTarget):
     def _create_table(self, db: Any, columns: pa.Schema) -> None:
         if read_table(db, self.shape.table) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
-            db.execute(create_sql(identifier(db, self.shape.table), self.shape, self.shape.written(columns)))
+            shape = self.shape
+            if db.info.server_version < _NULLS_NOT_DISTINCT:
+                shape = replace(shape, nullable=())
+            db.execute(create_sql(identifier(db, shape.table), shape, shape.written(columns)))
 
 
 class PostgresLane(Connection):
@@ -407,6 +424,8 @@ class PostgresLane(Connection):
                     raise _psycopg().errors.UndefinedTable(f"table {shape.table} does not exist")
                 shape.check(filled[0].schema)
                 check_table(self._table, shape, filled[0].schema, parallel=self._target.parallel)
+            if not takes_nulls(self._table, shape):
+                shape = replace(shape, nullable=())
             RowWriter(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
 
     def _record_error(self, reason: str) -> CorruptionError:

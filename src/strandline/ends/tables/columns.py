@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError
+from strandline.ends.arguments import NULL_KEYS
 
 
 def fit_columns(
@@ -66,6 +67,28 @@ def check_key(where: str, key: Sequence[str], rows: pa.Schema) -> None:
                 "booleans, dates or times",
                 hint="cast it, or choose another key",
             )
+
+
+def check_marker(where: str, name: str, rows: pa.Schema) -> None:
+    """Raise ConfigurationError unless the rows have this column, and it is a boolean."""
+    check_names(where, "delete", [name], rows)
+    if not pa.types.is_boolean(rows.field(name).type):
+        raise ConfigurationError(f"{where}: delete='{name}' is {rows.field(name).type}, expected a boolean")
+
+
+def check_nullable(where: str, nullable: Iterable[str], table: pa.Schema) -> None:
+    """Raise ConfigurationError for a column of the key that may be null, and may not in the table."""
+    for name in nullable:
+        if not table.field(name).nullable:
+            raise ConfigurationError(
+                f"{where}: '{name}' is part of the key and may be null, and the table's column takes no nulls",
+                hint=f"{NULL_KEYS.format(name)}; or allow nulls in the table's column",
+            )
+
+
+def without(columns: pa.Schema, name: str | None) -> pa.Schema:
+    """Return the columns without one."""
+    return pa.schema([column for column in columns if column.name != name])
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

@@ -59,6 +59,13 @@ class StagedFiles(JsonCommittable, frozen=True, array_like=True, tag="files"):
     """The columns of its rows, in the format of `columns_text`: the table may change before the commit."""
     split: list[tuple[str, str]]
     """The `split` of the layout."""
+    delete: str = ""
+    """The boolean column that marks rows to delete by their keys; empty if there is none."""
+
+    @property
+    def form(self) -> tuple[list[str], str, str]:
+        """Key, columns and marker, equal for all rows of a transaction: an older program may have had others."""
+        return self.key, self.columns, self.delete
 
     @property
     def schema(self) -> pa.Schema:
@@ -124,11 +131,12 @@ class WriteDataFiles:
     layout: FileLayout
     target_bytes: int
     key: Sequence[str] = ()
+    delete: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
         staged = StagedFiles(
             self.generation, self.epoch, attempt.partition, self.write(batches, attempt), list(self.key),
-            columns_text(self.layout.schema), list(self.layout.split),
+            columns_text(self.layout.schema), list(self.layout.split), self.delete,
         )  # fmt: skip
         failpoints.hit("sink.rows_staged")
         return staged.text
@@ -155,6 +163,11 @@ def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
             )
         columns.append(column if column.type == wanted.type else column.cast(wanted.type))
     return pa.Table.from_arrays([pa.chunked_array([column]) for column in columns], schema=schema)
+
+
+def cast_table(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table's rows in these columns and types."""
+    return pa.concat_tables([schema.empty_table(), *(cast_rows(batch, schema) for batch in rows.to_batches())])
 
 
 def refuse_unreadable(rows: pa.Table) -> None:

@@ -29,6 +29,7 @@ def parallelism_of(settings: Settings, spark: SparkSession, override: Parallelis
         job=override.job or settings.fixed_parallelism,
         is_room=override.is_room,
         most=settings.follows.max or 0 if settings.follows else 0,
+        max_parallelism=settings.max_parallelism,
         overrides=override.operators,
     )
 

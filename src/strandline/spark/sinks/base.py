@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -157,6 +157,23 @@ class Sink(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release the run's resources, if the sink was opened."""
+
+
+class KeyedSink(Sink):
+    """A sink in which rows may replace each other by key, and a marked row deletes that of its key."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[str, ...]:
+        """The columns by which rows are replaced; () if they are appended."""
+
+    @abstractmethod
+    def deleting(self, column: str, nullable: Sequence[str] = ()) -> tuple[Self, str]:
+        """Return a sink that also deletes rows, and its boolean column of those; `column`, if it has none.
+
+        `nullable` are the columns of the key that may be null: equal as in GROUP BY. Raises ConfigurationError if no
+        destination of this kind can have such keys.
+        """
 
 
 def kind_of(sink: Sink) -> str:

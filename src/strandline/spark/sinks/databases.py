@@ -15,15 +15,16 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.core.urls import check_local_path
-from strandline.ends.arguments import check_column, check_columns
+from strandline.ends.arguments import check_columns, check_delete
 from strandline.ends.postgres.shape import DatabaseTarget, Shape
 from strandline.ends.postgres.target import PostgresTarget
 from strandline.ends.sqlite import SqliteTarget
 from strandline.plan.columns import quoted
+from strandline.spark.sinks.base import KeyedSink
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
 
-class DatabaseSink(Transactional):
+class DatabaseSink(Transactional, KeyedSink):
     """Write rows into a table exactly once; created by `sinks.postgres` and `sinks.sqlite`."""
 
     target: DatabaseTarget
@@ -40,15 +41,14 @@ class DatabaseSink(Transactional):
         """The columns by which rows are replaced; () if they are appended."""
         return tuple(self._shape.key)
 
-    def deleting(self, column: str) -> tuple[Self, str]:
+    def deleting(self, column: str, nullable: Sequence[str] = ()) -> tuple[Self, str]:
         """Return a sink that also deletes rows, and its boolean column of those; `column`, if it has none."""
-        if self._shape.delete is not None:
-            return self, self._shape.delete
-        sink = copy(self)
-        sink._shape = replace(self._shape, delete=column)
+        sink, delete = copy(self), self._shape.delete or column
+        sink._shape = replace(self._shape, delete=delete, nullable=tuple(nullable))
         sink.target = copy(self.target)
         sink.target.shape = sink._shape
-        return sink, column
+        sink.target.refuses_nulls = self.on_error == "fail"
+        return sink, delete
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         if self._writers is not None and self._writers > 1:
@@ -154,17 +154,7 @@ def check_shape(what: str, table: str, key: str | Sequence[str] | None, delete: 
     """Return the shape of the table, from checked arguments."""
     check_name(what, "table", table)
     names = check_columns(what, "key", key)
-    check_column(what, "delete", delete)
-    if delete is not None and not names:
-        raise ConfigurationError(
-            f"{what}: delete='{delete}' needs key=[…]",
-            hint="rows are deleted by their keys: say which columns are the key",
-        )
-    if delete in names:
-        raise ConfigurationError(
-            f"{what}: the column '{delete}' is in key=, and is that of delete=",
-            hint="the key identifies a row, and another column, a boolean, marks the rows to delete",
-        )
+    check_delete(what, names, delete)
     return Shape(table, names, delete)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -12,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -19,13 +23,14 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
     TimestampType,
     VariantType,
 )  # fmt: skip
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.ends.arguments import check_column, check_columns
+from strandline.ends.arguments import NULL_KEYS, check_column, check_columns, check_delete
 from strandline.ends.committables import TaskAttempt
 from strandline.ends.kafka.client import (
     ClientErrors,
@@ -41,10 +46,15 @@ from strandline.ends.kafka.producer import TOPIC, DeliveryReports, flush_rows, p
 from strandline.ends.kafka.target import KafkaTarget, end_connections
 from strandline.plan.columns import quoted
 from strandline.spark.base.spark_errors import unwrap_error
-from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.base import KeyedSink, Sink, SinkContext, Visibility
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions, check_option_names
 
+_TIMES = (TimestampType(), TimestampNTZType())
+_MICROSECONDS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _HEADERS = "array<struct<key:string,value:binary>>"
 Columns = str | Sequence[str] | None
 
@@ -60,6 +70,8 @@ class MessageColumns:
     headers: str | Mapping[str, str] | None
     partition: str | None
     timestamp: str | None
+    delete: str | None = None
+    """The boolean column of the rows that become messages without a value."""
 
     def messages(self, df: DataFrame) -> DataFrame:
         """Return the messages, in the columns of `ends.kafka.producer.COLUMNS` that this layout has."""
@@ -67,9 +79,12 @@ class MessageColumns:
         if self.topic_column is not None:
             columns["topic"] = _column(df, "topic_column", self.topic_column, StringType)
         if self.key is not None:
-            columns["key"] = _bytes(df, "key", self.key)
+            columns["key"] = _bytes(df, "key", self.key, is_key=True)
         value = self.value if self.value is not None else [name for name in df.columns if name not in self._elsewhere]
         columns["value"] = _bytes(df, "value", value)
+        if self.delete is not None:
+            is_gone = F.coalesce(_column(df, "delete", self.delete, BooleanType), F.lit(False))
+            columns["value"] = F.when(~is_gone, columns["value"])
         if isinstance(self.headers, str):
             columns["headers"] = _column(df, "headers", self.headers, ArrayType).cast(_HEADERS)
         elif self.headers:
@@ -90,7 +105,33 @@ class MessageColumns:
     def _elsewhere(self) -> set[str]:
         """Columns in other parts of a message, which are not in its default value."""
         headers = self.headers.values() if isinstance(self.headers, Mapping) else [self.headers]
-        return {name for name in (self.topic_column, self.partition, self.timestamp, *headers) if name}
+        return {name for name in (self.topic_column, self.partition, self.timestamp, self.delete, *headers) if name}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the message's key."""
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+
+    def deleting(self, column: str, nullable: Sequence[str], *, refuses: bool) -> MessageColumns:
+        """Return the layout of messages that replace each other by key, with a column of deleted rows.
+
+        `refuses`: whether a message that Kafka refuses ends the job.
+        """
+        if isinstance(self.key, str) and self.key in nullable and refuses:
+            raise ConfigurationError(
+                f"sinks.kafka(): the key '{self.key}' may be null: a message without a key replaces no other one, and "
+                "a compacted topic refuses it",
+                hint=f"{NULL_KEYS.format(self.key)}; or set on_error='skip' or 'dead-letter'; or give a key of several "
+                "columns, which is JSON",
+            )
+        for option, name in (("topic_column", self.topic_column), ("partition", self.partition)):
+            if name is not None and name not in self.keys:
+                raise ConfigurationError(
+                    f"sinks.kafka(): {option}='{name}' is not in the key: if a row's {name} changes, its former "
+                    "message would stay where it is",
+                    hint=f"add it to the key, key={[*self.keys, name]}, by which messages are deleted",
+                )
+        return replace(self, delete=self.delete or column)
 
 
 def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Column:
@@ -108,22 +149,56 @@ def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Colum
     return F.col(quoted(name))
 
 
-def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
+def _bytes(df: DataFrame, what: str, names: str | Sequence[str], *, is_key: bool = False) -> Column:
     """Return text and binary unchanged, another single column as text, or as JSON if nested; several as JSON."""
     if not isinstance(names, str):
-        return F.to_json(F.struct(*(_column(df, what, name) for name in names))).cast("binary")
+        columns = [_column(df, what, name) for name in names]
+        has_inner = is_key and any(_has_time(df.schema[name].dataType) for name in names)
+        return (F.to_json(F.struct(*columns), _MICROSECONDS) if has_inner else _json(df, columns, names)).cast("binary")
     column, kind = _column(df, what, names), df.schema[names].dataType
     if isinstance(kind, BinaryType):
         return column
     is_nested = isinstance(kind, (StructType, ArrayType, MapType, VariantType))
-    return (F.to_json(column) if is_nested else column.cast("string")).cast("binary")
+    json = (
+        F.to_json(column, _MICROSECONDS if is_key and _has_time(kind) else None) if is_nested else column.cast("string")
+    )
+    return json.cast("binary")
 
 
-class _Topics:
-    """The checks of both kinds of sink before a job starts."""
+def _has_time(kind: DataType) -> bool:
+    """Whether a nested type has times."""
+    inner = [field.dataType for field in kind.fields] if isinstance(kind, StructType) else []
+    inner += [kind.elementType] if isinstance(kind, ArrayType) else []
+    inner += [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+    return any(each in _TIMES or _has_time(each) for each in inner)
+
+
+def _json(df: DataFrame, columns: Sequence[Column], names: Sequence[str]) -> Column:
+    """Return columns as JSON, in which times have milliseconds, or microseconds if they have such: keys must differ."""
+    row = F.struct(*columns)
+    times = [F.unix_micros(F.col(quoted(n)).cast("timestamp")) for n in names if df.schema[n].dataType in _TIMES]
+    if not times:
+        return F.to_json(row)
+    is_fine = reduce(or_, (time % 1000 != 0 for time in times))
+    return F.when(is_fine, F.to_json(row, _MICROSECONDS)).otherwise(F.to_json(row))
+
+
+class _Topics(KeyedSink):
+    """The layout of messages of both kinds of sink, and the checks before a job starts."""
 
     layout: MessageColumns
     target: KafkaTarget
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of messages' keys, by which messages replace each other in compacted topics."""
+        return self.layout.keys
+
+    def deleting(self, column: str, nullable: Sequence[str] = ()) -> tuple[Self, str]:
+        """Return a sink with messages without a value for deleted rows, and its boolean column of those."""
+        sink = copy(self)
+        sink.layout = self.layout.deleting(column, nullable, refuses=getattr(self, "on_error", "fail") == "fail")
+        return sink, sink.layout.delete or column
 
     def try_out(self, empty: DataFrame) -> None:
         """Check the columns, the brokers, the password and the topic."""
@@ -245,6 +320,7 @@ def kafka(
     topic_column: str | None = None,
     key: Columns = None,
     value: Columns = None,
+    delete: str | None = None,
     headers: str | Mapping[str, str] | None = None,
     partition: str | None = None,
     timestamp: str | None = None,
@@ -257,8 +333,9 @@ def kafka(
 
     Each row is a message in `topic`, or in the topic that its `topic_column` names. `key` and `value` are columns: text
     and binary unchanged, other single ones as text, and several as a JSON object. Without `value`, it has all columns
-    that are in no other part; a null value is a tombstone. `headers` is a column as Spark's source has it, or a column
-    for each name. `partition` and `timestamp` are columns that replace Kafka's choice.
+    that are in no other part. A null value is a tombstone; a row whose boolean column `delete` is true has one.
+    `headers` is a column as Spark's source has it, or a column for each name. `partition` and `timestamp` are columns
+    that replace Kafka's choice.
 
     Rows of a key are in one partition, the same as with Java's clients, and stay in order if they come from an operator
     with that key. With `visibility="epoch"` rows are written as they come, at least once, without transactions.
@@ -289,6 +366,7 @@ def kafka(
             raise ConfigurationError(
                 f"{what}: {option} is {columns!r}, expected names of columns", hint=f"without a {option}, leave it out"
             )
+    check_delete(what, check_columns(what, "key", key), delete)
     if isinstance(headers, Mapping):
         for header, column in headers.items():
             check_column(what, f"headers[{header!r}]", column)
@@ -298,7 +376,7 @@ def kafka(
             hint="write it like headers={'kind': 'kind', 'source': 'host'}",
         )
     check_option_names(what, more)
-    layout = MessageColumns(topic, topic_column, key, value, headers, partition, timestamp)
+    layout = MessageColumns(topic, topic_column, key, value, headers, partition, timestamp, delete)
     target = KafkaTarget(cluster, topic, prefix)
     if visibility == "epoch":
         if more.get("on_error", "fail") != "fail" or more.get("dead_letters") is not None:

@@ -18,7 +18,7 @@ from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import session
 from strandline.spark.base.spark_errors import summarize
 from strandline.spark.job.job import Job
-from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.base import KeyedSink, Sink
 from strandline.spark.sqlfile.program import DEAD_LETTERS, SINKS, Entry, Program
 from strandline.spark.sqlfile.settings import JobSettings
 from strandline.spark.sqlfile.sources import read_stream, read_table, table_arguments
@@ -38,8 +38,8 @@ _PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
 """The place in a query, in the error of Spark that refuses it."""
 _UNKNOWN = re.compile(r"there is no table '([^']*)'")
 _OF_CHANGES = (
-    "use a sink with a key, as postgres or sqlite; or write the changes: INSERT INTO … CHANGES OF …, which have 1 and "
-    "-1 in _change"
+    "use a sink with a key, as postgres, sqlite, delta, iceberg or kafka with the option key; or write the changes: "
+    "INSERT INTO … CHANGES OF …, which have 1 and -1 in _change; or make the query one that only adds rows"
 )
 
 
@@ -129,7 +129,9 @@ class Build:
             try:
                 return view.to(sink)
             except ConfigurationError as error:
-                raise ConfigurationError(error.message, hint=error.hint if view.appends else _OF_CHANGES) from None
+                is_keyed = view.appends or (isinstance(sink, KeyedSink) and sink.key)
+                hint = error.hint.replace("write changes()", "write its changes: INSERT INTO … CHANGES OF …")
+                raise ConfigurationError(error.message, hint=hint if is_keyed else _OF_CHANGES) from None
 
     def job(self, settings: JobSettings, sinks: dict[str, Sink]) -> Job:
         """Return the job of the program."""
@@ -159,10 +161,8 @@ class Build:
             entry = self._program.entry(name)
             assert entry is not None
             assert isinstance(entry.declaration, CreateStream)
-            arguments = dict(entry.arguments)
-            table_arguments(arguments)
             with located(self._program, entry.script, entry.declaration.name.at):
-                self._sources[name] = read_stream(self._spark, entry.declaration, arguments)
+                self._sources[name] = read_stream(self._spark, entry.declaration, entry.arguments)
         return self._sources[name]
 
     def _make(self, entry: Entry) -> Relation:
@@ -178,7 +178,7 @@ class Build:
             if not declaration.key:
                 return rows
             with located(self._program, script, declaration.name.at):
-                return table(rows, key=declaration.key, **table_arguments(dict(entry.arguments)))
+                return table(rows, key=declaration.key, **table_arguments(declaration, dict(entry.arguments)))
         assert isinstance(declaration, CreateTable)
         with located(self._program, script, declaration.name.at):
             return self._register(read_table(self._spark, declaration, entry.arguments), declaration.name.text)

@@ -70,6 +70,7 @@ def job_settings(settings: Iterable[tuple[Script, Option]], script_name: str, se
     """Return the settings of a program; the last one of a name counts."""
     values: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
     spark: dict[str, str] = {}
+    places: dict[str, tuple[Script, int]] = {}
     for script, option in settings:
         check_setting(script, option)
         if option.name.lower().startswith(_OF_SPARK):
@@ -86,6 +87,12 @@ def job_settings(settings: Iterable[tuple[Script, Option]], script_name: str, se
         for name, each in value.items():
             before = values[group].get(name)
             values[group][name] = {**before, **each} if isinstance(before, dict) else each
+            places[name] = script, option.value_at
+    try:
+        _check_of_job(**values[""])
+    except StrandlineError as error:
+        # One that does not fit the other.
+        raise secrets.located(error, *places["max_parallelism"]) from None
     of_job = {name: values[""].pop(name) for name in _OF_JOB if name in values[""]}
     state_ttl = values[""].pop("state_ttl", None)
     limits = {

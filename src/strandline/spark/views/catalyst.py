@@ -42,6 +42,16 @@ class Catalyst:
         jdf: Any = df._jdf
         return df, jdf.queryExecution().optimizedPlan()
 
+    def never_null(self, text: str) -> frozenset[str]:
+        """Return the columns of a query that are never null."""
+        df, plan = self.optimized(text)
+        conditions = [each for each in self.items(plan.constraints()) if kind_of(each) == "IsNotNull"]
+        known = {id_of(each.child()) for each in conditions if kind_of(each.child()) == "AttributeReference"}
+        columns = zip(df.schema.fields, self.items(plan.output()), strict=True)
+        return frozenset(
+            field.name for field, its in columns if not (field.nullable and its.nullable()) or id_of(its) in known
+        )
+
     def functions(self) -> list[str]:
         """Return the names of the session's functions."""
         return [row[0] for row in self.spark.sql("SHOW FUNCTIONS").collect()]

@@ -82,7 +82,7 @@ class Table:
             step = Rows(catalyst, rows, pairs, is_weighted=False).node()
             kind = struct_of(step, [each.name() for each in columns])
             at = None if self.order_by is None else kind.names.index(self.order_by)
-            keyed = Keyed(step, (KEY,), () if self.order_by is None else (self.order_by,))
+            keyed = Keyed(step, (KEY,))
             uid = f"table-{name}-{hash_of(meaning)[:6]}"
             operator = ops.operator(keyed, uid, Versions(struct_of(step, [KEY]), kind, at), kind, f"table {name}")
             what = f"table {name} by {', '.join(self.key)}"

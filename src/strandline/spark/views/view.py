@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Duration
@@ -21,8 +21,7 @@ from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.keepers.exchange import clone_session
-from strandline.spark.sinks.base import Sink
-from strandline.spark.sinks.databases import DatabaseSink
+from strandline.spark.sinks.base import KeyedSink, Sink
 from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
@@ -51,13 +50,17 @@ _PACKAGE = re.compile(r"\b(?:[a-z]\w*\.)+(?=[A-Z])")
 class View:
     """The result of a query, kept up to date: after each epoch, what Spark answers over all rows read so far."""
 
-    def __init__(self, text: str, relation: Relation, schema: StructType, catalyst: Catalyst, name: str) -> None:
+    def __init__(
+        self, text: str, relation: Relation, schema: StructType, catalyst: Catalyst, name: str, query: str,
+        tables: Mapping[str, Stream | Table | View],
+    ) -> None:  # fmt: skip
         self.text = text
         self.name = name
         self.schema = schema
         """The Spark schema of the rows."""
         self._relation = relation
         self._catalyst = catalyst
+        self._query, self._tables = query, tables
 
     @property
     def columns(self) -> list[str]:
@@ -82,19 +85,23 @@ class View:
     def to(self, sink: Sink) -> Output:
         """Send the view into a sink.
 
-        A view whose rows only come goes into any sink. One whose rows change goes into a table with a key, in which
-        rows are replaced and deleted by key. All others go as changes: `changes()`.
+        A view whose rows only come goes into any sink. One whose rows change goes into a table or topic with a key, in
+        which rows are replaced and deleted by key. All others go as changes: `changes()`.
         """
         if self.appends:
             return self.rows().to(sink)
-        if not isinstance(sink, DatabaseSink) or not sink.key:
+        if not isinstance(sink, KeyedSink) or not sink.key:
             kind = getattr(sink, "made_by", type(sink).__name__)
+            without = "without a key, " if isinstance(sink, KeyedSink) else ""
             raise ConfigurationError(
-                f"{self._what} changes rows that it has given, and {kind} only adds rows",
-                hint="give the sink a key, as in sl.sinks.postgres(dsn, table, key=…); write the changes, "
-                "view.changes().to(sink), with 1 and -1 in _change; or make the query one that only adds rows",
+                f"{self._what} changes rows that it has given, and {without}{kind} only adds rows",
+                hint="write to a sink with a key, as sl.sinks.postgres, sqlite, delta, iceberg or kafka with key=…; "
+                "write the changes, view.changes().to(sink), with 1 and -1 in _change; or make the query one that only "
+                "adds rows",
             )
-        deleting, deleted = sink.deleting(DELETED)
+        deleting, deleted = sink.deleting(
+            DELETED, [name for name in sink.key if name in self.columns and name not in self._never_null]
+        )
         return self.upserts(sink.key, deleted=deleted).to(deleting)
 
     def rows(self) -> Stream:
@@ -166,6 +173,22 @@ class View:
     @property
     def _what(self) -> str:
         return f"view '{self.name}'" if self.name else "the view"
+
+    @cached_property
+    def _never_null(self) -> frozenset[str]:
+        """The columns that are never null, as Spark finds in the query, and in those of the views that it reads.
+
+        In a plan of its own: that of the operators must not depend on it, since it is in their uids.
+        """
+        session = clone_session(self._catalyst.spark)
+        with suppress_error_logs():
+            for name, table in self._tables.items():
+                # The clone has all others.
+                if isinstance(table, View):
+                    known = table._never_null
+                    fields = (StructField(f.name, f.dataType, f.nullable and f.name not in known) for f in table.schema)
+                    _register(session, name, StructType([*fields]))
+            return Catalyst(session).never_null(self._query)
 
     def _own_key(self) -> tuple[str, ...]:
         if self.key is None:
@@ -260,12 +283,12 @@ def view_of(
     leaves: dict[int, Any] = {}
     operators = Operators(catalyst, Meanings(catalyst, {}), source, emit == "final")
     with suppress_error_logs():
-        for name, table in tables.items():
-            leaf = _register(session, name, table.schema)
-            leaves[leaf] = partial(_leaf, operators, name, table)
-            if isinstance(table, Table) and name in times:
-                versions = _register(session, f"{VERSIONS}{name}", table.schema)
-                leaves[versions] = partial(table.versions, operators, name)
+        for its_name, table in tables.items():
+            leaf = _register(session, its_name, table.schema)
+            leaves[leaf] = partial(_leaf, operators, its_name, table)
+            if isinstance(table, Table) and its_name in times:
+                versions = _register(session, f"{VERSIONS}{its_name}", table.schema)
+                leaves[versions] = partial(table.versions, operators, its_name)
         try:
             df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
@@ -289,7 +312,7 @@ def view_of(
             relation = Planner(operators, leaves, uid, of_columns, ttl_ms).relation(plan, analysed)
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
-    return View(query, relation, df.schema, catalyst, name)
+    return View(query, relation, df.schema, catalyst, name, rewriting.text, tables)
 
 
 def _checked(name: str, table: Any) -> Node:
@@ -392,4 +415,8 @@ def _newest(df: DataFrame, key: Sequence[str], columns: Sequence[str], deleted: 
     if not any(_has_map(field.dataType) for field in df.schema.fields):
         # The same row, taken back and added again.
         rows = rows.where("n <> 0 or not (row <=> before)")
-    return rows.select(*(F.col("row").getField(name).alias(name) for name in columns), F.col("gone").alias(deleted))
+    # As the key of a group, -0.0 is 0.0: places that compare keys as texts or bytes see one row.
+    keys = {name: F.col(f"k{at}") for at, name in enumerate(key)}
+    return rows.select(
+        *(keys.get(name, F.col("row").getField(name)).alias(name) for name in columns), F.col("gone").alias(deleted)
+    )

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core.errors import ConfigurationError, NotFoundError, SinkError, StrandlineError
@@ -30,6 +31,7 @@ from strandline.plan.columns import quoted
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
+from strandline.spark.sinks.tables.undo import GONE, Change, NotUndoableError, plain_rows
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _IDENTITY = "strandline.identity"
 """The key of the sink's identity in the log, in each of its transactions."""
+_FIRST = "strandline.first"
+"""The key of the first epoch of which a transaction has rows."""
 _EPOCH_BITS = 40
 """The lower bits of an application transaction's version; the higher ones are the generation."""
 _THREADS = 8
@@ -55,7 +59,8 @@ class DeltaSink(TableSink):
     """Write rows into a Delta table, exactly once: visible when the checkpoint after them completes, in one version.
 
     Tasks write the data files; the driver adds them to the table's log. With `key`, rows replace those that have the
-    same key, and the last one of a checkpoint counts: the driver merges them in memory.
+    same key, or delete them if the boolean column `delete` is true, and the last one of a checkpoint counts: the driver
+    merges them in memory.
 
     `url` is a directory, or s3://, gs://, az:// or abfss://; a missing table is created. `storage_options` are those of
     checkpoints (`endpoint`, `access_key_id`, …); missing ones come from the environment. `new_columns` is "refuse" or
@@ -74,6 +79,7 @@ class DeltaSink(TableSink):
         url: str | Path,
         *,
         key: str | Sequence[str] | None = None,
+        delete: str | None = None,
         partition_by: str | Sequence[str] = (),
         new_columns: NewColumns = "refuse",
         existing: ExistingRows = "refuse",
@@ -84,8 +90,9 @@ class DeltaSink(TableSink):
     ) -> None:
         self.url = _url(url)
         super().__init__(
-            f"sinks.delta('{_without_secrets(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
+            f"sinks.delta('{_without_secrets(self.url)}')", key=key, delete=delete, partition_by=partition_by,
+            new_columns=new_columns, existing=existing, storage_options=storage_options, target_bytes=target_bytes,
+            name=name,
         )  # fmt: skip
         if not isinstance(compact_every, int) or isinstance(compact_every, bool) or compact_every < 0:
             raise ConfigurationError(
@@ -94,8 +101,8 @@ class DeltaSink(TableSink):
             )
         self.compact_every = compact_every
         self.destination = f"Delta table {_without_secrets(self.url)}"
-        # Compacted rows cannot be distinguished either.
-        self.takes_back = self.takes_back and not compact_every
+        # Compacted rows cannot be distinguished; those by key are taken back one by one.
+        self.takes_back = bool(self.key) or not compact_every
         self._commits = 0
         self._seen = -1
         self._delta: Any = _deltalake()
@@ -124,7 +131,9 @@ class DeltaSink(TableSink):
         existing = pa.schema(table.schema())
         self._check_supported(table, key)
         self._convert(columns)
-        schema, new = fit_columns(self._where, columns, existing, key=key, may_add=self.new_columns == "add")
+        schema, new = fit_columns(
+            self._where, columns, existing, key=self._never_null(key), may_add=self.new_columns == "add"
+        )
         split = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != split:
             raise ConfigurationError(
@@ -244,16 +253,34 @@ class DeltaSink(TableSink):
         )  # fmt: skip
         self._seen = seen
 
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
-        seen = int(table.version())
-        equal = " and ".join(f"target.{quoted(column)} = source.{quoted(column)}" for column in key)
+    def commit_rows(
+        self,
+        table: Any,
+        record: CommitRecord,
+        rows: pa.Table,
+        gone: pa.Table,
+        key: Sequence[str],
+        *,
+        goes_back: bool = False,
+    ) -> None:
+        seen, others = int(table.version()), self._gone if goes_back else ()
+        properties = self._properties(record, others, self._new_begins(table, record, others), retries=not goes_back)
+        marked = pa.concat_tables(
+            [part.append_column(GONE, pa.repeat(part is gone, len(part))) for part in (rows, gone)]
+        )
+        # By "=", the library finds out which files cannot have the keys.
+        equal = {name: "is not distinct from" if marked[name].null_count else "=" for name in key}
+        same = " and ".join(f"(target.{quoted(name)} {each} source.{quoted(name)})" for name, each in equal.items())
         merge = table.merge(
-            rows, equal, source_alias="source", target_alias="target", streamed_exec=False,
-            commit_properties=self._properties(record),
+            marked, same, source_alias="source", target_alias="target", streamed_exec=False,
+            commit_properties=properties,
         )  # fmt: skip
         columns = {quoted(column): f"source.{quoted(column)}" for column in rows.column_names}
+        is_gone, stays = f"source.{quoted(GONE)}", f"not source.{quoted(GONE)}"
         try:
-            merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+            merge.when_matched_delete(is_gone).when_matched_update(columns, stays).when_not_matched_insert(
+                columns, stays
+            ).execute()
         except self._delta.exceptions.DeltaError as error:
             if (match := _VIOLATION.search(str(error))) is None:
                 raise
@@ -263,6 +290,55 @@ class DeltaSink(TableSink):
                 hint="change the table so that it accepts them; and drop such rows in a step before the sink",
             ) from None
         self._seen = seen
+
+    def changes_after(self, table: Any, epoch: Epoch) -> Iterator[Change]:
+        folder, at = folder_at(self.place(table)), int(table.version())
+        # Each sink's transactions up to the first one, in reverse order, that is not later.
+        left = {each for each in (self._opened.identity, *self._gone) if self.record(table, each) is not None}
+        first = at + 1
+        for entry in self._entries(table):
+            if not left:
+                return
+            first = entry["version"]
+            if first > at:
+                continue
+            if entry.get("operation", "") == "RESTORE" or "REPLACE TABLE" in entry.get("operation", ""):
+                raise NotUndoableError("another program has put the table back since")
+            if (identity := entry.get(_IDENTITY)) not in left:
+                continue
+            actions = _actions(folder, entry["version"])
+            (version,) = (
+                txn["version"] for txn in actions.get("txn", ()) if txn["appId"] == f"strandline-{identity}"
+            )  # fmt: skip
+            if (reached := _begin_of(version)[1]) <= epoch:
+                left.discard(identity)
+                continue
+            if int(entry.get(_FIRST, 0)) <= epoch:
+                raise NotUndoableError(
+                    f"version {entry['version']}, of epoch {reached}, has rows of earlier epochs, too"
+                )
+            yield Change(*(self._rows_of(table, folder, actions.get(each, ())) for each in ("remove", "add")))
+        # The sink may have begun later, with the table.
+        if left and first > 0:
+            raise NotUndoableError("the table's log does not reach back to that epoch")
+
+    def _rows_of(self, table: Any, folder: Folder, files: Sequence[dict[str, Any]]) -> pa.Table:
+        """Return the rows of files of the log, with the partition columns."""
+        schema = pa.schema(table.schema())
+        tables = [plain_rows(schema.empty_table())]
+        for file in files:
+            path = unquote(file["path"])
+            if file.get("deletionVector") or "://" in path:
+                raise NotUndoableError(f"the file {path} has a deletion vector, or is not in the table's directory")
+            try:
+                rows = plain_rows(pq.read_table(pa.BufferReader(folder.get(path))))
+            except NotFoundError:
+                raise NotUndoableError(f"the file {path} is gone, perhaps by a vacuum") from None
+            for name, text in (file.get("partitionValues") or {}).items():
+                value = pa.scalar(text, pa.string()).cast(schema.field(name).type)
+                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+            tables.append(rows)
+        return pa.concat_tables(tables, promote_options="permissive").select(schema.names)
 
     def committed(self, table: Any) -> None:
         self._sync()
@@ -352,7 +428,10 @@ class DeltaSink(TableSink):
     ) -> Any:
         run = self._opened
         version = _version_of(record.generation, record.epoch)
-        metadata = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
+        metadata = {
+            "strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity,
+            _FIRST: str(record.first or record.epoch),
+        }  # fmt: skip
         apps = [*(f"strandline-{identity}" for identity in (run.identity, *gone)), _application(run)]
         # Spark drops transactions without a time as soon as delta.setTransactionRetentionDuration is set.
         versions = {**dict.fromkeys(apps, version), **(begins or {})}
@@ -364,7 +443,7 @@ class DeltaSink(TableSink):
 
     def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
         """Return the actions that remove files of later epochs of older runs."""
-        record = self._later_record(table, epoch)
+        record = None if self.key else self._later_record(table, epoch)
         if record is None:
             return []
         configuration = table.metadata().configuration
@@ -373,8 +452,7 @@ class DeltaSink(TableSink):
         is_kept = configuration.get("delta.appendOnly") == "true"
         log.warning(
             "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s", self._label, epoch, record.epoch,
-            f"stay until the same keys come again in {self._where}" if self.key
-            else f"stay, as it is append-only, in {self._where}" if is_kept
+            f"stay, as it is append-only, in {self._where}" if is_kept
             else f"are removed with {len(later)} files from {self._where}; those stay that were compacted or rewritten "
             "since, or marked by deletion vectors",
         )  # fmt: skip
@@ -512,3 +590,16 @@ def _entry(folder: Folder, version: int) -> dict[str, Any] | None:
     # Writers may leave it out.
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     return {**info, "version": version}
+
+
+def _actions(folder: Folder, version: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the actions of the log's entry of a version, by their kinds."""
+    actions: dict[str, list[dict[str, Any]]] = {}
+    try:
+        lines = folder.get(f"_delta_log/{version:020}.json").splitlines()
+    except NotFoundError:
+        raise NotUndoableError(f"version {version} is not in the table's log any more") from None
+    for line in filter(bytes.strip, lines):
+        for kind, action in json.loads(line).items():
+            actions.setdefault(kind, []).append(action)
+    return actions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +17,7 @@ from strandline.ends.begins import Begin
 from strandline.ends.tables.datafiles import DataFile, FileLayout, StagedFiles
 from strandline.ends.tables.errors import is_access_error
 from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.tables.undo import Change
 from strandline.storage.place import Place
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class CommitRecord:
     epoch: int
     begin: Epoch | None = field(default=None, compare=False)
     """In the record with which a run claims the table: the epoch after which it began."""
+    first: Epoch | None = field(default=None, compare=False)
+    """The first epoch of the rows that are added with the record, if there are some."""
 
     def covers(self, staged: StagedFiles) -> bool:
         """Whether these rows are or were in the table."""
@@ -110,8 +113,28 @@ class TableFormat(Sink):
         """
 
     @abstractmethod
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
-        """In one transaction: replace rows with the same key, and the record."""
+    def commit_rows(
+        self,
+        table: Any,
+        record: CommitRecord,
+        rows: pa.Table,
+        gone: pa.Table,
+        key: Sequence[str],
+        *,
+        goes_back: bool = False,
+    ) -> None:
+        """In one transaction: replace rows with the same key, delete those with the keys of `gone`, and the record.
+
+        No key is there twice. Keys are equal as in GROUP BY, where null is equal to null. `goes_back`: it takes back
+        transactions, also of removed sinks, whose records it replaces as well.
+        """
+
+    @abstractmethod
+    def changes_after(self, table: Any, epoch: Epoch) -> Iterator[Change]:
+        """Yield the changes of later transactions of this sink and of removed ones, the newest first.
+
+        Raises NotUndoableError if they are not known any more, or if one of them has rows of earlier epochs, too.
+        """
 
     @abstractmethod
     def is_conflict(self, error: Exception) -> bool:

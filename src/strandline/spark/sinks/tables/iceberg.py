@@ -26,6 +26,7 @@ from strandline.ends.tables.errors import describe_error
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns
 from strandline.spark.sinks.tables.sink import TableSink
+from strandline.spark.sinks.tables.undo import Change, NotUndoableError
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 _PROPERTY = "strandline.sink."
 _BEGINS = "strandline.begins."
 _IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
+_FIRST = "strandline.first"
+"""The key of the first epoch of which a snapshot has rows."""
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Supported partition transforms, whose values follow from a file's statistics, and the units of the split."""
 _S3 = {
@@ -60,9 +63,9 @@ _NO_RETRIES = {"commit.retry.num-retries": "0"}
 class IcebergSink(TableSink):
     """Write rows into an Iceberg table, exactly once: visible when the checkpoint after them completes, in one commit.
 
-    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, and the
-    last one of a checkpoint counts: the driver merges them in memory, and one commit makes a snapshot without the old
-    rows and one with the new ones.
+    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, or
+    delete them if the boolean column `delete` is true, and the last one of a checkpoint counts: the driver merges them
+    in memory, and one commit makes a snapshot without the old rows and one with the new ones.
 
     `catalog` is the name of one in pyiceberg's configuration, or its properties: `{"name": …, "type": "sql", "uri": …,
     "warehouse": …}`, `{"type": "rest", …}`. `table` is `namespace.table`; a missing table is created. Data files are
@@ -80,6 +83,7 @@ class IcebergSink(TableSink):
         table: str,
         *,
         key: str | Sequence[str] | None = None,
+        delete: str | None = None,
         partition_by: str | Sequence[str] = (),
         new_columns: NewColumns = "refuse",
         existing: ExistingRows = "refuse",
@@ -95,8 +99,9 @@ class IcebergSink(TableSink):
                 hint="write it like sinks.iceberg(catalog, 'shop.orders'): the catalog comes first",
             )
         super().__init__(
-            f"sinks.iceberg('{table}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
+            f"sinks.iceberg('{table}')", key=key, delete=delete, partition_by=partition_by,
+            new_columns=new_columns, existing=existing, storage_options=storage_options, target_bytes=target_bytes,
+            name=name,
         )  # fmt: skip
         if not isinstance(catalog, str | Mapping) or not catalog:
             raise ConfigurationError(
@@ -167,7 +172,7 @@ class IcebergSink(TableSink):
         existing = table.schema().as_arrow()
         self._check_types([column for column in columns if column.name not in existing.names])
         may_add = self.new_columns == "add"
-        schema, new = fit_columns(self._where, columns, existing, key=key, may_add=may_add)
+        schema, new = fit_columns(self._where, columns, existing, key=self._never_null(key), may_add=may_add)
         new = [pa.field(column.name, _iceberg_type(column.type)) for column in new]
         schema = pa.schema([pa.field(c.name, _iceberg_type(c.type), c.nullable) for c in schema])
         self._check_parts(table, key)
@@ -310,11 +315,22 @@ class IcebergSink(TableSink):
                 pass
         self._end(transaction)
 
-    def commit_rows(self, table: Any, record: CommitRecord, rows: pa.Table, key: Sequence[str]) -> None:
+    def commit_rows(
+        self,
+        table: Any,
+        record: CommitRecord,
+        rows: pa.Table,
+        gone: pa.Table,
+        key: Sequence[str],
+        *,
+        goes_back: bool = False,
+    ) -> None:
         _keep_nulls()
-        transaction, summary = self._begin(table, record), self._summary(record)
+        transaction = self._begin(table, record, self._gone if goes_back else None)
+        summary = self._summary(record)
         tables = [rows]
-        replaced = list(self._replaced(table, rows, key))
+        keys = pa.concat_tables([rows.select(list(key)), gone.select(list(key))])
+        replaced = list(self._replaced(table, keys))
         if replaced:
             # A table that is put back to this snapshot has neither the old rows nor the new ones: no record is right.
             incomplete = self._summary(CommitRecord(0, 0))
@@ -324,6 +340,55 @@ class IcebergSink(TableSink):
                     tables.append(kept)
         transaction.append(pa.concat_tables(tables, promote_options="permissive"), snapshot_properties=summary)
         self._end(transaction)
+
+    def changes_after(self, table: Any, epoch: Epoch) -> Iterator[Change]:
+        # Each sink's transactions up to the first one, in reverse order, that is not later.
+        left = {each for each in (self._opened.identity, *self._gone) if self.record(table, each) is not None}
+        snapshot, is_first = table.current_snapshot(), False
+        while snapshot is not None and left:
+            parent = None if (each := snapshot.parent_snapshot_id) is None else table.snapshot_by_id(each)
+            summary, changed = snapshot.summary, [snapshot]
+            identity = None if summary is None else summary[_IDENTITY]
+            if identity in left:
+                # The snapshot without the rows that are replaced is in the same commit.
+                if parent is not None and _is_incomplete(parent.summary, identity):
+                    changed.append(parent)
+                    parent = None if (each := parent.parent_snapshot_id) is None else table.snapshot_by_id(each)
+                reached = _record_of(summary).epoch
+                if reached <= epoch:
+                    left.discard(identity)
+                elif int(summary[_FIRST] or 0) <= epoch:
+                    raise NotUndoableError(f"a snapshot of epoch {reached} has rows of earlier epochs, too")
+                else:
+                    yield self._change(table, changed)
+            is_first, snapshot = changed[-1].parent_snapshot_id is None, parent
+        # The sink may have begun later, with the table.
+        if left and not is_first:
+            raise NotUndoableError("the table's snapshots do not reach back to that epoch")
+
+    def _change(self, table: Any, snapshots: Sequence[Any]) -> Change:
+        """Return what the snapshots of one commit have changed."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+        from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+        from pyiceberg.table import FileScanTask
+
+        _keep_nulls()
+        files: dict[Any, list[Any]] = {ManifestEntryStatus.DELETED: [], ManifestEntryStatus.ADDED: []}
+        try:
+            for snapshot in snapshots:
+                for manifest in snapshot.manifests(table.io):
+                    if manifest.content == ManifestContent.DELETES:
+                        raise NotUndoableError("another writer has deleted rows without rewriting their files")
+                    if manifest.added_snapshot_id != snapshot.snapshot_id:
+                        continue
+                    for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                        if entry.status in files and entry.snapshot_id == snapshot.snapshot_id:
+                            files[entry.status].append(entry.data_file)
+            scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+            return Change(*(scan.to_table([FileScanTask(file) for file in each]) for each in files.values()))
+        except FileNotFoundError as error:
+            raise NotUndoableError(f"a file is gone: {self.words(error)}") from None
 
     def committed(self, table: Any) -> None:
         if not self._opened.fsync or not table.location().startswith("file:"):
@@ -417,51 +482,63 @@ class IcebergSink(TableSink):
         run = self._opened
         return {
             "strandline.job": run.job, "strandline.sink": run.sink, _IDENTITY: run.identity,
-            _GENERATION: str(record.generation), _EPOCH: str(record.epoch),
+            _GENERATION: str(record.generation), _EPOCH: str(record.epoch), _FIRST: str(record.first or record.epoch),
         }  # fmt: skip
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
         """Return the files of later epochs that older runs have added."""
-        record = self._later_record(table, epoch)
+        record = None if self.key else self._later_record(table, epoch)
         if record is None:
             return []
         pattern = re.compile(rf"/{self._later_paths}[^/]*$")
         later = [file for file in _data_files(table) if (m := pattern.search(file.file_path)) and int(m[2]) > epoch]
         log.warning(
-            "%s: the job goes back to epoch %d; rows of later epochs, up to %d, %s", self._label, epoch, record.epoch,
-            f"stay until the same keys come again in {self._where}" if self.key
-            else f"are removed with {len(later)} files from {self._where}; those stay that another writer has "
-            "compacted or rewritten since",
+            "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are removed with %d files from %s; "
+            "those stay that another writer has compacted or rewritten since",
+            self._label, epoch, record.epoch, len(later), self._where,
         )  # fmt: skip
         return later
 
-    def _replaced(self, table: Any, rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield the files that have some of these rows' keys, each with its other rows."""
+    def _replaced(self, table: Any, keys: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+        """Yield the files that have some of these keys, each with its other rows."""
         from pyiceberg import expressions
         from pyiceberg.io.pyarrow import ArrowScan
 
         # Untyped, since its type annotations exclude names of columns.
         e: Any = expressions
         row_filter = e.AlwaysTrue()
-        for column in key:
-            kind = rows.schema.field(column).type
-            if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
-                ends = pc.min_max(rows[column])
-                least = e.GreaterThanOrEqual(column, ends["min"].as_py())
-                row_filter = e.And(row_filter, least, e.LessThanOrEqual(column, ends["max"].as_py()))
-        keys, names = rows.select(list(key)), list(key)
+        for column in keys.schema:
+            name, values = column.name, keys[column.name]
+            if pa.types.is_boolean(column.type) or pa.types.is_binary(column.type):
+                continue
+            condition = e.IsNull(name) if values.null_count else e.AlwaysFalse()
+            if values.null_count < len(values):
+                ends = pc.min_max(values)
+                least = e.GreaterThanOrEqual(name, ends["min"].as_py())
+                condition = e.Or(condition, e.And(least, e.LessThanOrEqual(name, ends["max"].as_py())))
+            row_filter = e.And(row_filter, condition)
+        names = keys.column_names
         try:
             tasks = list(table.scan(row_filter=row_filter).plan_files())
-        except OverflowError:
-            # The library has computed the date before the first possible one, or after the last.
+        except (OverflowError, TypeError):
+            # The library has computed the date before the first possible one, or after the last; or it has compared the
+            # null of a partition.
             tasks = list(table.scan().plan_files())
         for task in tasks:
             stored = ArrowScan(table.metadata, table.io, table.schema(), e.AlwaysTrue()).to_table([task])
             stored = stored.cast(pa.schema([pa.field(c.name, plain_type(c.type), c.nullable) for c in stored.schema]))
-            numbered = stored.select(names).append_column(_INDEX, pa.array(range(stored.num_rows), pa.int64()))
-            others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
+            others = _others(stored.select(names), keys)
             if len(others) < stored.num_rows:
-                yield task.file, stored.take(others.take(pc.sort_indices(others)))
+                yield task.file, stored.take(others)
+
+
+def _others(stored: pa.Table, keys: pa.Table) -> pa.Array:
+    """Return the indexes of the rows of other keys. By groups, in which null is equal to null: not so in a join."""
+    numbers = pa.array([*range(len(stored)), *[-1] * len(keys)], pa.int64())
+    both = pa.concat_tables([stored, keys.cast(stored.schema)]).append_column(_INDEX, numbers)
+    groups = both.group_by(stored.column_names).aggregate([(_INDEX, "min"), (_INDEX, "list")])
+    others = pc.list_flatten(groups.filter(pc.greater_equal(groups[f"{_INDEX}_min"], 0))[f"{_INDEX}_list"])
+    return others.take(pc.sort_indices(others))
 
 
 def _data_files(table: Any) -> Iterator[Any]:
@@ -472,6 +549,11 @@ def _data_files(table: Any) -> Iterator[Any]:
     for manifest in [] if snapshot is None else snapshot.manifests(table.io):
         if manifest.content == ManifestContent.DATA:
             yield from (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
+
+
+def _is_incomplete(summary: Any, identity: str) -> bool:
+    """Whether this is the first of a merge's two snapshots."""
+    return summary is not None and summary[_IDENTITY] == identity and _record_of(summary) == CommitRecord(0, 0)
 
 
 def _record_of(summary: Any) -> CommitRecord:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -37,10 +38,10 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
-from strandline.ends.arguments import check_columns, check_options
+from strandline.ends.arguments import check_columns, check_delete, check_options
 from strandline.ends.begins import check_branch
 from strandline.ends.committables import TaskAttempt, decode_committables
-from strandline.ends.tables.columns import check_key, check_names
+from strandline.ends.tables.columns import check_key, check_marker, check_names, check_nullable, without
 from strandline.ends.tables.datafiles import (
     COMMITTABLES,
     DataFile,
@@ -48,12 +49,13 @@ from strandline.ends.tables.datafiles import (
     StagedFiles,
     TableMark,
     WriteDataFiles,
-    cast_rows,
+    cast_table,
 )
 from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles, ObjectFiles
-from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.base import KeyedSink, SinkContext
 from strandline.spark.sinks.tables.format import CommitRecord, ExistingRows, NewColumns, TableFormat
+from strandline.spark.sinks.tables.undo import GONE, NotUndoableError, former_rows, last_rows
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
@@ -72,7 +74,7 @@ _RUNS = 100
 """The cleanup covers up to this number of runs that ended before they claimed the table."""
 
 
-class TableSink(TableFormat):
+class TableSink(TableFormat, KeyedSink):
     """The base of sinks into table formats."""
 
     expiry = ""
@@ -83,6 +85,7 @@ class TableSink(TableFormat):
         where: str,
         *,
         key: str | Sequence[str] | None,
+        delete: str | None,
         partition_by: str | Sequence[str],
         new_columns: NewColumns,
         existing: ExistingRows,
@@ -100,11 +103,13 @@ class TableSink(TableFormat):
                 f"{where}: target_bytes is {target_bytes!r:.200}, expected a number of bytes, at least 1024",
                 hint="write it like target_bytes=64 << 20, which are 64 MB",
             )
-        self.key = check_columns(where, "key", key)
+        self._key = check_columns(where, "key", key)
+        check_delete(where, self._key, delete)
+        self._delete = delete
+        self._nullable: tuple[str, ...] = ()
+        """The columns of the key that may be null."""
         self.partition_by = check_columns(where, "partition_by", partition_by)
         self._options = check_options(where, "storage_options", storage_options)
-        # Merged rows cannot be distinguished from older rows.
-        self.takes_back = not self.key
         self.new_columns = new_columns
         self.existing = existing
         self.target_bytes = target_bytes
@@ -126,11 +131,25 @@ class TableSink(TableFormat):
         self._rows = 0
         self._late_since = 0.0
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which rows are replaced; () if they are appended."""
+        return self._key
+
+    def deleting(self, column: str, nullable: Sequence[str] = ()) -> tuple[Self, str]:
+        """Return a sink that also deletes rows, and its boolean column of those; `column`, if it has none."""
+        sink = copy(self)
+        sink._delete, sink._nullable = self._delete or column, tuple(nullable)
+        return sink, sink._delete
+
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
         columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
+        if self._delete is not None:
+            check_marker(self._where, self._delete, columns)
+            columns = without(columns, self._delete)
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
             table = self._attempt(lambda table: table, self.patience_s)
@@ -139,7 +158,8 @@ class TableSink(TableFormat):
         if table is None:
             self.check_creatable(columns)
         else:
-            self.layout(table, columns, self.key)
+            layout, _ = self.layout(table, columns, self.key)
+            check_nullable(self._where, self._nullable, layout.schema)
         if (place := self.place_of(table)) is not None:
             is_local = place.url.startswith("file:") or "://" not in place.url
             files = (
@@ -185,7 +205,11 @@ class TableSink(TableFormat):
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         layout, place = self._prepare(df)
         folder, generation = self._merging if self.key else self._folder, self._opened.generation
-        task = WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key)
+        if self._delete is not None:
+            layout = FileLayout(layout.schema.append(pa.field(self._delete, pa.bool_())))
+        task = WriteDataFiles(
+            place, folder, generation, epoch, layout, self.target_bytes, self.key, self._delete or ""
+        )  # fmt: skip
         return write_tasks(df, task)
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
@@ -243,7 +267,14 @@ class TableSink(TableFormat):
             self._before = [record]
             due = [each.epoch for each in staged if effective is None or not effective.covers(each)]
             claimed = CommitRecord(self._opened.generation, min(due) - 1 if due else epoch, epoch)
-            self.commit_files(table, claimed, [], epoch)
+            former = self._former_rows(table, epoch)
+            if former is None:
+                self.commit_files(table, claimed, [], epoch)
+            else:
+                layout = former.schema.remove(former.schema.get_field_index(GONE))
+                rows, gone = (cast_table(former.filter(pc.equal(former[GONE], each)), layout) for each in (False, True))
+                self.commit_rows(table, claimed, rows, gone, self.key, goes_back=True)
+                self._check_written(claimed)
             self._reached = claimed
             failpoints.hit("sink.table_claimed")
             return True
@@ -289,6 +320,10 @@ class TableSink(TableFormat):
 
     # -- steps
 
+    def _never_null(self, key: Sequence[str]) -> list[str]:
+        """Return the columns of a key that may not be null."""
+        return [name for name in key if name not in self._nullable]
+
     def _later_record(self, table: Any, epoch: Epoch) -> CommitRecord | None:
         """Return the record of later epochs, of this sink or of a removed one."""
         records = (self.record(table, identity) for identity in ("", *self._gone))
@@ -313,7 +348,7 @@ class TableSink(TableFormat):
             known, since, layout, place = prepared
             if known == text and time.monotonic() < since + _RELOAD_S:
                 return layout, place
-        columns = arrow_schema(df.schema)
+        columns = without(arrow_schema(df.schema), self._delete)
 
         def prepare(table: Any) -> tuple[FileLayout, Place]:
             if table is None:
@@ -372,7 +407,7 @@ class TableSink(TableFormat):
             files, key = [file for each in several for file in each.files], several[0].key
             size, count = size + sum(file.bytes for file in files), count + len(files)
             # An older program may have staged files for another key, or with other columns.
-            is_other = group and (group[0].key, group[0].columns) != (key, several[0].columns)
+            is_other = group and group[0].form != several[0].form
             is_large = size > _MERGE_BYTES if key else is_late and count > _LATE_FILES
             if group and (is_other or is_large):
                 yield group
@@ -405,15 +440,14 @@ class TableSink(TableFormat):
         layout = self._present_layout(table, due[0])
         again = [] if key else [each for each in due if not each.has_layout(layout)]
         replaced = {file.path for each in again for file in each.files}
-        reached = CommitRecord(self._opened.generation, max(each.epoch for each in due))
+        epochs = [each.epoch for each in due]
+        reached = CommitRecord(self._opened.generation, max(epochs), first=min(epochs))
         failpoints.hit("sink.table_before")
         # 4. Commit the rows and the record.
         if key:
-            rows = self._last_rows(place, due, key)
-            tables = [cast_rows(batch, layout.schema) for batch in rows.to_batches()]
-            self.commit_rows(table, reached, pa.concat_tables(tables), key)
-            if self.record(self.load()) != reached:
-                raise ConflictError(f"{self._where}: the record is not the one that the transaction has written")
+            rows, gone = self._last_rows(place, due, key)
+            self.commit_rows(table, reached, cast_table(rows, layout.schema), cast_table(gone, layout.schema), key)
+            self._check_written(reached)
         else:
             written = [file for each in again for file in self._write_again(place, each, layout)]
             self.commit_files(table, reached, [*[file for file in files if file.path not in replaced], *written])
@@ -429,10 +463,40 @@ class TableSink(TableFormat):
             folder_at(place).delete(list(replaced))
         return sum(file.rows for file in files)
 
+    def _check_written(self, record: CommitRecord) -> None:
+        """Raise ConflictError unless a merge has written this record."""
+        if self.record(self.load()) != record:
+            raise ConflictError(f"{self._where}: the record is not the one that the transaction has written")
+
+    def _former_rows(self, table: Any, epoch: Epoch) -> pa.Table | None:
+        """Return the rows by key that later epochs have replaced, deleted or inserted; None if there are none."""
+        later = self._later_record(table, epoch) if self.key else None
+        if later is None:
+            return None
+        try:
+            former = former_rows(self.changes_after(table, epoch), self.key)
+            if former is None:
+                return None
+            schema = former.schema.remove(former.schema.get_field_index(GONE))
+            layout, _ = self.layout(table, schema, self.key)
+            marker = pa.field(GONE, pa.bool_())
+            former = cast_table(former, layout.schema.append(marker))
+        except (NotUndoableError, ConfigurationError, pa.ArrowException) as error:
+            log.warning(
+                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s until the same keys "
+                "come again: %s", self._label, epoch, later.epoch, self._where, error,
+            )  # fmt: skip
+            return None
+        log.warning(
+            "%s: the job goes back to epoch %d; in %s, %d rows are again as before later epochs, up to %d",
+            self._label, epoch, self._where, len(former), later.epoch,
+        )  # fmt: skip
+        return former
+
     def _present_layout(self, table: Any, staged: StagedFiles) -> FileLayout:
         """Return the table's present layout for staged files."""
         try:
-            layout, new = self.layout(table, staged.schema, staged.key)
+            layout, new = self.layout(table, without(staged.schema, staged.delete), staged.key)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{error.message}; the table was changed after rows of the last checkpoint were staged for it",
@@ -477,17 +541,18 @@ class TableSink(TableFormat):
         with ThreadPoolExecutor(min(_THREADS, len(files)), "strandline-table") as pool:
             list(pool.map(check, files))
 
-    def _last_rows(self, place: Place, staged: Sequence[StagedFiles], key: Sequence[str]) -> pa.Table:
-        """Return the last row of each key."""
+    def _last_rows(self, place: Place, staged: Sequence[StagedFiles], key: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+        """Return the last row of each key: those that stay, and those that delete."""
         folder = folder_at(place)
         try:
             tables = [each.read(folder, file) for each in staged for file in each.files]
         except NotFoundError as error:
             raise ConflictError(f"{self._where}: {error.message}, and existed before") from None
-        rows = pa.concat_tables(tables, promote_options="permissive")
-        numbered = rows.select(list(key)).append_column("__index__", pa.array(range(rows.num_rows), pa.int64()))
-        last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
-        return rows.take(last.take(pc.sort_indices(last)))
+        rows = last_rows(pa.concat_tables(tables, promote_options="permissive"), key)
+        if not staged[0].delete:
+            return rows, rows.slice(0, 0)
+        is_gone = pc.fill_null(rows[staged[0].delete], False)
+        return rows.filter(pc.invert(is_gone)), rows.filter(is_gone)
 
     def _delete_staged(self, place: Place, before: CommitRecord | None, pending: set[str]) -> None:
         """Delete the files that runs since the last claim have staged, and that no checkpoint lists.
