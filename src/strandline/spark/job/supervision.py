@@ -324,6 +324,8 @@ class Supervisor:
         attempt = self.attempt
         error = self._reporter.complete(error if attempt is None else attempt.explain(error))
         reason = self._note_failure(error)
+        if attempt is not None:
+            attempt.record_failure(reason)
         completed = attempt.coordinator.counts.completed if attempt else 0
         self.least_id = attempt.coordinator.next_id if attempt else self.least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1

@@ -172,6 +172,12 @@ def files_read(files: Mapping[str, bytes], source: int, above: int, up_to: int) 
         step = last + 1
 
 
+def step_file(files: Mapping[str, bytes], source: int, step: int) -> bytes:
+    """Return the file of a source's log that lists the files of one step, as it was before Spark compacted the log."""
+    logged = files_read(files, source, step - 1, step)
+    return b"\n".join([_VERSION, *map(msgspec.json.encode, logged)])
+
+
 def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile]:
     """Read a log file from its end: callers mostly need the newest steps of a long history."""
     if not data.startswith(_VERSION):
