@@ -27,7 +27,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     fired_us: int | None = None
     """The watermark of the epoch before, up to which timers have fired."""
     offsets: str = ""
-    """Spark's log of the sources' offsets at the end of the batch; "" for an epoch without rows, or if it is unknown."""
+    """Spark's log of the sources' offsets at the end of the batch; "" without a batch, or if it is unknown."""
     reduced: dict[str, bool] = {}
     """The aggregations, by uid, whose rows Spark aggregated before it sent them; whether those of each task alone."""
     parallelism: dict[str, int] = {}

@@ -63,6 +63,12 @@ class EpochLog:
             self._read_offsets()
             self._trim(confirmed)
 
+    @property
+    def newest(self) -> Epoch:
+        """The newest epoch that has begun; 0 before the first."""
+        with self._lock:
+            return self.records[-1].epoch if self.records else Epoch(0)
+
     def pack(self) -> bytes:
         """Return the records as they are stored."""
         with self._lock:

@@ -509,8 +509,8 @@ class EpochDriver:
     @property
     def failed_epoch(self) -> Epoch | None:
         """The epoch that failed; None if none did."""
-        records = self.epoch_log.records if self.epoch_log is not None else []
-        return records[-1].epoch if self.failed.is_set() and records and records[-1].epoch > self.progress.epoch else None
+        begun = Epoch(0) if self.epoch_log is None else self.epoch_log.newest
+        return begun if self.failed.is_set() and begun > self.progress.epoch else None
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is sent as both, and keepers use it as their base.

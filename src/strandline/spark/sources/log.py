@@ -178,6 +178,21 @@ def step_file(files: Mapping[str, bytes], source: int, step: int) -> bytes:
     return b"\n".join([_VERSION, *map(msgspec.json.encode, logged)])
 
 
+def log_of_step(source: int, first: int, last: int, logged: Sequence[LoggedFile], interval: int) -> dict[str, bytes]:
+    """Return a log of a file source in which only the steps after `first` up to `last` have files.
+
+    It begins with the newest step up to `first` that Spark would compact, or with step 0.
+    """
+    begin = max(first + 1 - (first + 1) % interval - 1, 0)
+    files = {}
+    for step in range(begin, last + 1):
+        is_compacted = (step + 1) % interval == 0
+        listed = [file for file in logged if file.step == step or (is_compacted and file.step < step)]
+        name = f"sources/{source}/{step}{'.compact' if is_compacted else ''}"
+        files[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, listed)])
+    return files
+
+
 def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile]:
     """Read a log file from its end: callers mostly need the newest steps of a long history."""
     if not data.startswith(_VERSION):
