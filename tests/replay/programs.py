@@ -32,10 +32,10 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     hidden.rename(folder / name)
 
 
-def read(spark: Any, root: Path, schema: str, name: str = "in") -> Any:
+def read(spark: Any, root: Path, schema: str, name: str = "in", files: int = 1) -> Any:
     """Return the stream of an input folder, a file for each epoch."""
     (root / name).mkdir(exist_ok=True)
-    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(root / name))
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", files).json(str(root / name))
 
 
 def job_of(root: Path, local_dir: Path, *outputs: Any, **checkpoints: Any) -> sl.Job:

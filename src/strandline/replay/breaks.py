@@ -43,7 +43,7 @@ class Call:
 
     @property
     def place(self) -> tuple[int, str, int, int]:
-        """What tells it apart from other calls."""
+        """Its epoch, operator, partition and number, which no other call shares."""
         return self.epoch, self.operator, self.partition, self.number
 
     def __str__(self) -> str:
@@ -185,7 +185,7 @@ class Breaks:
             hint=f"the states of process functions are {known}" if known else "leave it out",
         )
 
-    def found(self) -> bool:
+    def has_target(self) -> bool:
         """Whether the last run of the epoch has only found where to stop, and the epoch has to run again."""
         return self._target is not None
 
@@ -196,8 +196,8 @@ class Breaks:
 
         def call(event: Any, ctx: Any) -> Any:
             self._counts[uid, partition] = number = self._counts.get((uid, partition), 0) + 1
-            shown = event.timestamp if name == "on_timer" else event
-            this = Call(uid, partition, name, number, self.epoch, ctx.key, shown)
+            value = event.timestamp if name == "on_timer" else event
+            this = Call(uid, partition, name, number, self.epoch, ctx.key, value)
             after = self._before(this, view, ctx)
             try:
                 result = original(event, ctx)

@@ -17,7 +17,7 @@ from strandline.format.epochs import EpochRecord
 from strandline.keeper.restoring import PartitionRestore
 from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, PartialNode, UnionNode
 from strandline.plan.pipeline import Operator
-from strandline.replay.frames import Steps, behind, in_parts
+from strandline.replay.frames import Steps, in_parts, placed_after
 from strandline.replay.recorded import Origin
 from strandline.runtime.program import Process, Program, Restore
 from strandline.runtime.task.task import EpochTimes
@@ -92,9 +92,9 @@ class ReplayRun:
             if node in self.steps.before:
                 continue
             results[node] = self._evaluate(node, [results[parent] for parent in node.parents], record, times)
-        shown = {name: _visible(node, results[node]) for name, node in self._sinks.items()}
+        visible = {name: _visible(node, results[node]) for name, node in self._sinks.items()}
         by_uid = {node.uid: rows for node, rows in results.items() if isinstance(node, OperatorNode)}
-        return EpochOutput(record, by_uid, shown)
+        return EpochOutput(record, by_uid, visible)
 
     def _evaluate(self, node: Node, parents: Sequence[Rows], record: EpochRecord, times: EpochTimes) -> Rows:
         match node:
@@ -106,7 +106,7 @@ class ReplayRun:
             case UnionNode() | PairNode():
                 placed = list(parents[:1])
                 for rows in parents[1:]:
-                    placed.append(behind(rows, placed[-1]))
+                    placed.append(placed_after(rows, placed[-1]))
                 return evaluate(node, placed, times)
             case MapNode() | OutputNode():
                 return evaluate(node, parents, times, lambda count, last: None)

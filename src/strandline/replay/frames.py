@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,9 @@ from strandline.plan.graph import (
     UnionNode,
     WatermarkNode,
 )
+from strandline.runtime.rowlayout import ROWS
 from strandline.spark.base.ddl import schema_of as spark_schema
+from strandline.spark.base.templates import PlanTemplate, RepeatedFrame, frame_of, output_ids
 from strandline.spark.keepers.exchange import prepare_session
 from strandline.spark.lower.nodes import late_rows, lower_node
 from strandline.spark.lower.plan import Plan
@@ -82,12 +85,26 @@ class Steps:
     def _frame(self, node: Node, parents: Sequence[DataFrame], record: EpochRecord) -> DataFrame:
         if isinstance(node, LateNode):
             return late_rows(node, parents[0], record.watermark_us, record.fired_us)
-        return lower_node(node, parents, 0, is_reduced=self._reduced.get(node, "") in record.reduced)
+        by_task = record.reduced.get(self._reduced.get(node, ""))
+        if by_task:
+            return _reduced_by_task(node, parents[0])
+        return lower_node(node, parents, 0, is_reduced=by_task is not None)
 
     def _prepare(self, session: SparkSession) -> None:
         prepare_session(session)
         if self._most_partitions:
             limit_shuffle(session, self._most_partitions)
+
+
+def _reduced_by_task(node: Node, df: DataFrame) -> DataFrame:
+    """Return accumulators of the rows of each task, computed as a job computes them."""
+    jdf: Any = df._jdf
+    rows = {"rows": jdf.queryExecution().toRdd()}
+    scan = frame_of(df.sparkSession, rows["rows"], jdf.schema())
+    reduced = lower_node(node, [scan], 0, is_reduced=True)
+    analyzed: Any = reduced._jdf
+    by_task = [output_ids(analyzed.queryExecution().analyzed())[ROWS]]
+    return RepeatedFrame(PlanTemplate(reduced, rows, [], [], by_task), rows, {})
 
 
 def is_sparks(node: Node) -> bool:
@@ -116,7 +133,7 @@ def to_frame(node: Node, rows: Rows, session: SparkSession) -> DataFrame:
         return session.createDataFrame(pa.Table.from_batches(batches, plain.schema), spark_schema(node.columns.ddl))
 
 
-def behind(rows: Rows, before: Rows) -> Rows:
+def placed_after(rows: Rows, before: Rows) -> Rows:
     """Return rows of a second input, with partitions that follow those of the first, as in a union of Spark."""
     last = pc.max(before.column(AT)).as_py()
     if last is None:

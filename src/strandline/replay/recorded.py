@@ -1,4 +1,4 @@
-"""What a job has recorded: the snapshot from which a replay begins, and the epochs after it."""
+"""Records of a job for a replay: the snapshot with which it begins, and the epochs after it."""
 
 from __future__ import annotations
 

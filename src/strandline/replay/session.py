@@ -170,12 +170,12 @@ class Replay:
                 output = self.run.run(record, rows)
             except (StrandlineError, BaseException) as error:
                 self.run.abort()
-                if self.breaks.found():
+                if self.breaks.has_target():
                     continue
                 if not isinstance(error, UserCodeError):
                     raise
                 return EpochReplay(record, count, None, error)
-            if self.breaks.found():
+            if self.breaks.has_target():
                 self.run.abort()
                 continue
             break
@@ -194,17 +194,17 @@ class Replay:
         for name, other in list(self._others.items()):
             again = other.run(record, rows if name == "again" else {n: shuffled(each) for n, each in rows.items()})
             other.commit()
-            found = list(_unequal(output, again, self.operators, sort=name == "order"))
+            uids = list(_unequal(output, again, self.operators, sort=name == "order"))
             states: list[StateDifference] = []
-            if found or record.epoch in self.recorded.checkpoints or record is self.recorded.epochs[-1]:
+            if uids or record.epoch in self.recorded.checkpoints or record is self.recorded.epochs[-1]:
                 infos = [operator.info(self.job.settings.backend) for operator in self.operators]
                 states = compare_snapshots(infos, self.run.snapshots(), other.snapshots())
-            if not (found or states):
+            if not (uids or states):
                 continue
             del self._others[name]
             why = "a second run of the same rows" if name == "again" else "the rows of other partitions first"
-            uids = dict.fromkeys([*found, *(each.operator for each in states)])
-            for uid in list(uids)[:1]:
+            uids += [each.operator for each in states]
+            for uid in uids[:1]:
                 details = [str(each) for each in states if each.operator == uid]
                 yield Unequal(f"operator '{uid}' ({self._function(uid)}) is not repeatable: {why} gave", tuple(details))
 

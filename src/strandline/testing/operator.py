@@ -64,13 +64,13 @@ def refuse(finding: Finding) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller adds to the opening of partitions and to their epochs."""
+    """Functions that a caller adds to the opening of partitions and to their epochs."""
 
     loaded: Callable[[Process, str, Partition], None] = lambda process, uid, partition: None
     """Called with each new function before it is bound to its state."""
     restoring: Callable[[Program, Partition, Path], PartitionRestore | None] = lambda program, partition, database: None
     """Returns what a partition restores into its database's directory; None: it begins empty."""
-    found: Callable[[Finding], None] = refuse
+    report: Callable[[Finding], None] = refuse
     """Called with each finding of data that a function keeps outside of its states."""
 
 
@@ -158,7 +158,7 @@ class Partitions:
             yield list(each.partition.run(epoch, times, [part] if part.num_rows else []))
             each.task.store.check(in_full=True)
             for finding in each.task.findings:
-                self._hooks.found(finding)
+                self._hooks.report(finding)
 
     @property
     def output_schema(self) -> pa.Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,12 @@ class EpochLog:
             self.records.append(record)
             self._read_offsets()
             self._trim(confirmed)
+
+    def note_reduced(self, epoch: Epoch, reduced: Mapping[str, bool]) -> None:
+        """Add to the record of the newest epoch which rows Spark aggregates: that is known once its plan is made."""
+        with self._lock:
+            if reduced and self.records and self.records[-1].epoch == epoch:
+                self.records[-1] = structs.replace(self.records[-1], reduced=dict(reduced))
 
     @property
     def newest(self) -> Epoch:

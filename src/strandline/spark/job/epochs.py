@@ -381,6 +381,8 @@ class EpochDriver:
         epoch = instructions.epoch
         with self._record_failures(df, f"{epoch}"):
             frames = self._frames.build(df, self._work(instructions))
+        if self.epoch_log is not None:
+            self.epoch_log.note_reduced(epoch, frames.reduced)
         try:
             try:
                 with self._record_failures(df, f"{epoch}"):
@@ -497,7 +499,6 @@ class EpochDriver:
         return EpochRecord(
             epoch=instructions.epoch, batch=batch, now_us=instructions.now_us,
             watermark_us=instructions.watermark_us, fired_us=instructions.fired_us,
-            reduced={uid: each.by_task for uid, each in self._plan.reductions.items() if each.on},
             parallelism={each.uid: each.parallelism for each in self._operators.values()},
         )  # fmt: skip
 

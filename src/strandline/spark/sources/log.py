@@ -187,9 +187,9 @@ def log_of_step(source: int, first: int, last: int, logged: Sequence[LoggedFile]
     files = {}
     for step in range(begin, last + 1):
         is_compacted = (step + 1) % interval == 0
-        listed = [file for file in logged if file.step == step or (is_compacted and file.step < step)]
+        entries = [file for file in logged if file.step == step or (is_compacted and file.step < step)]
         name = f"sources/{source}/{step}{'.compact' if is_compacted else ''}"
-        files[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, listed)])
+        files[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, entries)])
     return files
 
 
