@@ -15,32 +15,51 @@ from strandline.cli.output import json_text, print_json, say
 from strandline.cli.stores import AsJson
 from strandline.cli.upgrades import run_until_job
 from strandline.core.errors import ConfigurationError
+from strandline.core.times import as_datetime
+from strandline.types.jsonforms import to_json
 
 if TYPE_CHECKING:
+    from strandline.replay.breaks import Breaks
+    from strandline.replay.history import Change
+    from strandline.replay.recorded import Recorded
     from strandline.replay.session import EpochReplay, Replay
     from strandline.spark.job.job import Job
 
+_BUNDLE = ".zip"
 _MOST_SHOWN = 10
+
+
+Program = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="The job's program, APP.PY or FILE.SQL."
+    ),
+]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Its arguments, behind a `--`.")]
+Start = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="SNAPSHOT",
+        show_default=False,
+        help="A checkpoint's number, the path or URL of a checkpoint or savepoint, or start. By default the last "
+        "checkpoint before the failure, else the last but one.",
+    ),
+]
+To = Annotated[int | None, typer.Option(metavar="EPOCH", help="The last epoch to run.", show_default=False)]
+JobName = Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Which of the program's jobs.")]
 
 
 def replay(
     program: Annotated[
-        Path, typer.Argument(metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="APP.PY, or FILE.SQL.")
-    ],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Its arguments, behind a `--`.")
-    ] = None,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="SNAPSHOT",
-            show_default=False,
-            help="A checkpoint's number, the path or URL of a checkpoint or savepoint, or start. By default the last "
-            "checkpoint before the failure, else the last but one.",
+        Path,
+        typer.Argument(
+            metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="APP.PY, FILE.SQL, or a BUNDLE.ZIP."
         ),
-    ] = "",
-    to: Annotated[int | None, typer.Option(metavar="EPOCH", help="The last epoch to run.", show_default=False)] = None,
+    ],
+    args: Arguments = None,
+    start: Start = "",
+    to: To = None,
     break_on: Annotated[
         str,
         typer.Option(
@@ -61,7 +80,18 @@ def replay(
         Path | None,
         typer.Option(metavar="DIR", show_default=False, help="Write the rows of the sinks there, as JSON lines."),
     ] = None,
-    job: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Which of the program's jobs.")] = "",
+    with_program: Annotated[
+        Path | None,
+        typer.Option(
+            "--program",
+            metavar="APP",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="The program in place of the one in the bundle.",
+        ),
+    ] = None,
+    job: JobName = "",
     json: AsJson = False,
 ) -> None:
     """Run recorded epochs of a job again, in this process, and compare the result.
@@ -77,15 +107,147 @@ def replay(
 
     condition = Condition.parse(break_on) if break_on else None
     breaks = Breaks(condition, debugger, port, operator)  # type: ignore[arg-type]
-    chosen = job_of(program, args or [], job)
-    from strandline.replay.recorded import find_recorded
-    from strandline.replay.session import Replay, jobdir_of
-
-    recorded = find_recorded(jobdir_of(chosen), start, to, dict(chosen.checkpoints.storage_options))
-    with Replay(chosen, recorded, breaks, check) as run:
-        passed = report(run, output, as_json=json)
+    if program.suffix.lower() == _BUNDLE:
+        passed = _replay_bundle(program, with_program, start, to, breaks, check, output, as_json=json)
+    else:
+        if with_program is not None:
+            raise typer.BadParameter("--program is for a bundle")
+        passed = _replay_job(job_of(program, args or [], job), start, to, breaks, check, output, as_json=json)
     if not passed:
         raise typer.Exit(1)
+
+
+def _replay_job(
+    job: Job, start: str, to: int | None, breaks: Breaks, check: bool, output: Path | None, *, as_json: bool
+) -> bool:
+    from strandline.replay.session import Replay
+
+    with Replay(job, _recorded(job, start, to), breaks, check) as run:
+        return report(run, output, as_json=as_json)
+
+
+def _replay_bundle(
+    path: Path,
+    program: Path | None,
+    start: str,
+    to: int | None,
+    breaks: Breaks,
+    check: bool,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> bool:
+    from strandline.replay.bundle import Bundle
+    from strandline.replay.session import Replay
+    from strandline.replay.stubs import stubbed_reads
+
+    if start:
+        raise typer.BadParameter("--from: a bundle begins with the snapshot that is in it")
+    with contextlib.closing(Bundle(path)) as bundle:
+        program = program or bundle.program
+        if program is None:
+            raise ConfigurationError(
+                f"{path} has no program: it was written with --without-program", hint="give it with --program APP.PY"
+            )
+        with stubbed_reads(bundle.index.schemas):
+            job = job_of(program, bundle.index.arguments, bundle.index.job)
+        with Replay(job, bundle.recorded(job, to), breaks, check, bundle) as run:
+            return report(run, output, as_json=as_json)
+
+
+def bundle(
+    program: Program,
+    args: Arguments = None,
+    start: Start = "",
+    to: To = None,
+    key: Annotated[
+        str,
+        typer.Option(metavar="KEY", show_default=False, help="Only the rows and the state of this key."),
+    ] = "",
+    hash_values: Annotated[
+        bool,
+        typer.Option("--hash-values", help="Replace texts and bytes in rows and state by hashes, equal ones alike."),
+    ] = False,
+    without_program: Annotated[bool, typer.Option("--without-program", help="Leave the program's files out.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.ZIP", show_default=False, help="By default JOB.zip.")
+    ] = None,
+    job: JobName = "",
+) -> None:
+    """Write a support bundle: one file with which an error is repeated on another machine.
+
+    It has the snapshot, the input of the epochs after it up to the one that failed, logs, versions, the plan and the
+    program; no storage option, no option of a source, and no variable of the environment. Rows, state, logs and the
+    program may be confidential: see --key, --hash-values and --without-program.
+    """
+    from strandline.cli.doctor import versions
+    from strandline.replay.bundle import BundleOptions, write_bundle
+    from strandline.replay.stubs import recorded_reads
+
+    with recorded_reads() as schemas:
+        chosen = job_of(program, args or [], job)
+    recorded = _recorded(chosen, start, to)
+    path = output or Path(f"{chosen.name}.zip")
+    options = BundleOptions(program, args or [], schemas, versions(), key, hash_values, not without_program)
+    counts = write_bundle(path, chosen, recorded, options)
+    rows, size = sum(counts.values()), path.stat().st_size
+    say(f"{path}: {len(recorded.epochs)} epochs after {recorded.origin.url}, {rows:,} rows, {size:,} bytes")
+    say(f"  next step: strandline replay {path} --break-on error")
+
+
+def history(
+    program: Program,
+    state: Annotated[
+        str, typer.Argument(metavar="STATE", help="UID.STATE, STATE alone, or UID of a built-in operator.")
+    ],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Plain text; commas between the parts of a key.")],
+    args: Arguments = None,
+    start: Start = "",
+    to: To = None,
+    job: JobName = "",
+    json: AsJson = False,
+) -> None:
+    """Show each change of a key's state: epoch, time, the event that made it, and the rows that it led to.
+
+    The epochs between the job's checkpoints run again; begin with an older one by --from.
+    """
+    from strandline.replay.history import history_of
+
+    chosen = job_of(program, args or [], job)
+    count = 0
+    for change in history_of(chosen, _recorded(chosen, start, to), state, key):
+        count += 1
+        if json:
+            print_json(_change_as_data(change))
+            continue
+        print(f"epoch {change.epoch}, {as_datetime(change.now_us).isoformat(timespec='milliseconds')}, {change.call}")
+        if change.event is not None:
+            print(f"  by    {change.event!r}")
+        print(f"  from  {change.before!r}")
+        print(f"  to    {change.after!r}")
+        for row in change.rows:
+            print(f"  gave  {row!r}")
+    if not count and not json:
+        say(f"no change of {state} for the key {key} in these epochs")
+
+
+def _change_as_data(change: Change) -> dict[str, Any]:
+    return {
+        "epoch": change.epoch,
+        "now_us": change.now_us,
+        "call": change.call,
+        "event": to_json(change.event),
+        "before": to_json(change.before),
+        "after": to_json(change.after),
+        "rows": [to_json(row) for row in change.rows],
+    }
+
+
+def _recorded(job: Job, start: str, to: int | None) -> Recorded:
+    from strandline.replay.recorded import find_recorded
+    from strandline.replay.session import jobdir_of
+
+    return find_recorded(jobdir_of(job), start, to, dict(job.checkpoints.storage_options))
 
 
 def job_of(program: Path, args: list[str], name: str) -> Job:
@@ -183,4 +345,4 @@ def write_rows(directory: Path, result: EpochReplay) -> None:
         folder = directory / name
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"epoch-{result.record.epoch}.jsonl").open("w") as file:
-            file.writelines(json_text(row) + "\n" for row in rows.to_pylist())
+            file.writelines(json_text(to_json(row)) + "\n" for row in rows.to_pylist())

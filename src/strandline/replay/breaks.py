@@ -6,7 +6,7 @@ import ast
 import builtins
 import pdb
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, GeneratorType, TracebackType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Partition
 from strandline.core.times import as_datetime
 from strandline.runtime.builtin import BuiltinOperator
+from strandline.runtime.output_rows import rows_of
 from strandline.runtime.program import Process
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
 
@@ -130,8 +131,8 @@ class Breaks:
     port: int = 5678
     operator: str = ""
     """The uid of the only operator to stop in; "" for all."""
-    on_call: Callable[[Call, StateView], Callable[[], None] | None] | None = None
-    """Called before each call; what it returns is called after it."""
+    on_call: Callable[[Call, StateView], Callable[[list[Any]], None] | None] | None = None
+    """Called before each call; what it returns is called after it, with the call's rows."""
     epoch: int = 0
     stopped: list[Call] = field(default_factory=list)
     """The calls at which it stopped."""
@@ -199,19 +200,29 @@ class Breaks:
             value = event.timestamp if name == "on_timer" else event
             this = Call(uid, partition, name, number, self.epoch, ctx.key, value)
             after = self._before(this, view, ctx)
+            note = self.on_call(this, view) if self.on_call is not None else None
             try:
                 result = original(event, ctx)
+                if isinstance(result, GeneratorType) or (note is not None and result is not None):
+                    return drive(result, this, after, note)
             except Exception as error:
                 self._raised(this, error)
                 raise
-            if isinstance(result, GeneratorType):
-                return drive(result, this, after)
             after()
+            if note is not None:
+                note([])
             return result
 
-        def drive(rows: Generator[Any, Any, Any], this: Call, after: Callable[[], None]) -> Generator[Any, Any, Any]:
+        def drive(rows: Any, this: Call, after: Callable[[], None], note: Callable[[list[Any]], None] | None) -> Any:
             try:
-                result = yield from rows
+                if note is None:
+                    result = yield from rows
+                else:
+                    result, seen = None, []
+                    for row in rows_of(rows):
+                        seen.append(row)
+                        yield row
+                    note(seen)
             except Exception as error:
                 self._raised(this, error)
                 raise
@@ -222,26 +233,23 @@ class Breaks:
 
     def _before(self, call: Call, view: StateView, ctx: Any) -> Callable[[], None]:
         """Stop if the call is the one to stop at; return what is to be done after it."""
-        note = self.on_call(call, view) if self.on_call is not None else None
         condition = self.condition
         if condition is None or call.operator not in self._applies or self.has_quit:
-            return note or _nothing
+            return _nothing
         if self._target is not None:
             if self._target == (call.operator, call.partition, call.number):
                 self._target = None
                 self._stop(call)
-            return note or _nothing
+            return _nothing
         if condition.key is not None:
-            if condition.key in (str(call.key), repr(call.key), _plain_key(call.key)):
+            if is_key(condition.key, call.key):
                 self._stop(call)
-            return note or _nothing
+            return _nothing
         if condition.code is None:
-            return note or _nothing
+            return _nothing
         names, place = _names(view, call, ctx), (call.operator, call.key)
 
         def after() -> None:
-            if note is not None:
-                note()
             if not _is_true(condition, names):
                 self._true.discard(place)
             elif place not in self._true:
@@ -341,8 +349,9 @@ def _names(view: StateView, call: Call, ctx: Any) -> dict[str, Any]:
     }
 
 
-def _plain_key(key: Any) -> str:
-    return ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
+def is_key(text: str, key: Any) -> bool:
+    """Whether a text means a key; the parts of a key of several columns have commas between."""
+    return text in (str(key), repr(key)) or (isinstance(key, tuple) and text == ",".join(map(str, key)))
 
 
 def _of_user(trace: TracebackType) -> TracebackType:

@@ -15,7 +15,7 @@ from strandline.core.scratch import Scratch
 from strandline.core.settings import BackendName
 from strandline.format.epochs import EpochRecord
 from strandline.keeper.restoring import PartitionRestore
-from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, PartialNode, UnionNode
+from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, UnionNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.frames import Steps, in_parts, placed_after
 from strandline.replay.recorded import Origin
@@ -51,15 +51,8 @@ class ReplayRun:
     """Data that functions keep outside of their states."""
 
     def __post_init__(self) -> None:
-        pipeline = self.plan.pipeline
-        behind_partial: dict[Node, str] = {
-            each.parent: each.uid for each in pipeline.operators if isinstance(each.parent, PartialNode)
-        }
-        most = max((operator.parallelism for operator in self.operators), default=0)
-        self.steps = Steps(self.plan, behind_partial, most)
+        self.steps = Steps(self.plan, self.operators)
         self._sinks = {name: node for name, _, node in self.plan.sinks}
-        self.front = self.steps.front(self._sinks.values())
-        """The nodes whose rows `run` gets."""
         self._session: SparkSession | None = None
         self._scratch = Scratch("replay")
         self.partitions: dict[Node, Partitions] = {}
@@ -85,9 +78,9 @@ class ReplayRun:
         return PartitionRestore(program, partition, database.parent, self.origin.jobdir, restore, stored)
 
     def run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
-        """Run one epoch; `rows` has those of the nodes in `front`, none in an epoch without rows."""
+        """Run one epoch; `rows` has those of the nodes in `steps.front`, none in an epoch without rows."""
         times = EpochTimes(record.watermark_us, record.now_us, record.fired_us)
-        results: dict[Node, Rows] = {node: rows[node] if node in rows else _no_rows(node) for node in self.front}
+        results: dict[Node, Rows] = {node: rows[node] if node in rows else _no_rows(node) for node in self.steps.front}
         for node in self.plan.pipeline.nodes:
             if node in self.steps.before:
                 continue

@@ -6,7 +6,7 @@ sends them: by partition, and within a partition as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,7 @@ from strandline.plan.graph import (
     UnionNode,
     WatermarkNode,
 )
+from strandline.plan.pipeline import Operator
 from strandline.runtime.rowlayout import ROWS
 from strandline.spark.base.ddl import schema_of as spark_schema
 from strandline.spark.base.templates import PlanTemplate, RepeatedFrame, frame_of, output_ids
@@ -51,30 +52,30 @@ _ONE_BATCH = {
 class Steps:
     """Computes nodes of a plan with Spark."""
 
-    def __init__(self, plan: Plan, reduced: Mapping[Node, str], most_partitions: int) -> None:
-        """`reduced` has the uid of the operator behind each PartialNode."""
+    def __init__(self, plan: Plan, operators: Sequence[Operator]) -> None:
         self._plan = plan
-        self._reduced = reduced
-        self._most_partitions = most_partitions
+        self._most_partitions = max((operator.parallelism for operator in operators), default=0)
+        nodes = plan.pipeline.nodes
+        self._uids = {each.parent: each.uid for each in plan.pipeline.operators if isinstance(each.parent, PartialNode)}
+        """Of the operator behind each PartialNode."""
         self.before: set[Node] = set()
         """The nodes whose rows Spark computes of the sources alone."""
-        for node in plan.pipeline.nodes:
+        for node in nodes:
             if isinstance(node, SourceNode) or (is_sparks(node) and self.before.issuperset(node.parents)):
                 self.before.add(node)
+        needed = {parent for node in nodes if node not in self.before for parent in node.parents}
+        needed.update(node for _, _, node in plan.sinks)
+        self.front = [node for node in nodes if node in self.before and node in needed]
+        """Those of them whose rows are needed behind: by an operator, a function or a sink."""
 
-    def front(self, ends: Collection[Node]) -> list[Node]:
-        """Return the nodes before Python whose rows are needed behind: by an operator, a function or a sink."""
-        needed = {parent for node in self._plan.pipeline.nodes if node not in self.before for parent in node.parents}
-        return [node for node in self._plan.pipeline.nodes if node in self.before and node in needed.union(ends)]
-
-    def read(self, df: DataFrame, record: EpochRecord, nodes: Sequence[Node]) -> dict[Node, Rows]:
-        """Return rows of nodes before Python, of the rows of an epoch."""
+    def read(self, df: DataFrame, record: EpochRecord) -> dict[Node, Rows]:
+        """Return the rows of the nodes in `front`, of an epoch's rows."""
         self._prepare(df.sparkSession)
         frames = self._plan.sources.split(df)
         for node in self._plan.pipeline.nodes:
             if node in self.before and node not in frames:
                 frames[node] = self._frame(node, [frames[parent] for parent in node.parents], record)
-        return {node: to_rows(node, frames[node]) for node in nodes}
+        return {node: to_rows(node, frames[node]) for node in self.front}
 
     def compute(self, node: Node, parents: Sequence[Rows], record: EpochRecord, session: SparkSession) -> Rows:
         """Return the rows of a node behind an operator or a function."""
@@ -85,7 +86,7 @@ class Steps:
     def _frame(self, node: Node, parents: Sequence[DataFrame], record: EpochRecord) -> DataFrame:
         if isinstance(node, LateNode):
             return late_rows(node, parents[0], record.watermark_us, record.fired_us)
-        by_task = record.reduced.get(self._reduced.get(node, ""))
+        by_task = record.reduced.get(self._uids[node]) if isinstance(node, PartialNode) else None
         if by_task:
             return _reduced_by_task(node, parents[0])
         return lower_node(node, parents, 0, is_reduced=by_task is not None)

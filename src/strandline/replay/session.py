@@ -16,7 +16,7 @@ from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks
 from strandline.replay.comparison import StateDifference, compare_snapshots, compare_with_checkpoint
 from strandline.replay.engine import EpochOutput, ReplayRun
-from strandline.replay.frames import shuffled
+from strandline.replay.frames import Steps, shuffled
 from strandline.replay.reading import BatchReader
 from strandline.replay.recorded import Recorded
 from strandline.runtime.task.unsaved import Finding
@@ -30,8 +30,8 @@ from strandline.testing.nodes import Rows
 class Input(Protocol):
     """The rows of recorded epochs."""
 
-    def rows(self, record: EpochRecord, run: ReplayRun) -> Mapping[Node, Rows]:
-        """Return the rows of the nodes in `run.front`, of an epoch with a batch."""
+    def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
         ...
 
     def close(self) -> None:
@@ -59,11 +59,9 @@ class SourceInput:
                 before[record.batch], offsets = offsets, record.offsets
         self._before: Mapping[int, str] = before
 
-    def rows(self, record: EpochRecord, run: ReplayRun) -> Mapping[Node, Rows]:
-        """Return the rows of the nodes in `run.front`, of an epoch with a batch."""
-        return self._reader.read(
-            record, self._before[record.batch], lambda df: run.steps.read(df, record, run.front)
-        )  # fmt: skip
+    def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
+        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(df, record))
 
     def close(self) -> None:
         """Remove the logs of the batches."""
@@ -108,7 +106,7 @@ class Replay:
     def __post_init__(self) -> None:
         self._close = ExitStack()
         try:
-            self.operators = self._settle()
+            self.operators = settle(self.job, self.recorded)
             self._input = self.source or SourceInput(self.job, self.recorded)
             self._close.callback(self._input.close)
             self.run = self._open(self.breaks.loaded)
@@ -120,32 +118,6 @@ class Replay:
             self.close()
             raise
 
-    def _settle(self) -> list[Operator]:
-        origin, manifest = self.recorded.origin, self.recorded.origin.manifest
-        numbers = [record.parallelism for record in self.recorded.epochs if record.parallelism]
-        changed = next((r.epoch for r in self.recorded.epochs if r.parallelism not in ({}, numbers[0])), None)
-        if changed is not None:
-            raise ConfigurationError(
-                f"{origin.url}: the job was rescaled before epoch {changed}, and a replay has one parallelism",
-                hint=f"end before it with --to {changed - 1}, or begin with the checkpoint after it",
-            )
-        pipeline = self.job._plan.pipeline
-        stored = manifest.operators if manifest is not None else ()
-        unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in pipeline.operators})
-        if unknown:
-            raise ConfigurationError(
-                f"the program and the recorded epochs differ in the operator '{unknown[0]}'",
-                hint="replay with the program that the job ran; `strandline test` compares another one with it",
-            )
-        settled = pipeline.settle(Parallelism(default=1, overrides=numbers[0] if numbers else {}), stored)
-        if manifest is None:
-            return settled
-        sinks = {name: sink for name, sink, _ in self.job._plan.sinks}
-        upgrade = check_compatible(
-            manifest, settled, sinks, self.job._plan.sources.names, url=origin.url, fork=True
-        )  # fmt: skip
-        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled]
-
     def _open(self, loaded: Callable[..., None] = lambda *_: None) -> ReplayRun:
         run = ReplayRun(
             self.job._plan, self.operators, self.recorded.origin, self.job.settings.backend, loaded
@@ -156,7 +128,7 @@ class Replay:
     def __iter__(self) -> Iterator[EpochReplay]:
         """Run one epoch after the other; the first that fails is the last."""
         for record in self.recorded.epochs:
-            rows = self._input.rows(record, self.run) if record.batch >= 0 else {}
+            rows = self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
             result = self._run(record, rows)
             yield result
             if result.output is None or self.breaks.has_quit:
@@ -233,6 +205,34 @@ def _unequal(one: EpochOutput, other: EpochOutput, operators: Sequence[Operator]
 def _plain(rows: Rows, *, sort: bool) -> list[str]:
     plain = [repr(tuple(row.values())[:-1]) for row in rows.to_pylist()]
     return sorted(plain) if sort else plain
+
+
+def settle(job: Job, recorded: Recorded) -> list[Operator]:
+    """Return the operators as they ran in recorded epochs; raise ConfigurationError if the program has others."""
+    origin, manifest = recorded.origin, recorded.origin.manifest
+    numbers = [record.parallelism for record in recorded.epochs if record.parallelism]
+    changed = next((r.epoch for r in recorded.epochs if r.parallelism not in ({}, numbers[0])), None)
+    if changed is not None:
+        raise ConfigurationError(
+            f"{origin.url}: the job was rescaled before epoch {changed}, and a replay has one parallelism",
+            hint=f"end before it with --to {changed - 1}, or begin with the checkpoint after it",
+        )
+    pipeline = job._plan.pipeline
+    stored = manifest.operators if manifest is not None else ()
+    unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in pipeline.operators})
+    if unknown:
+        raise ConfigurationError(
+            f"the program and the recorded epochs differ in the operator '{unknown[0]}'",
+            hint="replay with the program that the job ran; `strandline test` compares another one with it",
+        )
+    settled = pipeline.settle(Parallelism(default=1, overrides=numbers[0] if numbers else {}), stored)
+    if manifest is None:
+        return settled
+    sinks = {name: sink for name, sink, _ in job._plan.sinks}
+    upgrade = check_compatible(
+        manifest, settled, sinks, job._plan.sources.names, url=origin.url, fork=True
+    )  # fmt: skip
+    return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled]
 
 
 def jobdir_of(job: Job) -> JobDirectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -41,6 +42,7 @@ from strandline.testing.events import AT
 from strandline.testing.nodes import Rows, concat, sort_rows
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
+from strandline.types.jsonforms import from_json, from_text
 from strandline.types.murmur import key_group
 from strandline.types.records import record_type
 
@@ -241,6 +243,13 @@ class Partitions:
         """Return the times of a key's timers, and whether they are processing times."""
         key, group, each = self._find(key)
         return each.task.store.timers_of(group, key)
+
+    def parse_key(self, text: str) -> Any:
+        """Return the key that a text means: plain text, or JSON for a key of several columns."""
+        if len(self._key_types) == 1:
+            return from_text(text, self._key_types[0])
+        parts = json.loads(text)
+        return tuple(from_json(part, kind) for part, kind in zip(parts, self._key_types, strict=True))
 
     def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
         try:
