@@ -16,7 +16,7 @@ from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.replay.breaks import Breaks, Condition
 from strandline.replay.recorded import find_recorded
 from strandline.replay.session import EpochReplay, Replay, jobdir_of
-from tests.replay.programs import Total, totals, write
+from tests.replay.programs import Total, job_of, read, totals, write
 
 pytestmark = pytest.mark.spark
 Rows = list[dict[str, Any]]
@@ -132,12 +132,20 @@ def test_functions_that_do_not_repeat_themselves_are_named(
     assert not any(each.unequal for each in clean)
 
 
-def test_what_cannot_be_replayed_is_refused(failed: Callable[[], sl.Job], tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_refused(
+    spark: Any, failed: Callable[[], sl.Job], tmp_path: Path, local_dir: Path
+) -> None:
     job = failed()
     with pytest.raises(NotFoundError, match="checkpoint 7: there is none of this number"):
         find_recorded(jobdir_of(job), "7", None, {})
     with pytest.raises(ConfigurationError, match=r"--to 9: the recorded epochs after .* are 3 to 6"):
         find_recorded(jobdir_of(job), "1", 9, {})
+    other = sl.stream(read(spark, tmp_path, "card string, amount long")).key_by("card")
+    with pytest.raises(ConfigurationError, match="the recorded epochs differ in the operator 'others'"):
+        rows = other.process(Total(), "card string, total bigint", uid="others")
+        replay(job_of(tmp_path, local_dir, rows.to(sl.sinks.noop())))
+    with pytest.raises(ConfigurationError, match="no operator has the state sum"):
+        replay(job, breaks=Breaks(Condition.parse("state.sum > 1")))
     (tmp_path / "in" / "4.json").unlink()
     with pytest.raises(ConfigurationError, match="epoch 5: the source has read 1 files, and 1 of them are gone"):
         replay(job)

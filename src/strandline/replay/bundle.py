@@ -71,7 +71,7 @@ class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """What a bundle has and leaves out."""
+    """The content of a bundle: the program, and what is left out."""
 
     program: Path
     arguments: Sequence[str]

@@ -111,7 +111,7 @@ def _differences(
 ) -> list[StateDifference]:
     differences: list[StateDifference] = []
     for key, before, after in _merge(*(_entries(operator, state, side) for side in (one, other))):
-        if before != after:
+        if before != after and not _are_same_rows(operator, state, key, before, after):
             if len(differences) >= most:
                 break
             name, ours = _text(operator, state, key, before)
@@ -145,6 +145,16 @@ def _merge(
         else:
             yield ours[0], ours[1], theirs[1]
             ours, theirs = next(one, None), next(other, None)
+
+
+def _are_same_rows(
+    operator: OperatorInfo, state: StateInfo, key: bytes, before: bytes | None, after: bytes | None
+) -> bool:
+    """Whether two values that differ hold the same rows: those of panes are Arrow batches, whose padding may differ."""
+    if state.kind != "panes" or before is None or after is None:
+        return False
+    codec = rows_of(operator, state)
+    return repr(codec.decode([(key, before)]).to_pylist()) == repr(codec.decode([(key, after)]).to_pylist())
 
 
 def _text(operator: OperatorInfo, state: StateInfo, key: bytes, value: bytes | None) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.checkpoint.source_log import write_files
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, SparkError, StrandlineError
 from strandline.core.ids import unique_name
 from strandline.core.scratch import Scratch
 from strandline.format.epochs import EpochRecord
@@ -87,12 +87,15 @@ class BatchReader:
             self._run(batch, directory)
         except Exception as error:
             if not batch.result.done():
-                raise unwrap_error(error) from None
+                raise _unreadable(record, error) from None
         finally:
             if not has_own:
                 self._spark.conf.unset(_MIN_TASKS)
             shutil.rmtree(directory, ignore_errors=True)
-        return batch.result.result()
+        try:
+            return batch.result.result()
+        except Exception as error:
+            raise _unreadable(record, error) from None
 
     @suppress_error_logs()
     def _run(self, handle: Callable[[DataFrame, int], None], directory: Path) -> None:
@@ -140,3 +143,14 @@ class BatchReader:
     @property
     def _spark(self) -> SparkSession:
         return self._source.sparkSession
+
+
+def _unreadable(record: EpochRecord, error: Exception) -> BaseException:
+    """Return the error of an epoch whose rows Spark cannot read or compute again."""
+    cause = unwrap_error(error)
+    if isinstance(cause, StrandlineError) and not isinstance(cause, SparkError):
+        return cause
+    return ConfigurationError(
+        f"epoch {record.epoch}: its rows cannot be read again: {cause}",
+        hint="a topic or table may retain them no more: replay from a later checkpoint",
+    )

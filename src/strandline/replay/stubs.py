@@ -29,8 +29,8 @@ def recorded_reads() -> Iterator[list[str]]:
     """Record the schemas of the DataFrames that are read in the block, as JSON, in the order of the reads."""
     schemas: list[str] = []
 
-    def read(original: Callable[..., DataFrame], reader: Any, *args: Any, **given: Any) -> DataFrame:
-        df = original(reader, *args, **given)
+    def read(original: Callable[..., DataFrame], reader: Any, *args: Any, **options: Any) -> DataFrame:
+        df = original(reader, *args, **options)
         schemas.append(df.schema.json())
         return df
 
@@ -43,9 +43,9 @@ def stubbed_reads(schemas: Sequence[str]) -> Iterator[None]:
     """Return DataFrames without rows for the reads in the block, with recorded schemas in the same order."""
     left = list(schemas)
 
-    def read(original: Callable[..., DataFrame], reader: Any, *args: Any, **given: Any) -> DataFrame:
+    def read(original: Callable[..., DataFrame], reader: Any, *args: Any, **options: Any) -> DataFrame:
         if not left:
-            return original(reader, *args, **given)
+            return original(reader, *args, **options)
         schema = StructType.fromJson(json.loads(left.pop(0)))
         spark: SparkSession = reader._spark
         return stream_of(spark, schema) if isinstance(reader, DataStreamReader) else no_rows(spark, schema)
@@ -61,13 +61,13 @@ def _replaced(read: Callable[..., DataFrame]) -> Iterator[None]:
 
     def wrapped(original: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
         @functools.wraps(original)
-        def call(reader: Any, *args: Any, **given: Any) -> DataFrame:
+        def call(reader: Any, *args: Any, **options: Any) -> DataFrame:
             nonlocal inside
             if inside:
-                return original(reader, *args, **given)
+                return original(reader, *args, **options)
             inside = True
             try:
-                return read(original, reader, *args, **given)
+                return read(original, reader, *args, **options)
             finally:
                 inside = False
 
