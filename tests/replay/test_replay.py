@@ -141,9 +141,10 @@ def test_what_cannot_be_replayed_is_refused(
     with pytest.raises(ConfigurationError, match=r"--to 9: the recorded epochs after .* are 3 to 6"):
         find_recorded(jobdir_of(job), "1", 9, {})
     other = sl.stream(read(spark, tmp_path, "card string, amount long")).key_by("card")
+    rows = other.process(Total(), "card string, total bigint", uid="others")
+    another = job_of(tmp_path, local_dir, rows.to(sl.sinks.noop()))
     with pytest.raises(ConfigurationError, match="the recorded epochs differ in the operator 'others'"):
-        rows = other.process(Total(), "card string, total bigint", uid="others")
-        replay(job_of(tmp_path, local_dir, rows.to(sl.sinks.noop())))
+        replay(another)
     with pytest.raises(ConfigurationError, match="no operator has the state sum"):
         replay(job, breaks=Breaks(Condition.parse("state.sum > 1")))
     (tmp_path / "in" / "4.json").unlink()

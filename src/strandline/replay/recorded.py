@@ -112,12 +112,11 @@ def _origin(
     if start == START:
         return Origin(None, jobdir, jobdir, jobdir.url)
     if not start:
-        before = sorted(live)
-        if failure is None and len(before) > 1:
-            before.pop()
-        if not before:
+        newest = max((each.epoch for each in live.values()), default=Epoch(0))
+        before = [number for number, each in live.items() if failure is not None or each.epoch < newest]
+        if not before and not (live and min(live) > 1):
             return Origin(None, jobdir, jobdir, jobdir.url)
-        start = str(before[-1])
+        start = str(max(before or live))
     if start.isdigit():
         number = CheckpointId(int(start))
         if number not in live:
