@@ -39,7 +39,7 @@ def check(job: sl.Job, shown: Mapping[str, Sequence[Any]], start: str = "start")
                 rows[name] += [tuple(map(_plain, row.values())) for row in batch.to_pylist()]
             if each.differences is not None:
                 compared += 1
-                assert not each.differences, [str(one) for one in each.differences]
+                assert not each.differences, "\n".join(map(str, each.differences))
     if start == "start":
         for name, expected in shown.items():
             assert rows[name] == [tuple(row) for row in expected], name

@@ -253,7 +253,7 @@ def _recorded(job: Job, start: str, to: int | None) -> Recorded:
 def job_of(program: Path, args: list[str], name: str) -> Job:
     """Run a program up to its jobs, with a local Spark; return the only job, or the one of this name."""
     # The session of the program's own choice may be a cluster's.
-    os.environ["MASTER"] = os.environ.get("STRANDLINE_REPLAY_MASTER", f"local[{os.cpu_count() or 2}]")
+    os.environ["MASTER"] = f"local[{os.cpu_count() or 2}]"
     prepare(program, args)
     from strandline.spark.job.checking import JobCollector
 
