@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 
 import msgspec
 
@@ -51,8 +50,8 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     failure: str
     """The error, without values of rows."""
-    failed: Epoch | None
-    """The epoch that failed; None if the run failed between epochs."""
+    failed: Epoch
+    """The epoch that failed."""
     epochs: bytes
     """Packed, as in a manifest."""
     files: dict[str, bytes]
@@ -74,16 +73,6 @@ def unpack_epochs(data: bytes, where: str) -> EpochRecords:
         return _records.decode(zlib.decompress(payload))
     except (zlib.error, msgspec.MsgspecError) as error:
         raise CorruptionError(f"{where}: the records of epochs cannot be read: {error}") from error
-
-
-def consecutive(records: Sequence[EpochRecord]) -> list[EpochRecord]:
-    """Return the newest records without a gap before them, oldest first."""
-    kept: list[EpochRecord] = []
-    for record in sorted(records, key=lambda each: -each.epoch):
-        if kept and record.epoch != kept[-1].epoch - 1:
-            break
-        kept.append(record)
-    return kept[::-1]
 
 
 FAILED_RUN = RecordFormat(b"SLFAILE1", 1, FailedRun, "the record of a failed run")

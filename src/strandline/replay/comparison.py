@@ -109,9 +109,11 @@ def _differences(
     *,
     most: int,
 ) -> list[StateDifference]:
+    if state.kind == "panes":
+        return _pane_differences(operator, state, one, other, most)
     differences: list[StateDifference] = []
     for key, before, after in _merge(*(_entries(operator, state, side) for side in (one, other))):
-        if before != after and not _are_same_rows(operator, state, key, before, after):
+        if before != after:
             if len(differences) >= most:
                 break
             name, ours = _text(operator, state, key, before)
@@ -147,14 +149,51 @@ def _merge(
             ours, theirs = next(one, None), next(other, None)
 
 
-def _are_same_rows(
-    operator: OperatorInfo, state: StateInfo, key: bytes, before: bytes | None, after: bytes | None
-) -> bool:
-    """Whether two values that differ hold the same rows: those of panes are Arrow batches, whose padding may differ."""
-    if state.kind != "panes" or before is None or after is None:
-        return False
-    codec = rows_of(operator, state)
-    return repr(codec.decode([(key, before)]).to_pylist()) == repr(codec.decode([(key, after)]).to_pylist())
+def _pane_differences(
+    operator: OperatorInfo,
+    state: StateInfo,
+    one: Sequence[PartitionReader],
+    other: Sequence[PartitionReader],
+    most: int,
+) -> list[StateDifference]:
+    """Compare panes by their rows: how a pane is divided into entries depends on when keepers wrote it to disk.
+
+    An entry is a batch of Arrow, whose unused bytes may differ, too.
+    """
+    differences: list[StateDifference] = []
+    ours, theirs = (_by_group(operator, state, side) for side in (one, other))
+    for group in sorted({*ours, *theirs}):
+        before, after = ours.get(group, []), theirs.get(group, [])
+        if before == after:
+            continue
+        rows, other_rows = (_pane_rows(operator, state, entries) for entries in (before, after))
+        for key in sorted({*rows, *other_rows}):
+            if rows.get(key) != other_rows.get(key) and len(differences) < most:
+                texts = rows.get(key, "-"), other_rows.get(key, "-")
+                differences.append(StateDifference(operator.uid, state.name, key, *texts))
+    return differences
+
+
+def _by_group(
+    operator: OperatorInfo, state: StateInfo, parts: Sequence[PartitionReader]
+) -> dict[bytes, list[tuple[bytes, bytes]]]:
+    groups: dict[bytes, list[tuple[bytes, bytes]]] = {}
+    for key, value in _entries(operator, state, parts):
+        groups.setdefault(key[:2], []).append((key, value))
+    return groups
+
+
+def _pane_rows(operator: OperatorInfo, state: StateInfo, entries: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    rows = rows_of(operator, state).decode(entries).to_pylist()
+    texts = [_row_text(row) for row in rows]
+    return dict(texts)
+
+
+def _row_text(row: dict[str, Any]) -> tuple[str, str]:
+    """Return a row's key and value as text."""
+    keys = [name for name in list(row)[1:] if name != "value"]
+    value: Any = row.get("value", {name: row[name] for name in keys[1:]})
+    return ", ".join(f"{name}={row[name]!r}" for name in keys), repr(value)
 
 
 def _text(operator: OperatorInfo, state: StateInfo, key: bytes, value: bytes | None) -> tuple[str, str]:
@@ -164,7 +203,5 @@ def _text(operator: OperatorInfo, state: StateInfo, key: bytes, value: bytes | N
     with suppress(StrandlineError, ValueError, AssertionError):
         if has_rows(state):
             (row,) = rows_of(operator, state).decode([(key, value)]).to_pylist()
-            keys = [name for name in list(row)[1:] if name != "value"]
-            rest: Any = row.get("value", {name: row[name] for name in keys[1:]})
-            return ", ".join(f"{name}={row[name]!r}" for name in keys), repr(rest)
+            return _row_text(row)
     return key.hex(), value.hex()

@@ -140,8 +140,3 @@ def _no_rows(node: Node) -> Rows:
 
 def _visible(node: Node, rows: Rows) -> pa.RecordBatch:
     return rows.select(node.columns.names)
-
-
-def total_rows(rows: Mapping[Node, Rows]) -> int:
-    """Return the number of rows of all nodes."""
-    return sum(each.num_rows for each in rows.values())

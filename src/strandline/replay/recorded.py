@@ -91,7 +91,7 @@ def find_recorded(jobdir: JobDirectory, start: str, to: int | None, options: Map
     epochs = _after(origin, by_epoch, to, files)
     last = epochs[-1].epoch
     checkpoints = {each.epoch: each for each in later.values() if origin.epoch < each.epoch <= last}
-    if failure is not None and (failure.failed is None or failure.failed > last):
+    if failure is not None and failure.failed > last:
         failure = None
     return Recorded(origin, epochs, tasks, files, names, checkpoints, failure)
 

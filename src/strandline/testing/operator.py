@@ -46,6 +46,8 @@ from strandline.types.jsonforms import from_json, from_text
 from strandline.types.murmur import key_group
 from strandline.types.records import record_type
 
+_BATCH_ROWS = 50_000
+"""The most rows in a batch, as Spark sends them in a job: a vectorised function gets several as one."""
 _RUN: dict[str, Any] = {
     "job": "harness",
     "generation": Generation(1),
@@ -157,7 +159,8 @@ class Partitions:
     def outputs(self, epoch: Epoch, times: EpochTimes, rows: Rows) -> Iterator[list[pa.RecordBatch]]:
         """Process an epoch without the commit; yield the raw output of each partition."""
         for each, part in zip(self._partitions, self._divide(rows), strict=True):
-            yield list(each.partition.run(epoch, times, [part] if part.num_rows else []))
+            pieces = (part.slice(at, _BATCH_ROWS) for at in range(0, part.num_rows, _BATCH_ROWS))
+            yield list(each.partition.run(epoch, times, pieces))
             each.task.store.check(in_full=True)
             for finding in each.task.findings:
                 self._hooks.report(finding)

@@ -260,9 +260,9 @@ class Attempt:
 
     def record_failure(self, reason: str) -> None:
         """Store what a replay needs of the epochs since the last checkpoint, up to the one that failed."""
-        log, confirmed = self.driver.epoch_log, self.coordinator.confirmed or self.restored
-        if log is not None and log.records:
-            self._failures.save(log, confirmed, self.driver.failed_epoch, reason)
+        log, failed = self.driver.epoch_log, self.driver.failed_epoch
+        if log is not None and failed is not None:
+            self._failures.save(log, self.coordinator.confirmed or self.restored, failed, reason)
 
     def abort(self) -> None:
         """Stop the watching thread's wait for keepers, one of which may never answer. The run must end."""

@@ -27,6 +27,9 @@ _NEEDED_BYTES = 1 << 20
 """The largest size of the records since the last checkpoint; the oldest are dropped."""
 _KEPT_BYTES = 64 << 10
 """The size up to which older records are kept, for replays from older snapshots."""
+_TRIM_EVERY = 256
+_NEWEST = 16
+"""The number of records in which offsets may be missing."""
 _KEPT_FAILURES = 3
 """The number of records of failed runs that a job keeps."""
 _RECORD_BYTES = 100
@@ -61,7 +64,8 @@ class EpochLog:
         with self._lock:
             self.records.append(record)
             self._read_offsets()
-            self._trim(confirmed)
+            if len(self.records) % _TRIM_EVERY == 0:
+                self._trim(confirmed)
 
     def note_reduced(self, epoch: Epoch, reduced: Mapping[str, bool]) -> None:
         """Add to the record of the newest epoch which rows Spark aggregates: that is known once its plan is made."""
@@ -75,17 +79,18 @@ class EpochLog:
         with self._lock:
             return self.records[-1].epoch if self.records else Epoch(0)
 
-    def pack(self) -> bytes:
-        """Return the records as they are stored."""
+    def pack(self, confirmed: Epoch) -> bytes:
+        """Return the records as they are stored; `confirmed` as in `add`."""
         with self._lock:
             self._read_offsets()
+            self._trim(confirmed)
             return pack_epochs(EpochRecords(tasks=self.tasks, epochs=list(self.records))) if self.records else b""
 
     def _read_offsets(self) -> None:
         """Read the offsets of batches that lack them, as far as Spark has written them: the newest ones, mostly."""
         if self.directory is None:
             return
-        for at in range(len(self.records) - 1, -1, -1):
+        for at in range(len(self.records) - 1, max(len(self.records) - _NEWEST, 0) - 1, -1):
             record = self.records[at]
             if record.batch < 0:
                 continue
@@ -120,10 +125,10 @@ class FailureRecorder:
     """Spark's directory of the run."""
     _sources: Sequence[FileSource]
 
-    def save(self, log: EpochLog, base: Manifest | None, failed: Epoch | None, failure: str) -> None:
+    def save(self, log: EpochLog, base: Manifest | None, failed: Epoch, failure: str) -> None:
         """Store the records since a checkpoint. Without the storage, the log has a warning, and the job its error."""
-        packed = log.pack()
         confirmed = Epoch(0) if base is None else base.epoch
+        packed = log.pack(confirmed)
         record = FailedRun(
             generation=self._claim.generation, checkpoint=None if base is None else base.checkpoint,
             created_ms=self._clock.now_ms(), failure=failure, failed=failed, epochs=packed,

@@ -490,7 +490,7 @@ class EpochDriver:
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Add all staged output, which becomes visible with the checkpoint, and the watermarks."""
-        epochs = self.epoch_log.pack() if self.epoch_log is not None else b""
+        epochs = self.epoch_log.pack(self._confirmed) if self.epoch_log is not None else b""
         self._coordinator.add_sinks(
             checkpoint, self._staging.pending(), self.watermarks.stored(), self.progress.totals(), epochs
         )
