@@ -94,7 +94,7 @@ def replay(
     job: JobName = "",
     json: AsJson = False,
 ) -> None:
-    """Run recorded epochs of a job again, in this process, and compare the result.
+    """Run recorded epochs of a job again, and stop in a debugger.
 
     The program is run up to where it uses a job that it has started: no job starts. The epochs after a snapshot get the
     rows, the clock and the watermarks that they had, up to the one that failed; their state is compared with the
@@ -174,7 +174,7 @@ def bundle(
     ] = None,
     job: JobName = "",
 ) -> None:
-    """Write a support bundle: one file with which an error is repeated on another machine.
+    """Write all that repeats an error elsewhere into one file.
 
     It has the snapshot, the input of the epochs after it up to the one that failed, logs, versions, the plan and the
     program; no storage option, no option of a source, and no variable of the environment. Rows, state, logs and the
@@ -207,7 +207,7 @@ def history(
     job: JobName = "",
     json: AsJson = False,
 ) -> None:
-    """Show each change of a key's state: epoch, time, the event that made it, and the rows that it led to.
+    """Show each change of a key's state and the event behind it.
 
     The epochs between the job's checkpoints run again; begin with an older one by --from.
     """
