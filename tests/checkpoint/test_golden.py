@@ -10,6 +10,7 @@ from strandline.checkpoint.chain import BASE, BaseRecord, Restored
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import unpack
 from strandline.checkpoint.start import load_start
+from strandline.format.epochs import FAILED_RUN, EpochRecord, EpochRecords, FailedRun, unpack_epochs
 from strandline.format.manifest import (
     MANIFEST,
     FileRef,
@@ -158,3 +159,25 @@ def test_a_field_of_a_later_release_is_ignored() -> None:
     later = msgspec.json.decode(msgspec.json.encode(WHOLE))
     later["invented"] = 1
     assert msgspec.json.decode(msgspec.json.encode(later), type=Manifest) == WHOLE
+
+
+EPOCHS = EpochRecords(
+    tasks=8,
+    epochs=[
+        EpochRecord(
+            epoch=41, batch=40, now_us=1_700_000_000_000_000, watermark_us=1_699_999_990_000_000, offsets="v1\n{}\n{}",
+            reduced={"sums": True}, parallelism={"sums": 2},
+        ),
+        EpochRecord(epoch=42, now_us=1_700_000_000_500_000, watermark_us=5, fired_us=4, parallelism={"sums": 2}),
+    ],
+)  # fmt: skip
+
+
+def test_records_of_epochs() -> None:
+    packed = (GOLDEN / "epochs-v1").read_bytes()
+    assert unpack_epochs(packed, "golden") == EPOCHS
+    expected = FailedRun(
+        generation=3, checkpoint=7, created_ms=1_700_000_000_000, failure="operator 'sums' raised", failed=42,
+        epochs=packed, files={"sources/0/12": b"v1\n{}"},
+    )  # fmt: skip
+    assert FAILED_RUN.decode((GOLDEN / "failed-v1").read_bytes(), "golden") == expected

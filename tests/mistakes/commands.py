@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,8 +11,11 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.main import app
-from strandline.core.errors import ConflictError, NotFoundError
+from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError
 from strandline.core.times import END_US
+from strandline.replay.breaks import Condition
+from strandline.replay.bundle import Bundle
+from strandline.replay.recorded import find_recorded
 from strandline.runtime.watermarks import REACHED
 from strandline.spark.job.draining import Draining
 from tests.checkpoint.helpers import late_clock
@@ -47,6 +51,23 @@ def asked(name: str, ask: Callable[[Any], Any], *said: str) -> Mistake:
         ask(stage.directory)
 
     return mistake(name, "run", program, *said, error=NotFoundError)
+
+
+def running(stage: Stage, do: Callable[[], Any]) -> None:
+    """Do what a running program does."""
+    stage.place = "run"
+    do()
+
+
+def replayed(name: str, start: str, *said: str) -> Mistake:
+    """Return the mistake of a replay of a job with one checkpoint."""
+
+    def program(stage: Stage) -> None:
+        job = FabricatedJob(stage.directory / "ck")
+        job.checkpoint()
+        running(stage, lambda: find_recorded(job.jobdir, start, None, {}))
+
+    return mistake(name, "run", program, *said, error=NotFoundError if start == "77" else ConfigurationError)
 
 
 def claim_twice(stage: Stage) -> None:
@@ -117,6 +138,31 @@ MISTAKES = [
     command("a program that is not there", "run {}/app.py", "app.py"),
     asked(
         "tables of nowhere in Python", lambda at: sl.state.tables(at / "nowhere"), "expected a directory", "next step:"
+    ),
+    replayed("a replay from no checkpoint of the job", "77", "there is none of this number", "it can begin with 1"),
+    replayed(
+        "a replay of epochs that are not recorded", "1", "no epoch after epoch 10 is recorded", "an older checkpoint"
+    ),
+    mistake(
+        "a bundle that is none",
+        "run",
+        lambda stage: running(stage, lambda: Bundle(Path(__file__))),
+        "is not a bundle",
+        "`strandline bundle`",
+    ),
+    mistake(
+        "a replay that stops at what is no condition",
+        "run",
+        lambda stage: running(stage, lambda: Condition.parse("state.total >")),
+        "--break-on 'state.total >'",
+        "write error, key=KEY, or a Python expression",
+    ),
+    mistake(
+        "a replay that stops by an unknown name",
+        "run",
+        lambda stage: running(stage, lambda: Condition.parse("total > 100")),
+        "total is unknown",
+        "an expression may use state, key, event",
     ),
     asked("a look-up in nowhere", lambda at: sl.state.lookup(at / "nowhere", "count.n", "ann"), "expected a directory"),
 ]

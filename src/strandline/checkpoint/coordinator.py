@@ -287,13 +287,14 @@ class Coordinator:
         sinks: Iterable[SinkInfo],
         watermarks: Mapping[str, int] | None = None,
         totals: Mapping[str, int] | None = None,
+        epochs: bytes = b"",
     ) -> None:
-        """Add the staged rows of sinks, the watermarks and the counters after the checkpoint's epoch."""
+        """Add the staged rows of sinks, the watermarks, the counters and the epochs' records after its epoch."""
         with self._lock:
             pending = self._in_flight.waiting_for(checkpoint)
             if pending is not None and pending.sinks is None:
                 pending.sinks, pending.watermarks = list(sinks), dict(watermarks or {})
-                pending.totals = dict(totals or {})
+                pending.totals, pending.epochs = dict(totals or {}), epochs
                 pending.epoch_end_ms = pending.last_part_ms = self._clock.monotonic_ms()
                 self._schedule.end_epoch()
 
@@ -414,6 +415,7 @@ class Coordinator:
             mode=self._config.mode, created_ms=now_ms, engine_version=VERSION, life=self._claim.life,
             operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
             watermarks=dict(pending.watermarks), totals=dict(pending.totals) or UNSET, turns=self._claim.turns or UNSET,
+            epochs=pending.epochs or UNSET,
             triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
             uploaded_bytes=self._retention.new_bytes(files, pending.base), total_bytes=size_of(files),
         )  # fmt: skip

@@ -63,6 +63,11 @@ def published_path(generation: Generation) -> str:
     return f"{GENERATIONS}/{generation}.published"
 
 
+def failed_path(generation: Generation) -> str:
+    """Return the path of the record of a generation that failed."""
+    return f"{GENERATIONS}/{generation}.failed"
+
+
 def probe_path() -> str:
     """Return a new path for an object that tests conditional creates."""
     return f"{_PROBE}{unique_name()}"
@@ -95,6 +100,8 @@ based_generation = _number_in(r"generations/#\.base", Generation)
 """Return the generation whose base record a path is."""
 turned_generation = _number_in(r"generations/#\.turned", Generation)
 """Return the generation whose copy of a base record a path is."""
+failed_generation = _number_in(r"generations/#\.failed", Generation)
+"""Return the generation whose record of a failure a path is."""
 published_generation = _number_in(r"generations/#\.published", Generation)
 """Return the generation whose record of its first checkpoint a path is."""
 

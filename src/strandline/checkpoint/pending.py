@@ -39,6 +39,7 @@ class Pending:
     source_added: bool = False
     watermarks: Mapping[str, int] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
+    epochs: bytes = b""
     sinks: list[SinkInfo] | None = None
     failure: CheckpointError | None = None
     manifest: Manifest | None = None

@@ -86,6 +86,11 @@ def capture_start(directory: Path) -> dict[str, bytes] | None:
     return _read(directory, ["metadata"] + ["offsets/0"] * (directory / "offsets/0").is_file())
 
 
+def read_logs(directory: Path) -> dict[str, bytes]:
+    """Read the sources' logs. Raises UnavailableError if each of several reads fails."""
+    return _read(directory, [])
+
+
 def _read(directory: Path, required: Sequence[str]) -> dict[str, bytes]:
     """Read the required files and those of the sources; start over when one disappears."""
     for _ in range(_TRIES):

@@ -17,6 +17,7 @@ from strandline.cli import (
     lookup,
     new,
     planning,
+    replaying,
     rollback,
     snapshots,
     sqlshell,
@@ -67,6 +68,9 @@ _add_program("run", context_settings={"allow_interspersed_args": False, "ignore_
 _add_program("sql")(sqlshell.sql)
 _add_program("explain")(sqlshell.explain)
 _add_program("check-upgrade")(upgrades.check_upgrade)
+_add_program("replay")(replaying.replay)
+_add_program("bundle")(replaying.bundle)
+_add_program("history")(replaying.history)
 _add_program("doctor")(doctor.doctor)
 _add_program("warm-up")(warming.warm_up)
 _add_job("jobs")(jobs.jobs)

@@ -283,6 +283,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The job's counters since its first start up to the epoch, by name; left out if there are none."""
     turns: list[tuple[int, int]] | msgspec.UnsetType = msgspec.UNSET
     """The runs in its history that went back, each with the epoch to which; left out if there are none."""
+    epochs: bytes | msgspec.UnsetType = msgspec.UNSET
+    """The packed records of the last epochs (`format/epochs.py`), for replays; left out if there are none."""
     savepoint: Literal["canonical", "native"] | msgspec.UnsetType = msgspec.UNSET
     """Left out in a checkpoint. The paths of a savepoint's files are relative to its folder, and it owns them."""
 

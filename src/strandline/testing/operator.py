@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +25,29 @@ from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.keeper.opening import open_task
+from strandline.keeper.restoring import PartitionRestore
 from strandline.plan import pipeline
 from strandline.plan.graph import OperatorNode
 from strandline.runtime.operators.joins import RIGHT
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.partition import OperatorPartition
-from strandline.runtime.program import Process
+from strandline.runtime.program import Process, Program
 from strandline.runtime.rowlayout import HIDDEN
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, VectorValueHandle
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import EpochTimes, Task
+from strandline.runtime.task.unsaved import Finding
 from strandline.testing.events import AT
 from strandline.testing.nodes import Rows, concat, sort_rows
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
+from strandline.types.jsonforms import from_json, from_text
 from strandline.types.murmur import key_group
 from strandline.types.records import record_type
 
+_BATCH_ROWS = 50_000
+"""The most rows in a batch, as Spark sends them in a job: a vectorised function gets several as one."""
 _RUN: dict[str, Any] = {
     "job": "harness",
     "generation": Generation(1),
@@ -50,6 +57,25 @@ _RUN: dict[str, Any] = {
     "limit_bytes": 10 << 20,
     "lease_ms": 0,
 }
+
+
+def refuse(finding: Finding) -> None:
+    """Raise the error of state that a function keeps outside of its states, or warn if that is not certain."""
+    if finding.is_certain:
+        raise finding.error
+    warnings.warn_explicit(str(finding.error), UserWarning, finding.file, finding.line)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions that a caller adds to the opening of partitions and to their epochs."""
+
+    loaded: Callable[[Process, str, Partition], None] = lambda process, uid, partition: None
+    """Called with each new function before it is bound to its state."""
+    restoring: Callable[[Program, Partition, Path], PartitionRestore | None] = lambda program, partition, database: None
+    """Returns what a partition restores into its database's directory; None: it begins empty."""
+    report: Callable[[Finding], None] = refuse
+    """Called with each finding of data that a function keeps outside of its states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +92,12 @@ class _OpenPartition:
 class Partitions:
     """A process function bound to its state, all in the test's process."""
 
-    def __init__(self, operator: pipeline.Operator, backend: BackendName, directory: Path) -> None:
+    def __init__(
+        self, operator: pipeline.Operator, backend: BackendName, directory: Path, hooks: Hooks | None = None
+    ) -> None:
         self.node: OperatorNode = operator.node
         self.program = operator.program(backend=backend, **_RUN)
+        self._hooks = hooks or Hooks()
         self._directory = directory
         self._places = 0
         self._schema = parse_schema(self.program.input_schema)
@@ -88,7 +117,11 @@ class Partitions:
             for file in snapshot[index] if snapshot else ():
                 (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
             process = self.program.load()
-            backend, task = open_task(self.program, process, Partition(index), database)
+            self._hooks.loaded(process, self.program.uid, Partition(index))
+            restoring = self._hooks.restoring(self.program, Partition(index), database)
+            if restoring is not None:
+                restoring.fetch(database, copies=False)
+            backend, task = open_task(self.program, process, Partition(index), database, restoring)
             if task.unsaved is not None:
                 task.unsaved.epochs_left = math.inf
             self._partitions.append(_OpenPartition(OperatorPartition(task, epoch), process, backend))
@@ -120,16 +153,22 @@ class Partitions:
 
     def run(self, epoch: Epoch, times: EpochTimes, rows: Rows) -> Rows:
         """Process an epoch without the commit; return the raw output."""
-        batches: list[pa.RecordBatch] = []
+        output = concat([*chain.from_iterable(self.outputs(epoch, times, rows))], self.output_schema)
+        return output.append_column(AT, pa.array(range(output.num_rows), pa.int64()))
+
+    def outputs(self, epoch: Epoch, times: EpochTimes, rows: Rows) -> Iterator[list[pa.RecordBatch]]:
+        """Process an epoch without the commit; yield the raw output of each partition."""
         for each, part in zip(self._partitions, self._divide(rows), strict=True):
-            batches += each.partition.run(epoch, times, [part] if part.num_rows else [])
+            pieces = (part.slice(at, _BATCH_ROWS) for at in range(0, part.num_rows, _BATCH_ROWS))
+            yield list(each.partition.run(epoch, times, pieces))
             each.task.store.check(in_full=True)
             for finding in each.task.findings:
-                if finding.is_certain:
-                    raise finding.error
-                warnings.warn_explicit(str(finding.error), UserWarning, finding.file, finding.line)
-        output = concat(batches, self._partitions[0].task.output_schema)
-        return output.append_column(AT, pa.array(range(output.num_rows), pa.int64()))
+                self._hooks.report(finding)
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The schema of the raw output."""
+        return self._partitions[0].task.output_schema
 
     def commit(self) -> None:
         """Commit the writes of the epoch."""
@@ -207,6 +246,13 @@ class Partitions:
         """Return the times of a key's timers, and whether they are processing times."""
         key, group, each = self._find(key)
         return each.task.store.timers_of(group, key)
+
+    def parse_key(self, text: str) -> Any:
+        """Return the key that a text means: plain text, or JSON for a key of several columns."""
+        if len(self._key_types) == 1:
+            return from_text(text, self._key_types[0])
+        parts = json.loads(text)
+        return tuple(from_json(part, kind) for part, kind in zip(parts, self._key_types, strict=True))
 
     def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
         try:

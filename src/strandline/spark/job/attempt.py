@@ -32,6 +32,7 @@ from strandline.snapshot.opening.deletion import release
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import keep_accepting_calls
 from strandline.spark.job.draining import Draining
+from strandline.spark.job.epochlog import FailureRecorder
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failure_reporter import is_alive
 from strandline.spark.job.sourcewatch import SourceWatch
@@ -117,6 +118,7 @@ class Attempt:
     _watch: SourceWatch
     _cleanup: contextlib.ExitStack
     _lag: SourceLag
+    _failures: FailureRecorder
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _times: TimeWatch = field(init=False)
     _has_reported: bool = field(default=False, init=False)
@@ -255,6 +257,12 @@ class Attempt:
         """Return the cause of an error if its keepers or a source's table know it, else the error itself."""
         sources = [(node.name, node.df) for node in self._b.plan.sources.nodes]
         return explain_table_error(self._fleet.explain(error), sources)
+
+    def record_failure(self, reason: str) -> None:
+        """Store what a replay needs of the epochs since the last checkpoint, up to the one that failed."""
+        log, failed = self.driver.epoch_log, self.driver.failed_epoch
+        if log is not None and failed is not None:
+            self._failures.save(log, self.coordinator.confirmed or self.restored, failed, reason)
 
     def abort(self) -> None:
         """Stop the watching thread's wait for keepers, one of which may never answer. The run must end."""

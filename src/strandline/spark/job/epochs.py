@@ -21,6 +21,7 @@ from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.times import END_US
+from strandline.format.epochs import EpochRecord
 from strandline.keeper.protocol import Ack, Instructions, Report
 from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, with_ancestors
 from strandline.plan.pipeline import Operator
@@ -33,6 +34,7 @@ from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.base.task_errors import FIRST_FAILURE
 from strandline.spark.base.templates import discard
+from strandline.spark.job.epochlog import EpochLog
 from strandline.spark.job.progress import JobProgress, Work
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.fleet import Fleet
@@ -101,6 +103,7 @@ class EpochDriver:
     """While set, no epoch begins, so that a last checkpoint covers all epochs."""
     started_us: int | None = None
     """The steady time before Spark's query was started; None: now."""
+    epoch_log: EpochLog | None = None
     _stopped_us: int | None = field(default=None, init=False)
     """The time at which a drain stopped the clock: timers that are due by then fire, and no later ones."""
 
@@ -350,6 +353,8 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
+        if self.epoch_log is not None:
+            self.epoch_log.add(self._record(instructions, self._batch if begun_us is not None else -1), self._confirmed)
         acks = self._process(df, instructions)
         missing = self._fleet.slots - acks.keys()
         if missing:
@@ -376,6 +381,8 @@ class EpochDriver:
         epoch = instructions.epoch
         with self._record_failures(df, f"{epoch}"):
             frames = self._frames.build(df, self._work(instructions))
+        if self.epoch_log is not None:
+            self.epoch_log.note_reduced(epoch, frames.reduced)
         try:
             try:
                 with self._record_failures(df, f"{epoch}"):
@@ -483,9 +490,28 @@ class EpochDriver:
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Add all staged output, which becomes visible with the checkpoint, and the watermarks."""
+        epochs = self.epoch_log.pack(self._confirmed) if self.epoch_log is not None else b""
         self._coordinator.add_sinks(
-            checkpoint, self._staging.pending(), self.watermarks.stored(), self.progress.totals()
+            checkpoint, self._staging.pending(), self.watermarks.stored(), self.progress.totals(), epochs
         )
+
+    def _record(self, instructions: Instructions, batch: int) -> EpochRecord:
+        return EpochRecord(
+            epoch=instructions.epoch, batch=batch, now_us=instructions.now_us,
+            watermark_us=instructions.watermark_us, fired_us=instructions.fired_us,
+            parallelism={each.uid: each.parallelism for each in self._operators.values()},
+        )  # fmt: skip
+
+    @property
+    def _confirmed(self) -> Epoch:
+        confirmed = self._coordinator.confirmed
+        return Epoch(0) if confirmed is None else confirmed.epoch
+
+    @property
+    def failed_epoch(self) -> Epoch | None:
+        """The epoch that failed; None if none did."""
+        begun = Epoch(0) if self.epoch_log is None else self.epoch_log.newest
+        return begun if self.failed.is_set() and begun > self.progress.epoch else None
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is sent as both, and keepers use it as their base.

@@ -24,6 +24,7 @@ from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import has_log_cache, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, end
 from strandline.spark.job.compat import lost_sinks
+from strandline.spark.job.epochlog import EpochLog, FailureRecorder
 from strandline.spark.job.epochs import BatchHandler, EpochDriver
 from strandline.spark.job.preparation import Preparation
 from strandline.spark.job.progress import JobProgress
@@ -157,6 +158,7 @@ class Starting:
             run.frames, fleet, coordinator, sources, staging, owned.generation,
             JobProgress.after(epoch, totals), batch, self._watermarks(manifest), b.clock,
             failures=b.places.failures(owned.generation), paused=b.paused, started_us=started_us,
+            epoch_log=EpochLog.after(manifest, b.spark.sparkContext.defaultParallelism, spark_dir),
         )  # fmt: skip
         # After a request to drain, read no more rows.
         driver.is_draining = b.draining.requested.is_set()
@@ -166,7 +168,7 @@ class Starting:
         lag = SourceLag(b.spark, source, place.names, place.file_sources, spark_dir, lambda: driver.batch)
         attempt = Attempt(
             b, owned, manifest, origin.is_own, driver, coordinator, fleet, sources, cleaner, commits, watch,
-            self._cleanup, lag,
+            self._cleanup, lag, FailureRecorder(b.jobdir, owned, b.clock, spark_dir, place.file_sources),
         )  # fmt: skip
         self._batches.begin(driver)
         return attempt

@@ -327,7 +327,11 @@ class Supervisor:
         completed = attempt.coordinator.counts.completed if attempt else 0
         self.least_id = attempt.coordinator.next_id if attempt else self.least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
-        if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
+        is_final = not self._may_restart(error) or self._in_a_row > self._restart.attempts
+        # Other failures, such as keepers that die, are to delay restarts as little as can be.
+        if attempt is not None and (is_final or isinstance(error, UserCodeError)):
+            attempt.record_failure(reason)
+        if is_final:
             raise error
         self._enter("restarting")
         is_urgent = self._in_a_row == 1 and attempt is not None and attempt.may_begin_again_at_once

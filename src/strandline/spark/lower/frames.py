@@ -60,6 +60,8 @@ class EpochFrames:
     pins: list[Pinned]
     rows_of: Callable[[Node], DataFrame]
     """Returns the rows of a node of the pipeline."""
+    reduced: Mapping[str, bool]
+    """The aggregations, by uid, whose input Spark aggregates; whether the rows of each task alone."""
 
     def close(self) -> None:
         """Release the pinned rows."""
@@ -126,7 +128,8 @@ class FrameBuilder:
         chains = self._chains
         work = replace(work, functions=chains.combined(work.functions))
         if template is None or (rows := rdd_of(df)) is None:
-            return self._build(df, work, chains)
+            # Without a template, rows of all tasks are aggregated together.
+            return replace(self._build(df, work, chains), reduced=dict.fromkeys(self._reducing, False))
         # Also those of map(): what they refer to in the program may have changed.
         functions = {self._names[node]: function.to_java(df.sparkSession) for node, function in work.functions.items()}
         pins: list[Pinned] = []
@@ -142,7 +145,7 @@ class FrameBuilder:
         def rows_of(node: Node) -> DataFrame:
             return RepeatedFrame(template.of(node), rdds, functions, template.row_bytes)
 
-        return EpochFrames(outputs, pins, rows_of)
+        return EpochFrames(outputs, pins, rows_of, self._reducing)
 
     @property
     def _chains(self) -> Chains:
@@ -264,7 +267,7 @@ class FrameBuilder:
         for name, sink, node in plan.sinks:
             hidden = node.columns.hidden
             outputs.append((name, sink, frames[node].drop(*hidden) if hidden else frames[node]))
-        return EpochFrames(outputs, pins, frames.__getitem__)
+        return EpochFrames(outputs, pins, frames.__getitem__, reducing)
 
 
 @dataclass(frozen=True)

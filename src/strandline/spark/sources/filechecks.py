@@ -200,10 +200,10 @@ def check_files(
             if (number := source.number_in(each.names)) is not None:
                 read = logged_paths(each.files, number) - covered
                 needed |= read if move is None else {path for path in read if move.path(path) not in covered}
-        missing = _missing(spark, needed)
+        missing = missing_files(spark, needed)
         if missing and move is not None:
             # After a copy, the job of the snapshot may still read the old paths.
-            missing = _missing(spark, map(move.path, missing))
+            missing = missing_files(spark, map(move.path, missing))
         if missing:
             _report_missing(source, sorted(map(_plain, missing)))
 
@@ -226,7 +226,7 @@ def check_planned(spark: SparkSession, source: FileSource, planned: Iterable[Log
     Spark plans from a listing that it made up to hundreds of epochs before. The job restarts, and Spark lists again.
     """
     paths = [] if source.ignores_missing else [file.path for file in planned if file.path.startswith("file:")]
-    if missing := sorted(map(_plain, _missing(spark, paths))):
+    if missing := sorted(map(_plain, missing_files(spark, paths))):
         raise UnavailableError(
             f"{source.text}: {len(missing)} of {len(paths)} files of the next epoch are missing, and Spark would skip "
             f"them: {', '.join(missing[:_MAX_NAMES])}",
@@ -249,7 +249,7 @@ class ChangedFiles:
         """Check the files that were read up to a batch since the last call; `files` is Spark's log of that time."""
         for source in list(self._steps):
             try:
-                changed = next(filter(_is_changed, self._newly_read(source, files, batch)), None)
+                changed = next(filter(is_changed, self._newly_read(source, files, batch)), None)
             except (UnreadableLogError, LookupError):
                 changed = None
                 del self._steps[source]
@@ -265,7 +265,8 @@ class ChangedFiles:
         return list(files_read(files, source.number, before, self._steps[source]))[-_LIST_FROM:]
 
 
-def _is_changed(file: LoggedFile) -> bool:
+def is_changed(file: LoggedFile) -> bool:
+    """Whether a local file exists and was changed after it was read."""
     path = Path(_plain(file.path))
     try:
         return path.is_absolute() and modified_ms(path) not in (file.timestamp, None)
@@ -305,7 +306,7 @@ def _report_missing(source: FileSource, paths: Sequence[str]) -> None:
     )
 
 
-def _missing(spark: SparkSession, uris: Iterable[str]) -> list[str]:
+def missing_files(spark: SparkSession, uris: Iterable[str]) -> list[str]:
     """Return the files that do not exist."""
     folders: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for uri in uris:

@@ -172,6 +172,27 @@ def files_read(files: Mapping[str, bytes], source: int, above: int, up_to: int) 
         step = last + 1
 
 
+def step_file(files: Mapping[str, bytes], source: int, step: int) -> bytes:
+    """Return the file of a source's log that lists the files of one step, as it was before Spark compacted the log."""
+    logged = files_read(files, source, step - 1, step)
+    return b"\n".join([_VERSION, *map(msgspec.json.encode, logged)])
+
+
+def log_of_step(source: int, first: int, last: int, logged: Sequence[LoggedFile], interval: int) -> dict[str, bytes]:
+    """Return a log of a file source in which only the steps after `first` up to `last` have files.
+
+    It begins with the newest step up to `first` that Spark would compact, or with step 0.
+    """
+    begin = max(first + 1 - (first + 1) % interval - 1, 0)
+    files = {}
+    for step in range(begin, last + 1):
+        is_compacted = (step + 1) % interval == 0
+        entries = [file for file in logged if file.step == step or (is_compacted and file.step < step)]
+        name = f"sources/{source}/{step}{'.compact' if is_compacted else ''}"
+        files[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, entries)])
+    return files
+
+
 def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile]:
     """Read a log file from its end: callers mostly need the newest steps of a long history."""
     if not data.startswith(_VERSION):

@@ -44,7 +44,7 @@ class FrameSource(SourceNode):
     @cached_property
     def probe(self) -> DataFrame:
         """A stream with the same columns. Like an epoch's rows, it is another DataFrame than `df`."""
-        return _stream_of(self.df.sparkSession, self.df.schema)
+        return stream_of(self.df.sparkSession, self.df.schema)
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
         """Return the DDL type of an SQL expression over the rows of a node below this source."""
@@ -200,10 +200,10 @@ def probe_of(node: Node) -> DataFrame:
             return with_times(probe_of(parent), node.spec)
         case LateNode(parent=Node() as parent):
             return probe_of(parent).drop(ORIGIN)
-    return _stream_of(source.df.sparkSession, schema_of(node.columns.ddl))
+    return stream_of(source.df.sparkSession, schema_of(node.columns.ddl))
 
 
-def _stream_of(spark: SparkSession, schema: StructType) -> DataFrame:
+def stream_of(spark: SparkSession, schema: StructType) -> DataFrame:
     """Return a streaming DataFrame with these columns, for inspection of its plan."""
     nulls = (F.lit(None).cast(column.dataType).alias(column.name) for column in schema.fields)
     return spark.readStream.format("rate").load().select(*nulls)

@@ -1,0 +1,348 @@
+"""`strandline replay`: runs recorded epochs of a job again in this process, and stops where something happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strandline.cli.driver import prepare
+from strandline.cli.output import json_text, print_json, say
+from strandline.cli.stores import AsJson
+from strandline.cli.upgrades import run_until_job
+from strandline.core.errors import ConfigurationError
+from strandline.core.times import as_datetime
+from strandline.types.jsonforms import to_json
+
+if TYPE_CHECKING:
+    from strandline.replay.breaks import Breaks
+    from strandline.replay.history import Change
+    from strandline.replay.recorded import Recorded
+    from strandline.replay.session import EpochReplay, Replay
+    from strandline.spark.job.job import Job
+
+_BUNDLE = ".zip"
+_MOST_SHOWN = 10
+
+
+Program = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="The job's program, APP.PY or FILE.SQL."
+    ),
+]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Its arguments, behind a `--`.")]
+Start = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="SNAPSHOT",
+        show_default=False,
+        help="A checkpoint's number, the path or URL of a checkpoint or savepoint, or start. By default the last "
+        "checkpoint before the failure, else the last but one.",
+    ),
+]
+To = Annotated[int | None, typer.Option(metavar="EPOCH", help="The last epoch to run.", show_default=False)]
+JobName = Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Which of the program's jobs.")]
+
+
+def replay(
+    program: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="APP.PY, FILE.SQL, or a BUNDLE.ZIP."
+        ),
+    ],
+    args: Arguments = None,
+    start: Start = "",
+    to: To = None,
+    break_on: Annotated[
+        str,
+        typer.Option(
+            metavar="CONDITION",
+            show_default=False,
+            help="Stop in a debugger: error, key=KEY, or a Python expression that becomes true by an event, as "
+            "'state.total > 100'; it may use state, key, event, epoch, watermark and now.",
+        ),
+    ] = "",
+    operator: Annotated[str, typer.Option(metavar="UID", show_default=False, help="Stop in this operator alone.")] = "",
+    debugger: Annotated[str, typer.Option(metavar="pdb|debugpy", help="Which debugger.")] = "pdb",
+    port: Annotated[int, typer.Option(help="Where debugpy waits for a debugger to attach, on loopback.")] = 5678,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run each epoch three times, and name functions that do not repeat themselves."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Write the rows of the sinks there, as JSON lines."),
+    ] = None,
+    with_program: Annotated[
+        Path | None,
+        typer.Option(
+            "--program",
+            metavar="APP",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="The program in place of the one in the bundle.",
+        ),
+    ] = None,
+    job: JobName = "",
+    json: AsJson = False,
+) -> None:
+    """Run recorded epochs of a job again, and stop in a debugger.
+
+    The program is run up to where it uses a job that it has started: no job starts. The epochs after a snapshot get the
+    rows, the clock and the watermarks that they had, up to the one that failed; their state is compared with the
+    checkpoints that the job has of them. Nothing is written to sinks and checkpoints. Exit code 1 if the state differs,
+    if a function is not repeatable, or if an epoch fails that had not failed.
+    """
+    if debugger not in ("pdb", "debugpy"):
+        raise typer.BadParameter(f"--debugger is {debugger}, expected pdb or debugpy")
+    from strandline.replay.breaks import Breaks, Condition
+
+    condition = Condition.parse(break_on) if break_on else None
+    breaks = Breaks(condition, debugger, port, operator)  # type: ignore[arg-type]
+    if program.suffix.lower() == _BUNDLE:
+        passed = _replay_bundle(program, with_program, start, to, breaks, check, output, as_json=json)
+    else:
+        if with_program is not None:
+            raise typer.BadParameter("--program is for a bundle")
+        passed = _replay_job(job_of(program, args or [], job), start, to, breaks, check, output, as_json=json)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _replay_job(
+    job: Job, start: str, to: int | None, breaks: Breaks, check: bool, output: Path | None, *, as_json: bool
+) -> bool:
+    from strandline.replay.session import Replay
+
+    with Replay(job, _recorded(job, start, to), breaks, check) as run:
+        return report(run, output, as_json=as_json)
+
+
+def _replay_bundle(
+    path: Path,
+    program: Path | None,
+    start: str,
+    to: int | None,
+    breaks: Breaks,
+    check: bool,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> bool:
+    from strandline.replay.bundle import Bundle
+    from strandline.replay.session import Replay
+    from strandline.replay.stubs import stubbed_reads
+
+    if start:
+        raise typer.BadParameter("--from: a bundle begins with the snapshot that is in it")
+    with contextlib.closing(Bundle(path)) as bundle:
+        program = program or bundle.program
+        if program is None:
+            raise ConfigurationError(
+                f"{path} has no program: it was written with --without-program", hint="give it with --program APP.PY"
+            )
+        with stubbed_reads(bundle.index.schemas):
+            job = job_of(program, bundle.index.arguments, bundle.index.job)
+        with Replay(job, bundle.recorded(job, to), breaks, check, bundle) as run:
+            return report(run, output, as_json=as_json)
+
+
+def bundle(
+    program: Program,
+    args: Arguments = None,
+    start: Start = "",
+    to: To = None,
+    key: Annotated[
+        str,
+        typer.Option(metavar="KEY", show_default=False, help="Only the rows and the state of this key."),
+    ] = "",
+    hash_values: Annotated[
+        bool,
+        typer.Option("--hash-values", help="Replace texts and bytes in rows and state by hashes, equal ones alike."),
+    ] = False,
+    without_program: Annotated[bool, typer.Option("--without-program", help="Leave the program's files out.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.ZIP", show_default=False, help="By default JOB.zip.")
+    ] = None,
+    job: JobName = "",
+) -> None:
+    """Write all that repeats an error elsewhere into one file.
+
+    It has the snapshot, the input of the epochs after it up to the one that failed, logs, versions, the plan and the
+    program; no storage option, no option of a source, and no variable of the environment. Rows, state, logs and the
+    program may be confidential: see --key, --hash-values and --without-program.
+    """
+    from strandline.cli.doctor import versions
+    from strandline.replay.bundle import BundleOptions, write_bundle
+    from strandline.replay.stubs import recorded_reads
+
+    with recorded_reads() as schemas:
+        chosen = job_of(program, args or [], job)
+    recorded = _recorded(chosen, start, to)
+    path = output or Path(f"{chosen.name}.zip")
+    options = BundleOptions(program, args or [], schemas, versions(), key, hash_values, not without_program)
+    counts = write_bundle(path, chosen, recorded, options)
+    rows, size = sum(counts.values()), path.stat().st_size
+    say(f"{path}: {len(recorded.epochs)} epochs after {recorded.origin.url}, {rows:,} rows, {size:,} bytes")
+    say(f"  next step: strandline replay {path} --break-on error")
+
+
+def history(
+    program: Program,
+    state: Annotated[
+        str, typer.Argument(metavar="STATE", help="UID.STATE, STATE alone, or UID of a built-in operator.")
+    ],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Plain text; commas between the parts of a key.")],
+    args: Arguments = None,
+    start: Start = "",
+    to: To = None,
+    job: JobName = "",
+    json: AsJson = False,
+) -> None:
+    """Show each change of a key's state and the event behind it.
+
+    The epochs between the job's checkpoints run again; begin with an older one by --from.
+    """
+    from strandline.replay.history import history_of
+
+    chosen = job_of(program, args or [], job)
+    count = 0
+    for change in history_of(chosen, _recorded(chosen, start, to), state, key):
+        count += 1
+        if json:
+            print_json(_change_as_data(change))
+            continue
+        print(f"epoch {change.epoch}, {as_datetime(change.now_us).isoformat(timespec='milliseconds')}, {change.call}")
+        if change.event is not None:
+            print(f"  by    {change.event!r}")
+        print(f"  from  {change.before!r}")
+        print(f"  to    {change.after!r}")
+        for row in change.rows:
+            print(f"  gave  {row!r}")
+    if not count and not json:
+        say(f"no change of {state} for the key {key} in these epochs")
+
+
+def _change_as_data(change: Change) -> dict[str, Any]:
+    return {
+        "epoch": change.epoch,
+        "now_us": change.now_us,
+        "call": change.call,
+        "event": to_json(change.event),
+        "before": to_json(change.before),
+        "after": to_json(change.after),
+        "rows": [to_json(row) for row in change.rows],
+    }
+
+
+def _recorded(job: Job, start: str, to: int | None) -> Recorded:
+    from strandline.replay.recorded import find_recorded
+    from strandline.replay.session import jobdir_of
+
+    return find_recorded(jobdir_of(job), start, to, dict(job.checkpoints.storage_options))
+
+
+def job_of(program: Path, args: list[str], name: str) -> Job:
+    """Run a program up to its jobs, with a local Spark; return the only job, or the one of this name."""
+    # The session of the program's own choice may be a cluster's.
+    os.environ["MASTER"] = f"local[{os.cpu_count() or 2}]"
+    prepare(program, args)
+    from strandline.spark.job.checking import JobCollector
+
+    collector = JobCollector()
+    # Standard output is for the result, so that the program's output goes to standard error.
+    with contextlib.redirect_stdout(sys.stderr):
+        code = run_until_job(program, collector)
+    if code:
+        raise typer.Exit(code)
+    jobs = collector.jobs
+    if len(jobs) != 1 and not name:
+        raise ConfigurationError(
+            f"{program}: the program makes {len(jobs)} jobs{': ' if jobs else ''}{', '.join(sorted(jobs))}",
+            hint="name one with --job" if jobs else "it must come to its Job(…) without waiting for one",
+        )
+    if name and name not in jobs:
+        raise ConfigurationError(
+            f"{program}: the program makes no job '{name}'", hint=f"its jobs are {', '.join(sorted(jobs)) or 'none'}"
+        )
+    return jobs[name] if name else next(iter(jobs.values()))
+
+
+def report(run: Replay, output: Path | None, *, as_json: bool) -> bool:
+    """Run a replay, and print each epoch; return whether all is as recorded."""
+    recorded = run.recorded
+    last = recorded.epochs[-1].epoch
+    if not as_json:
+        say(f"replay of job '{run.job.name}' from {recorded.origin.url}: epochs {recorded.origin.epoch + 1} to {last}")
+    passed = True
+    for result in run:
+        passed &= _is_as_recorded(run, result)
+        if output is not None:
+            write_rows(output, result)
+        if as_json:
+            print_json(as_data(run, result))
+        else:
+            _print(run, result)
+    for finding in {str(finding.error): finding for finding in run.findings}.values():
+        passed &= not finding.is_certain
+        say(f"{'not repeatable' if finding.is_certain else 'perhaps not repeatable'}: {finding.error}")
+    return passed
+
+
+def _is_as_recorded(run: Replay, result: EpochReplay) -> bool:
+    is_expected = result.error is None or result.record.epoch == run.recorded.failed
+    return is_expected and not result.differences and not result.unequal
+
+
+def as_data(run: Replay, result: EpochReplay) -> dict[str, Any]:
+    """Return an epoch's replay as data for JSON."""
+    record = result.record
+    return {
+        "epoch": record.epoch,
+        "batch": record.batch,
+        "now_us": record.now_us,
+        "watermark_us": record.watermark_us,
+        "rows_in": result.rows_in,
+        "rows_out": {name: rows.num_rows for name, rows in result.output.sinks.items()} if result.output else {},
+        "error": str(result.error) if result.error else "",
+        "failed_before": record.epoch == run.recorded.failed,
+        "checkpoint": run.recorded.checkpoints[record.epoch].checkpoint if result.differences is not None else None,
+        "differences": None if result.differences is None else [str(each) for each in result.differences],
+        "not_repeatable": [f"{each.what} {'; '.join(each.details)}".strip() for each in result.unequal],
+    }
+
+
+def _print(run: Replay, result: EpochReplay) -> None:
+    record, data = result.record, as_data(run, result)
+    rows = ", ".join(f"{count} to {name}" for name, count in data["rows_out"].items() if count)
+    print(f"epoch {record.epoch}: {result.rows_in} rows{f'; {rows}' if rows else ''}")
+    if result.error is not None:
+        print(f"  failed{', as in the job' if data['failed_before'] else ', and did not in the job'}: {result.error}")
+    elif data["failed_before"]:
+        print(f"  did not fail, and failed in the job: {run.recorded.failure.failure if run.recorded.failure else ''}")
+    if result.differences is not None:
+        checkpoint = f"checkpoint {data['checkpoint']}"
+        print(f"  the state {'differs from' if result.differences else 'equals'} {checkpoint}, byte for byte")
+        for difference in result.differences[:_MOST_SHOWN]:
+            print(f"    {difference}")
+    for unequal in result.unequal:
+        print(f"  {unequal.what}{'' if unequal.details else ' other rows'}")
+        for detail in unequal.details[:_MOST_SHOWN]:
+            print(f"    {detail}")
+
+
+def write_rows(directory: Path, result: EpochReplay) -> None:
+    """Write the rows of each sink, a file for each epoch."""
+    for name, rows in (result.output.sinks if result.output else {}).items():
+        folder = directory / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"epoch-{result.record.epoch}.jsonl").open("w") as file:
+            file.writelines(json_text(to_json(row)) + "\n" for row in rows.to_pylist())

@@ -1,0 +1,142 @@
+"""A pipeline of a job, run epoch by epoch in this process: operators in a harness's partitions, steps by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from strandline.backends.base import LocalFile
+from strandline.core.ids import Partition
+from strandline.core.scratch import Scratch
+from strandline.core.settings import BackendName
+from strandline.format.epochs import EpochRecord
+from strandline.keeper.restoring import PartitionRestore
+from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, UnionNode
+from strandline.plan.pipeline import Operator
+from strandline.replay.frames import Steps, in_parts, placed_after
+from strandline.replay.recorded import Origin
+from strandline.runtime.program import Process, Program, Restore
+from strandline.runtime.task.task import EpochTimes
+from strandline.runtime.task.unsaved import Finding
+from strandline.spark.keepers.exchange import clone_session
+from strandline.spark.lower.plan import Plan
+from strandline.testing.nodes import Rows, evaluate, schema_of
+from strandline.testing.operator import Hooks, Partitions
+
+
+@dataclass(frozen=True)
+class EpochOutput:
+    """The rows of one epoch: those of each operator, by uid, and those of the sinks, by name."""
+
+    record: EpochRecord
+    operators: Mapping[str, Rows]
+    sinks: Mapping[str, pa.RecordBatch]
+
+
+@dataclass
+class ReplayRun:
+    """Runs epochs on restored state. A `commit` or an `abort` follows each `run`."""
+
+    plan: Plan
+    operators: Sequence[Operator]
+    origin: Origin
+    backend: BackendName
+    loaded: Callable[[Process, str, Partition], None] = lambda process, uid, partition: None
+    """Called with each function before it is bound to its state: a debugger wraps its methods."""
+    findings: list[Finding] = field(default_factory=list)
+    """Data that functions keep outside of their states."""
+
+    def __post_init__(self) -> None:
+        self.steps = Steps(self.plan, self.operators)
+        self._sinks = {name: node for name, _, node in self.plan.sinks}
+        self._session: SparkSession | None = None
+        self._scratch = Scratch("replay")
+        self.partitions: dict[Node, Partitions] = {}
+        hooks = Hooks(self.loaded, self._restoring, self.findings.append)
+        try:
+            for number, operator in enumerate(self.operators):
+                opened = Partitions(operator, self.backend, self._scratch.path / str(number), hooks)
+                self.partitions[operator.node] = opened
+                opened.open(None, self.origin.epoch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _restoring(self, program: Program, partition: Partition, database: Path) -> PartitionRestore | None:
+        manifest = self.origin.manifest
+        operator = next(each for each in self.operators if each.uid == program.uid)
+        stored = operator.migration.stored
+        if manifest is None or stored is None:
+            return None
+        restore = Restore(
+            checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=stored, place=self.origin.folder.place({})
+        )  # fmt: skip
+        return PartitionRestore(program, partition, database.parent, self.origin.jobdir, restore, stored)
+
+    def run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
+        """Run one epoch; `rows` has those of the nodes in `steps.front`, none in an epoch without rows."""
+        times = EpochTimes(record.watermark_us, record.now_us, record.fired_us)
+        results: dict[Node, Rows] = {node: rows[node] if node in rows else _no_rows(node) for node in self.steps.front}
+        for node in self.plan.pipeline.nodes:
+            if node in self.steps.before:
+                continue
+            results[node] = self._evaluate(node, [results[parent] for parent in node.parents], record, times)
+        visible = {name: _visible(node, results[node]) for name, node in self._sinks.items()}
+        by_uid = {node.uid: rows for node, rows in results.items() if isinstance(node, OperatorNode)}
+        return EpochOutput(record, by_uid, visible)
+
+    def _evaluate(self, node: Node, parents: Sequence[Rows], record: EpochRecord, times: EpochTimes) -> Rows:
+        match node:
+            case OperatorNode():
+                partitions = self.partitions[node]
+                return in_parts(partitions.outputs(record.epoch, times, parents[0]), partitions.output_schema)
+            case FailedNode():
+                return parents[0]
+            case UnionNode() | PairNode():
+                placed = list(parents[:1])
+                for rows in parents[1:]:
+                    placed.append(placed_after(rows, placed[-1]))
+                return evaluate(node, placed, times)
+            case MapNode() | OutputNode():
+                return evaluate(node, parents, times, lambda count, last: None)
+        if not any(rows.num_rows for rows in parents):
+            return _no_rows(node)
+        if self._session is None:
+            self._session = clone_session(self.plan.sources.session)
+        return self.steps.compute(node, parents, record, self._session)
+
+    def commit(self) -> None:
+        """Keep the epoch that has run."""
+        for each in self.partitions.values():
+            each.commit()
+
+    def abort(self) -> None:
+        """Forget the epoch that has run, or failed."""
+        for each in self.partitions.values():
+            each.abort()
+
+    def find(self, uid: str) -> Partitions:
+        """Return the partitions of an operator."""
+        return next(each for each in self.partitions.values() if each.node.uid == uid)
+
+    def snapshots(self) -> dict[str, tuple[str, list[list[LocalFile]]]]:
+        """Return, by operator, the backend and a snapshot of each partition; the files stay until `close`."""
+        return {each.node.uid: (self.backend, each.snapshot()) for each in self.partitions.values()}
+
+    def close(self) -> None:
+        """Close the state, and remove its directory; functions are not closed, as after a kill."""
+        for each in self.partitions.values():
+            each.abandon()
+        self._scratch.close()
+
+
+def _no_rows(node: Node) -> Rows:
+    return pa.RecordBatch.from_pylist([], schema_of(node.columns))
+
+
+def _visible(node: Node, rows: Rows) -> pa.RecordBatch:
+    return rows.select(node.columns.names)

@@ -1,0 +1,241 @@
+"""A replay of recorded epochs: reads their input again, runs them, and compares the result with what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core.errors import ConfigurationError, StrandlineError, UserCodeError
+from strandline.format.epochs import EpochRecord
+from strandline.plan.graph import Node
+from strandline.plan.parallelism import Parallelism
+from strandline.plan.pipeline import Operator
+from strandline.replay.breaks import Breaks
+from strandline.replay.comparison import StateDifference, compare_snapshots, compare_with_checkpoint
+from strandline.replay.engine import EpochOutput, ReplayRun
+from strandline.replay.frames import Steps, shuffled
+from strandline.replay.reading import BatchReader
+from strandline.replay.recorded import Recorded
+from strandline.runtime.task.unsaved import Finding
+from strandline.snapshot.opening.snapshot import open_folder
+from strandline.spark.job.compat import check_compatible
+from strandline.spark.job.job import Job
+from strandline.spark.sources.filechecks import file_sources
+from strandline.testing.nodes import Rows
+
+
+class Input(Protocol):
+    """The rows of recorded epochs."""
+
+    def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
+        ...
+
+    def close(self) -> None:
+        """Release what was opened."""
+
+
+class SourceInput:
+    """The rows of epochs, read from the job's sources again."""
+
+    def __init__(self, job: Job, recorded: Recorded) -> None:
+        sources = job._plan.sources
+        names = recorded.names or sources.names
+        unknown = sorted(set(names) ^ set(sources.names))
+        if unknown:
+            raise ConfigurationError(
+                f"the program and the job differ in the source '{unknown[0]}'",
+                hint="replay with the program that the job ran",
+            )
+        source = sources.query(names)
+        files = file_sources(source, names, ())
+        self._reader = BatchReader(source, recorded.files, files, recorded.tasks)
+        before, offsets = {}, recorded.files.get(f"offsets/{recorded.origin.batch}", b"").decode()
+        for record in recorded.epochs:
+            if record.batch >= 0:
+                before[record.batch], offsets = offsets, record.offsets
+        self._before: Mapping[int, str] = before
+
+    def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
+        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(df, record))
+
+    def close(self) -> None:
+        """Remove the logs of the batches."""
+        self._reader.close()
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """Something that differs between two runs of the same epochs, with the reason if it is known."""
+
+    what: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EpochReplay:
+    """One epoch that was run again."""
+
+    record: EpochRecord
+    rows_in: int
+    output: EpochOutput | None
+    """None if it failed."""
+    error: StrandlineError | None = None
+    differences: tuple[StateDifference, ...] | None = None
+    """Between the recorded checkpoint of this epoch and the replay; None if there is no such checkpoint."""
+    unequal: tuple[Unequal, ...] = ()
+    """What a second run of the epoch gave otherwise."""
+
+
+@dataclass
+class Replay:
+    """Runs recorded epochs in order. With `check`, a second run beside it gets the same, and both are compared."""
+
+    job: Job
+    recorded: Recorded
+    breaks: Breaks = field(default_factory=lambda: Breaks(None))
+    check: bool = False
+    source: Input | None = None
+    """The rows; None: the job's sources."""
+    findings: list[Finding] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._close = ExitStack()
+        try:
+            self.operators = settle(self.job, self.recorded)
+            self._input = self.source or SourceInput(self.job, self.recorded)
+            self._close.callback(self._input.close)
+            self.run = self._open(self.breaks.loaded)
+            self.breaks.check()
+            # Other orders of the rows of different partitions are possible in a cluster, too.
+            self._others = {"again": self._open(), "order": self._open()} if self.check else {}
+            self.findings = self.run.findings
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, loaded: Callable[..., None] = lambda *_: None) -> ReplayRun:
+        run = ReplayRun(
+            self.job._plan, self.operators, self.recorded.origin, self.job.settings.backend, loaded
+        )  # fmt: skip
+        self._close.callback(run.close)
+        return run
+
+    def __iter__(self) -> Iterator[EpochReplay]:
+        """Run one epoch after the other; the first that fails is the last."""
+        for record in self.recorded.epochs:
+            rows = self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
+            result = self._run(record, rows)
+            yield result
+            if result.output is None or self.breaks.has_quit:
+                return
+
+    def _run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochReplay:
+        count = sum(each.num_rows for each in rows.values())
+        while True:
+            self.breaks.begin(record.epoch)
+            try:
+                output = self.run.run(record, rows)
+            except (StrandlineError, BaseException) as error:
+                self.run.abort()
+                if self.breaks.has_target():
+                    continue
+                if not isinstance(error, UserCodeError):
+                    raise
+                return EpochReplay(record, count, None, error)
+            if self.breaks.has_target():
+                self.run.abort()
+                continue
+            break
+        self.run.commit()
+        unequal = tuple(self._compare(record, rows, output))
+        manifest = self.recorded.checkpoints.get(record.epoch)
+        differences = None
+        if manifest is not None:
+            differences = tuple(
+                compare_with_checkpoint(self.run.snapshots(), manifest, self.recorded.origin.jobdir)
+            )  # fmt: skip
+        return EpochReplay(record, count, output, None, differences, unequal)
+
+    def _compare(self, record: EpochRecord, rows: Mapping[Node, Rows], output: EpochOutput) -> Iterator[Unequal]:
+        """Run the epoch in the other runs, and name what differs; a run that differs is compared no more."""
+        for name, other in list(self._others.items()):
+            again = other.run(record, rows if name == "again" else {n: shuffled(each) for n, each in rows.items()})
+            other.commit()
+            uids = list(_unequal(output, again, self.operators, sort=name == "order"))
+            states: list[StateDifference] = []
+            if uids or record.epoch in self.recorded.checkpoints or record is self.recorded.epochs[-1]:
+                infos = [operator.info(self.job.settings.backend) for operator in self.operators]
+                states = compare_snapshots(infos, self.run.snapshots(), other.snapshots())
+            if not (uids or states):
+                continue
+            del self._others[name]
+            why = "a second run of the same rows" if name == "again" else "the rows of other partitions first"
+            uids += [each.operator for each in states]
+            for uid in uids[:1]:
+                details = [str(each) for each in states if each.operator == uid]
+                yield Unequal(f"operator '{uid}' ({self._function(uid)}) is not repeatable: {why} gave", tuple(details))
+
+    def _function(self, uid: str) -> str:
+        return next(operator.node.name for operator in self.operators if operator.uid == uid)
+
+    def close(self) -> None:
+        """Close the runs and the input."""
+        self._close.close()
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def _unequal(one: EpochOutput, other: EpochOutput, operators: Sequence[Operator], *, sort: bool) -> Iterator[str]:
+    """Yield the uids of operators whose output differs, in the order of the pipeline."""
+    for operator in operators:
+        ours, theirs = (_plain(each.operators[operator.uid], sort=sort) for each in (one, other))
+        if ours != theirs:
+            yield operator.uid
+
+
+def _plain(rows: Rows, *, sort: bool) -> list[str]:
+    plain = [repr(tuple(row.values())[:-1]) for row in rows.to_pylist()]
+    return sorted(plain) if sort else plain
+
+
+def settle(job: Job, recorded: Recorded) -> list[Operator]:
+    """Return the operators as they ran in recorded epochs; raise ConfigurationError if the program has others."""
+    origin, manifest = recorded.origin, recorded.origin.manifest
+    numbers = [record.parallelism for record in recorded.epochs if record.parallelism]
+    changed = next((r.epoch for r in recorded.epochs if r.parallelism not in ({}, numbers[0])), None)
+    if changed is not None:
+        raise ConfigurationError(
+            f"{origin.url}: the job was rescaled before epoch {changed}, and a replay has one parallelism",
+            hint=f"end before it with --to {changed - 1}, or begin with the checkpoint after it",
+        )
+    pipeline = job._plan.pipeline
+    stored = manifest.operators if manifest is not None else ()
+    unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in pipeline.operators})
+    if unknown:
+        raise ConfigurationError(
+            f"the program and the recorded epochs differ in the operator '{unknown[0]}'",
+            hint="replay with the program that the job ran; `strandline test` compares another one with it",
+        )
+    settled = pipeline.settle(Parallelism(default=1, overrides=numbers[0] if numbers else {}), stored)
+    if manifest is None:
+        return settled
+    sinks = {name: sink for name, sink, _ in job._plan.sinks}
+    upgrade = check_compatible(
+        manifest, settled, sinks, job._plan.sources.names, url=origin.url, fork=True
+    )  # fmt: skip
+    return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled]
+
+
+def jobdir_of(job: Job) -> JobDirectory:
+    """Return the directory of a job's checkpoints, without creating it."""
+    ck = job.checkpoints
+    return JobDirectory(open_folder(str(ck.directory), ck.storage_options, fsync=False).store, job.name)

@@ -1,0 +1,63 @@
+"""Epochs of topics, read again by their offsets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core.errors import ConfigurationError
+from strandline.replay.breaks import Breaks
+from strandline.replay.recorded import find_recorded
+from strandline.replay.session import Replay, jobdir_of
+from tests.kafkaserver import Kafka
+from tests.replay.programs import job_of
+from tests.spark.test_kafka_jobs import delete_before, put, stream_of, with_kafka
+
+__all__ = ["with_kafka"]
+pytestmark = pytest.mark.spark
+
+
+class Ordered(sl.KeyedProcess):
+    """Keeps the order of its events, and the partitions that they came from."""
+
+    seen = sl.List("int")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen.append(event.partition)
+        yield event.user, len(list(self.seen)), event.partition
+
+
+@pytest.mark.long
+def test_epochs_of_a_topic_are_read_by_their_offsets(
+    with_kafka: Any, kafka: Kafka, tmp_path: Path, local_dir: Path
+) -> None:
+    topic = kafka.create("replayed", 3)
+
+    def job(sink: Any) -> sl.Job:
+        rows = stream_of(with_kafka, kafka, topic).key_by("user")
+        return job_of(tmp_path, local_dir, rows.process(Ordered(), "user string, n int, p int", uid="o").to(sink))
+
+    sink = sl.sinks.memory(name="rows")
+    run = job(sink).start(with_kafka)
+    for users in ("abcab", "bbc", "", "cab"):
+        for partition, user in enumerate(users):
+            put(kafka, topic, user * 3, partition % 3)
+        run.process_all_available()
+        run.checkpoint()
+    run.stop()
+    again = job(sl.sinks.memory(name="rows"))
+    recorded = find_recorded(jobdir_of(again), "start", None, {})
+    with Replay(again, recorded, Breaks(None)) as replay:
+        epochs = list(replay)
+    rows = [tuple(row.values()) for each in epochs if each.output for row in each.output.sinks["rows"].to_pylist()]
+    assert rows == [tuple(row) for row in sink.rows]
+    assert [each.differences for each in epochs if each.differences is not None][-1] == ()
+    delete_before(kafka, topic, 0, 4)
+    with (
+        Replay(again, recorded, Breaks(None)) as replay,
+        pytest.raises(ConfigurationError, match=r"epoch \d: its rows cannot be read again"),
+    ):
+        list(replay)
