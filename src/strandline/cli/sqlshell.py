@@ -104,7 +104,7 @@ def explain(
     from_now: FromNow = None,
     json: AsJson = False,
 ) -> None:
-    """Show what keeps each view of an SQL file up to date, or what an upgrade makes of it.
+    """Show what keeps each view of an SQL file up to date.
 
     That is each operator, what its state holds, and whether the rows of the view only come or change. With --upgrade or
     --restore, it is what becomes of each operator when the job of the old file goes on with this one: kept, extended
