@@ -398,7 +398,42 @@ FOR SYSTEM_TIME AS OF a column: the table does not say since when each of its ro
   line 1, column 35:
     SELECT * FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.at AS r ON o.room = r.room
                                       ^
-  next step: name that column: o LEFT ASOF JOIN r MATCH_CONDITION (o.at >= r.at) ON o.currency = r.currency
+  next step: its stream needs watermark("at"), and sl.table order_by="at"; or name the column: o LEFT ASOF JOIN r MATCH_CONDITION (o.at >= r.at) ON o.currency = r.currency
+
+## a hint of state without pairs
+SELECT /*+ STATE_TTL('1 day') */ count(*) AS n FROM orders
+=>
+STATE_TTL has no pairs of a table and a duration
+  line 1, column 12:
+    SELECT /*+ STATE_TTL('1 day') */ count(*) AS n FROM orders
+               ^
+  next step: write /*+ STATE_TTL('orders'='1 day', 'c'='30 days') */, with names or aliases of tables
+
+## a hint of state for a duration that is none
+SELECT /*+ STATE_TTL('orders'='long') */ count(*) AS n FROM orders
+=>
+STATE_TTL is 'long', expected a duration
+  line 1, column 32:
+    SELECT /*+ STATE_TTL('orders'='long') */ count(*) AS n FROM orders
+                                   ^
+
+## a hint of state that is kept for no time
+SELECT /*+ STATE_TTL('o'='0s') */ count(*) AS n FROM orders o
+=>
+STATE_TTL is '0s', expected more than 0 and at most 100 years
+  line 1, column 27:
+    SELECT /*+ STATE_TTL('o'='0s') */ count(*) AS n FROM orders o
+                              ^
+  next step: leave it out for state that is kept for ever
+
+## a hint of state for a table that the query has not
+SELECT /*+ STATE_TTL('order'='1 day') */ count(*) AS n FROM orders o
+=>
+STATE_TTL is of 'order', which is no table of the query, and no alias
+  line 1, column 23:
+    SELECT /*+ STATE_TTL('order'='1 day') */ count(*) AS n FROM orders o
+                          ^
+  next step: it has o, orders
 
 ## a look-up join
 SELECT * FROM orders o JOIN rates FOR SYSTEM_TIME AS OF PROCTIME() AS r ON o.room = r.room
@@ -576,5 +611,29 @@ MISTAKES = [
         "SELECT id FROM orders",
         {"orders": "orders", "Orders": "orders"},
         "sql() was given 'orders' and 'Orders', which are the same name in SQL",
+    ),
+    mistake(
+        "state that is kept for no duration",
+        "declaration",
+        lambda s: sl.sql("SELECT id FROM orders", state_ttl="a day", orders=table(s, "orders")),
+        "sql(): state_ttl is 'a day', expected a duration",
+    ),
+    mistake(
+        "a time to live of a table that is not there",
+        "declaration",
+        lambda s: sl.sql("SELECT id FROM orders", state_ttl={"customers": "1d"}, orders=table(s, "orders")),
+        "sql(): state_ttl is of 'customers', which is no table of the query",
+        "it was given orders",
+    ),
+    mistake(
+        "a right join as of a time",
+        "declaration",
+        lambda s: sl.sql(
+            "SELECT * FROM o RIGHT JOIN orders FOR SYSTEM_TIME AS OF o.at AS r ON o.room = r.room",
+            o=table(s, "orders"),
+            orders=table(s, "orders").watermark("at"),
+        ),
+        "FOR SYSTEM_TIME AS OF a column needs JOIN or LEFT JOIN before the table",
+        "line 1, column 35",
     ),
 ]

@@ -101,6 +101,7 @@ MISTAKES = [
     wrong("a trigger that is none", "SET trigger = ‸'often';", "trigger is 'often', expected a duration"),
     wrong("an order by what is no column", "CREATE STREAM s (id INT, at TIMESTAMP, PRIMARY KEY (id)) USING files\nOPTIONS (path 'x', order_by ‸'att');", "'order_by' is no column of it: did you mean 'at'?"),
     # -- settings
+    wrong("a time to live that is none", "SET state_ttl = ‸'ever';", "state_ttl is 'ever', expected a duration"),
     wrong("a setting that is not there", "SET ‸paralelism = 4;", "there is no setting 'paralelism': did you mean 'parallelism'?"),
     wrong("a setting of checkpoints that is not there", "SET ‸checkpoint.interval = '1s';", "there is no setting 'checkpoint.interval'"),
     wrong("a setting without its sign", "SET parallelism ‸4;", "expected '=' after parallelism, found '4'"),

@@ -150,7 +150,7 @@ class Build:
         inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         with located(self._program, script, query.at, query):
             if inputs:
-                return view_of(query.sql, name, query.emit, inputs, uid=uid)
+                return view_of(query.sql, name, query.emit, inputs, uid=uid, state_ttl=self._program.state_ttl)
             return run_query(self._spark, query, reads)[0]
 
     def _source(self, name: str) -> Stream:

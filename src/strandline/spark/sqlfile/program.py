@@ -130,6 +130,11 @@ class Program:
         """Return what SET statements say; the job's name is by default that of the file."""
         return job_settings(self._settings, script_name, self.secrets)
 
+    @property
+    def state_ttl(self) -> str | None:
+        """The time to live of the state of views."""
+        return self.settings("program.sql").state_ttl
+
     def relations(self) -> list[str]:
         """Return the names of what queries can read."""
         dead_letters = [

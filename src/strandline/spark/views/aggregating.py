@@ -12,9 +12,9 @@ from strandline.runtime.rowlayout import ROWS
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, hash_of, names_of, parts_of, struct_of
+from strandline.spark.views.operators import Operators, hash_of, kept_for, names_of, parts_of, struct_of
 from strandline.spark.views.recomputed import computed_anew
-from strandline.spark.views.relations import Part, Relation, Rows
+from strandline.spark.views.relations import FOR_EVER, Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
 from strandline.spark.views.windows import closed_windows
 from strandline.types.datatypes import Field, StructType
@@ -96,10 +96,12 @@ def _summed(
         uid = f"{group}-{hash_of(meaning)[:6]}"
         what = f"aggregate by {names_of(groups)}" if groups else "aggregate of all rows"
         operator = ops.operator(Keyed(partial, (KEY,)), uid, process, result, what, group=group)
-        bound = f"as many groups as there are different {names_of(groups)}" if groups else "one group"
-        return operator, Part(operator.uid, what, f"a few numbers for each group: {bound}", "")
+        many = f"as many groups as there are different {names_of(groups)}" if groups else "one group"
+        bound = FOR_EVER if groups else "one group"
+        return operator, Part(operator.uid, what, f"a few numbers for each group: {many}", "", bound=bound)
 
     node, part = ops.once(meaning, make, child)
+    part = kept_for(node, part, child.ttl_ms if groups else None)
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, catalyst.new_id())
     stored, step = sums.finish(ops, key, groups)
     output = catalyst.items(plan.output())
@@ -113,6 +115,7 @@ def _summed(
         groups_meaning,
         steps=(step,),
         appends=appends,
+        ttl_ms=child.ttl_ms,
         leaves=child.leaves,
         parts=parts_of(child, part=part, appends=appends),
     )

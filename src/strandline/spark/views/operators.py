@@ -14,12 +14,15 @@ from strandline.plan.columns import HIDDEN_TYPES, Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, SourceNode, sources_of
 from strandline.plan.operators import make_operator
 from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.runtime.operators.views.inputs import EpochOperator
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, id_of
+from strandline.spark.views.intervals import duration
 from strandline.spark.views.keys import KEY, check_type
 from strandline.spark.views.meaning import Meanings, short
 from strandline.spark.views.relations import Part, Relation, Rows, unlike, weight_id
 from strandline.types.datatypes import Field, StructType
 
+YOUNGER = "the promise holds for what is younger"
 ONE = "one"
 """A column for rows that have no other."""
 
@@ -174,6 +177,32 @@ def struct_of(node: Node, names: Sequence[str]) -> StructType:
 
 def columns_of(columns: Sequence[Attribute], meaning: str) -> dict[int, str]:
     return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(columns)}
+
+
+def ttl_of(*above: Relation) -> int | None:
+    """Return after how long state of what is made of some rows may be forgotten; rows of no stream do not count."""
+    ttls = [relation.ttl_ms for relation in above if relation.leaves]
+    known = [each for each in ttls if each is not None]
+    return max(known) if known and len(known) == len(ttls) else None
+
+
+def kept_for(operator: Node, part: Part, ttl_ms: int | None) -> Part:
+    """Have an operator forget the state of idle keys. What several views share is kept for the longest of their times.
+
+    Return how one of them describes it.
+    """
+    process = operator.process if isinstance(operator, OperatorNode) else None
+    assert isinstance(process, EpochOperator)
+    if not process.is_shared:
+        process.keep_for(ttl_ms)
+    elif process.ttl_ms is not None:
+        process.keep_for(None if ttl_ms is None else max(ttl_ms, process.ttl_ms))
+    process.is_shared = True
+    if ttl_ms is None:
+        return part
+    return replace(
+        part, bound=f"a key is forgotten after {duration(ttl_ms * 1000)} without a change, by state_ttl: {YOUNGER}"
+    )
 
 
 def parts_of(*above: Relation, part: Part | None = None, appends: bool = True) -> tuple[Part, ...]:

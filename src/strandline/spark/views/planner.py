@@ -7,7 +7,7 @@ window functions and limits become operators with state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.aggregating import aggregate
@@ -21,6 +21,8 @@ from strandline.spark.views.places import NodeError
 from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
 from strandline.spark.views.relations import Relation, Static, named
+from strandline.spark.views.temporal import as_of_join
+from strandline.spark.views.times import TimeReader
 from strandline.spark.views.unions import united
 
 Lowered = Relation | Static
@@ -49,9 +51,14 @@ class Planner:
     """By the id of the RDD that stands for it: the relation of a table, under these columns of the plan."""
     uid: str = ""
     """The uid of the last operator with state, if the user gives one."""
+    ttls: Mapping[int, int] = field(default_factory=dict)
+    """By id of a table's column: the time to live of state of its rows, in milliseconds."""
+    ttl_ms: int | None = None
+    """That of all other tables."""
 
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
+        self._times = TimeReader(self._catalyst)
 
     def relation(self, plan: Plan, analysed: Plan) -> Relation:
         """Return the relation of a query's plan; `analysed` is the plan before Spark's optimizer."""
@@ -87,9 +94,9 @@ class Planner:
             leaves = self._catalyst.items(plan.collectLeaves())
             return Static(plan, self._meanings.of_table(plan), all(kind_of(leaf) in _LITERAL for leaf in leaves))
         if kind == "LogicalRDD":
-            return self.tables[plan.rdd().id()](self._catalyst.items(plan.output()))
+            return self._table(plan)
         if kind == "AsOfJoin":
-            return self._lower(without_asof(self._catalyst, plan))
+            return self._as_of(plan)
         if kind in _PASSED_ON:
             return self._lower(plan.child())
         if kind in _LIMITS:
@@ -135,6 +142,12 @@ class Planner:
             result = make(*relations)
         return named(result, uid) if uid else result
 
+    def _table(self, plan: Plan) -> Relation:
+        columns = self._catalyst.items(plan.output())
+        relation = self.tables[plan.rdd().id()](columns)
+        ttl_ms = next((self.ttls[id_of(each)] for each in columns if id_of(each) in self.ttls), self.ttl_ms)
+        return relation if ttl_ms is None else replace(relation, ttl_ms=ttl_ms)
+
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""
         leaves = self._catalyst.items(plan.collectLeaves())
@@ -148,10 +161,11 @@ class Planner:
         self._check_deterministic(plan)
         catalyst, carried = self._catalyst, self.operators.carried(child)
         output = catalyst.items(plan.output())
-        text, clause, unique = "", "", child.unique
+        text, clause, unique, times = "", "", child.unique, child.times
         match kind:
             case "Project":
                 expressions = catalyst.items(plan.projectList())
+                times = self._times.projected(expressions, times) if times else times
                 columns = {id_of(each): self._meanings.of(each, child.columns) for each in expressions}
                 same: dict[int, int] = {}
                 for each in expressions:
@@ -169,6 +183,7 @@ class Planner:
                     for at, each in enumerate(output)
                 }
                 unique, text = None, f"{len(copies)} copies"
+                times = self._times.expanded(copies, output, times) if times else times
 
                 def step(rows: Plan) -> Plan:
                     projections = [catalyst.seq([*each, *carried]) for each in copies]
@@ -187,7 +202,7 @@ class Planner:
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])
 
-        return child.then(step, output, text, columns, unique=unique, clause=clause)
+        return child.then(step, output, text, columns, unique=unique, times=times, clause=clause)
 
     def _check_deterministic(self, plan: Plan) -> None:
         catalyst = self._catalyst
@@ -276,6 +291,17 @@ class Planner:
         new = _new(output, rows.columns, f"{text}({rows.rows})")
         unique, clause = rows.unique if how in _KEEPS_ROWS else None, f"{how} join with a table of Spark"
         return rows.then(step, output, text, new, unique=unique, clause=clause)
+
+    def _as_of(self, plan: Plan) -> Lowered:
+        """Return an ASOF join: bounded by watermarks if both sides have one, else as a window function."""
+        left, right = self._lower(plan.left()), self._lower(plan.right())
+        if isinstance(left, Relation) and isinstance(right, Relation):
+            joined = as_of_join(self.operators, plan, left, right)
+            if joined is not None:
+                return joined
+        rows = self._lower(without_asof(self._catalyst, plan))
+        unique = left.unique if isinstance(left, Relation) else None
+        return replace(rows, unique=unique) if isinstance(rows, Relation) else rows
 
     # -- limits
 

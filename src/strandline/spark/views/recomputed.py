@@ -10,7 +10,7 @@ from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, columns_of, hash_of, names_of, parts_of, struct_of
+from strandline.spark.views.operators import Operators, columns_of, hash_of, kept_for, names_of, parts_of, struct_of
 from strandline.spark.views.relations import Part, Relation, Static, once
 from strandline.types.datatypes import StructType
 
@@ -134,15 +134,12 @@ def _recomputed(
         return (
             operator,
             names,
-            Part(
-                operator.uid,
-                what_rows,
-                "all rows, as long as they are there",
-                "",
-            ),
+            Part(operator.uid, what_rows, "all rows", ""),
         )
 
     node, names, part = ops.once(collected, collect, child)
+    ttl_ms = child.ttl_ms if keys else None
+    part = kept_for(node, part, ttl_ms)
     key_id = catalyst.new_id()
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, key_id)
     rows = Relation(
@@ -153,6 +150,7 @@ def _recomputed(
         columns_of([*child.output, *output], meaning),
         short(f"computed({meaning})"),
         steps=(lambda plan: fragment(plan, key),),
+        ttl_ms=ttl_ms,
         leaves=child.leaves,
         parts=parts_of(child, part=part, appends=False),
     )
@@ -179,6 +177,7 @@ def _compared(
         return operator, names, Part(operator.uid, what, "the last results of each key", "")
 
     node, names, part = ops.once(short(f"results {meaning}"), make, rows)
+    part = kept_for(node, part, rows.ttl_ms)
     return Relation(
         node,
         names[: len(rows.output)],
@@ -188,6 +187,7 @@ def _compared(
         meaning,
         appends=False,
         is_netted=True,
+        ttl_ms=rows.ttl_ms,
         leaves=rows.leaves,
         parts=parts_of(rows, part=part, appends=False),
     )

@@ -7,7 +7,7 @@ nodes of Spark's plan, with one column more, the weight. So what they compute is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pyspark.sql import DataFrame
@@ -17,8 +17,10 @@ from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.streams.frames import FrameStep, unchecked_step
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
 from strandline.spark.views.meaning import short
+from strandline.spark.views.times import Times
 
 Linear = Callable[[Plan], Plan]
+FOR_EVER = "kept for ever"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Part:
     """What it gives: rows that stay, or changes."""
     reads: tuple[str, ...] = ()
     """What its rows are made of: tables, conditions, and what the operators before it do."""
+    bound: str = FOR_EVER
+    """What bounds the state."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class Relation:
     """Whether no row of the node is added and taken back in one epoch."""
     hidden: tuple[Attribute, ...] = ()
     """The hidden columns of a stream with a watermark; as the weights, they are in the rows of each step."""
+    times: Times = field(default_factory=dict)
+    """The columns of event time, if the rows have hidden columns."""
+    ttl_ms: int | None = None
+    """After how long without changes state of these rows may be forgotten, if it may."""
     weighted: bool = True
     """Whether the node has the column WEIGHT; else each row is added."""
     leaves: frozenset[tuple[str, Node]] = frozenset()
@@ -91,9 +99,13 @@ class Relation:
         columns: Mapping[int, str] | None = None,
         *,
         unique: frozenset[int] | None = None,
+        times: Times | None = None,
         clause: str = "",
     ) -> Relation:
-        """Return the relation with one step more; without a `meaning`, it gives one row for each."""
+        """Return the relation with one step more.
+
+        Without a `meaning`, it gives one row for each; without `times`, columns of event time stay what they are.
+        """
         ids = {id_of(attribute) for attribute in output}
         if unique is not None and not unique <= ids:
             unique = None
@@ -104,6 +116,7 @@ class Relation:
             columns={**self.columns, **(columns or {})},
             rows=short(f"{meaning}({self.rows})") if meaning else self.rows,
             unique=unique,
+            times=self.times if times is None else times,
             above=self,
             clauses=(*self.clauses, clause) if clause else self.clauses,
         )

@@ -118,11 +118,16 @@ class Sums:
         )
 
     def finish(
-        self, ops: Operators, key: Attribute, keys: Sequence[Attribute], *more: Expression
+        self,
+        ops: Operators,
+        key: Attribute,
+        keys: Sequence[Attribute],
+        *more: Expression,
+        hidden: Sequence[Attribute] = (),
     ) -> tuple[dict[str, Attribute], Linear]:
         """Return the columns that keepers give, by name, and the step that makes the results of them.
 
-        `keys` are the columns in the key of the rows, and `more` are others that the results need.
+        `keys` are the columns in the key of the rows, and `more` are others that the results need; `hidden` ones stay.
         """
         catalyst = ops.catalyst
         groups = [
@@ -138,8 +143,8 @@ class Sums:
         ]
 
         def step(rows: Plan) -> Plan:
-            rows = catalyst.project([*groups, *more, *buffers, ops.weight], rows)
-            return catalyst.project([*self.results, ops.weight], rows)
+            rows = catalyst.project([*groups, *more, *buffers, ops.weight, *hidden], rows)
+            return catalyst.project([*self.results, ops.weight, *hidden], rows)
 
         return stored, step
 

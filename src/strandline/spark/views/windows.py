@@ -19,6 +19,7 @@ from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, hash_of, leaves_of, names_of, parts_of
 from strandline.spark.views.relations import Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
+from strandline.spark.views.times import TimeReader
 
 _TIME_WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
 _MERGES: dict[str, Any] = {"sum": agg.sum, "min": agg.min, "max": agg.max}
@@ -75,7 +76,8 @@ def closed_windows(
         assert operator.aggregated is not None
         stored = {name: info.columns[0] for name, info in operator.aggregated.infos.items()}
         operator.process.own_aggregated = sums.aggregated(appends=True, stored=stored)
-        part = Part(operator.uid, what, "sums and counts of each open window: gone when it is closed", "")
+        bound = "gone when the watermark closes it"
+        part = Part(operator.uid, what, "sums and counts of each open window", "", bound=bound)
         return replace(operator, group=group), part
 
     node, part = ops.once(meaning, make, rows)
@@ -85,8 +87,13 @@ def closed_windows(
     )
     bounds = catalyst.struct([("start", start), ("end", end)])
     window = catalyst.alias(bounds, cut.window.name(), cut.window.exprId(), cut.window.metadata())
-    stored, step = sums.finish(ops, key, keys, window)
+    hidden = ops.hidden_of(node.columns.hidden)
+    stored, step = sums.finish(ops, key, keys, window, hidden=hidden)
     output = catalyst.items(plan.output())
+    # A window's rows come when the watermark passes its end.
+    times = {(id_of(cut.window), 1): 0}
+    if not isinstance(cut.kind, Session):
+        times = {(id_of(cut.window), 0): cut.kind.size_us - 1, (id_of(cut.window), 1): -1}
     return Relation(
         node,
         (KEY, WINDOW_START, WINDOW_END, *stored),
@@ -96,6 +103,9 @@ def closed_windows(
         groups_meaning,
         steps=(step,),
         appends=True,
+        hidden=hidden,
+        ttl_ms=child.ttl_ms,
+        times=TimeReader(catalyst).projected(results, times),
         weighted=False,
         leaves=leaves_of(rows),
         parts=parts_of(rows, part=part),

@@ -77,11 +77,11 @@ class Collecting(_Bags):
         before = from_state(state.get_many(keys), kind)
         after = before.plus(added)
         if len(added) and added.counts.min() < 0:
-            after = after.summed(kind)
+            after = after.summed(kind) if self.ttl_ms is None else after.summed(kind).there()
         is_changed = np.zeros(count, bool)
         is_changed[added.of_key] = True
         had, has = (np.bincount(bag.of_key, minlength=count) > 0 for bag in (before, after))
-        changed = np.flatnonzero(is_changed)
+        changed = self._written(np.flatnonzero(is_changed), count)
         if len(changed):
             values = to_state(after, count, f"operator '{scope.uid}'")
             state.put_many(keys.take(changed), values.take(pa.array(changed)))
@@ -104,7 +104,7 @@ class Comparing(_Bags):
         kind, state, count = self._kind, vars(self)[ROWS], len(keys)
         now = changed_rows(kind, of_row, columns[len(self._keys) : -1], columns[-1])
         difference = from_state(state.get_many(keys), kind).negated().plus(now).summed(kind)
-        changed = np.unique(difference.of_key)
+        changed = self._written(np.unique(difference.of_key), count)
         if not len(changed):
             return None
         values = to_state(now, count, f"operator '{scope.uid}'")
