@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strandline.cli.orders import drops, restores, split
+from strandline.cli.orders import by_job, restores, split
 from strandline.core.errors import ConfigurationError
 from strandline.spark.job.attempt import StartOptions
 from strandline.spark.job.program_jobs import StartOverrides, intercept_job, intercept_jobs, intercept_start
@@ -32,10 +32,11 @@ def job(name: str) -> Any:
 def test_what_is_ours_behind_the_program(
     args: list[str], restore: list[str], drop: list[str], claim: bool, rest: list[str]
 ) -> None:
-    assert split(args) == ({"--restore": restore, "--drop": drop, "--again": []}, {"--claim"} if claim else set(), rest)
+    ours = {"--restore": restore, "--drop": drop, "--from-now": [], "--again": []}
+    assert split(args) == (ours, {"--claim"} if claim else set(), rest)
     assert split(["--reopen", *args])[1:] == ({"--reopen", "--claim"} if claim else {"--reopen"}, rest)
-    ours, _, left = split(["--again", "monday", *args])
-    assert (ours["--again"], left) == (["monday"], rest)
+    ours, _, left = split(["--again", "monday", "--from-now", "totals", *args])
+    assert (ours["--again"], ours["--from-now"], left) == (["monday"], ["totals"], rest)
 
 
 def test_what_is_said_of_which_job() -> None:
@@ -43,7 +44,7 @@ def test_what_is_said_of_which_job() -> None:
     assert restores(["a=s3://bucket/x=1", "b=/ck"]) == {"a": "s3://bucket/x=1", "b": "/ck"}
     assert restores(["s3://bucket/x=1"]) == {"": "s3://bucket/x=1"}
     assert restores(["./x=1"]) == {"": "./x=1"}
-    assert drops(["a=op", "a=op.x", "other"]) == {"a": ["op", "op.x"], "": ["other"]}
+    assert by_job(["a=op", "a=op.x", "other"]) == {"a": ["op", "op.x"], "": ["other"]}
     with pytest.raises(ConfigurationError, match="two snapshots for job 'a': x and y"):
         restores(["a=x", "a=y"])
 
@@ -56,11 +57,14 @@ def test_an_order_to_restore_nothing_is_refused() -> None:
 
 def test_an_order_goes_before_what_the_program_says() -> None:
     own = StartOptions("own", True, ("own.state",))
-    orders = StartOverrides({"": "url"}, {"": ["gone"]})
+    orders = StartOverrides({"": "url"}, {"": ["gone"]}, from_now={"only": ["totals"]})
     with intercept_jobs(orders):
         intercept_job(job("only"))
-        assert intercept_start(job("only"), own) == StartOptions("url", False, ("own.state", "gone"))
-        assert intercept_start(job("only"), StartOptions()) == StartOptions("url", False, ("gone",)), "started again"
+        assert intercept_start(job("only"), own) == StartOptions(
+            "url", False, ("own.state", "gone"), from_now=("totals",)
+        )
+        again = StartOptions("url", False, ("gone",), from_now=("totals",))
+        assert intercept_start(job("only"), StartOptions()) == again, "started again"
     assert orders.unused == []
     assert intercept_start(job("only"), own) == own, "nobody watches any more"
 

@@ -19,9 +19,10 @@ from tests.views.operators import COLUMNS, KEY, KEY_TYPES, ROWS, Operator, exact
 KEY_TYPE, KEYS = KEY_TYPES["text"]
 
 
-def collecting(*, replays: bool = False) -> Any:
+def collecting(*, replays: bool = False, ttl_ms: int | None = None) -> Any:
     process = Collecting(parse_schema(f"{KEY} {KEY_TYPE}"), parse_schema(COLUMNS))
     process.own_replays = replays
+    process.keep_for(ttl_ms)
     return process
 
 
@@ -35,14 +36,22 @@ def texts(rows: list[tuple[Any, ...]]) -> Counter[str]:
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_all_keys_are_given_once(tmp_path: Path, kind: str, in_memory: bool) -> None:
+@pytest.mark.parametrize("ttl_ms", [None, 3_600_000])
+def test_all_keys_are_given_once(tmp_path: Path, kind: str, in_memory: bool, ttl_ms: int | None) -> None:
     bench = Operator(
-        kind, tmp_path, collecting(), KEY_TYPE, f"{COLUMNS}, {WEIGHT} bigint", f"{KEY} {KEY_TYPE}, {COLUMNS}"
+        kind,
+        tmp_path,
+        collecting(ttl_ms=ttl_ms),
+        KEY_TYPE,
+        f"{COLUMNS}, {WEIGHT} bigint",
+        f"{KEY} {KEY_TYPE}, {COLUMNS}",
     )
     bench.epoch_of([[row(0, 0), row(0, 4), row(1, 1), row(2, 2), row(3, 3)]])
     bench.epoch_of([[row(3, 3, -1)]])
     files = bench.snapshot()
-    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(collecting(replays=True), "op"))
+    bench.program = msgspec.structs.replace(
+        bench.program, process=pickle_process(collecting(replays=True, ttl_ms=ttl_ms), "op")
+    )
     bench.restore(files, bench.epoch)
     bench.keep_nothing_in_memory(not in_memory)
     added = [[row(0, 5), row(1, 1, -1)]]

@@ -104,7 +104,7 @@ def explain(
     from_now: FromNow = None,
     json: AsJson = False,
 ) -> None:
-    """Show what keeps each view of an SQL file up to date, or what an upgrade makes of it.
+    """Show what keeps each view of an SQL file up to date.
 
     That is each operator, what its state holds, and whether the rows of the view only come or change. With --upgrade or
     --restore, it is what becomes of each operator when the job of the old file goes on with this one: kept, extended
@@ -119,7 +119,8 @@ def explain(
 
     read, _ = Program.read(program)
     if upgrade is not None or restore:
-        shell = Shell()
+        prepare(program, [])
+        shell = Shell(read)
         try:
             fits = shell.explain_upgrade((read, str(program)), upgrade, restore, drop or (), from_now or (), json=json)
         finally:
@@ -139,10 +140,10 @@ def explain(
 class Shell:
     """The declarations so far, and Spark once a statement needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program | None = None) -> None:
         from strandline.spark.sqlfile.program import Program
 
-        self._program = Program()
+        self._program = program or Program()
         self._spark: Any = None
         self._build: Build | None = None
         self._preview: Preview | None = None
@@ -193,11 +194,12 @@ class Shell:
         from strandline.spark.sqlfile.upgrading import Version, compare_versions
 
         before = Program.read(old)[0] if old is not None else None
-        stored = stored_operators(restore) if restore else None
+        checkpoints = new[0].settings(new[1]).arguments["checkpoints"]
+        stored = stored_operators(restore, checkpoints.storage_options) if restore else None
         self._built()
         was = None if before is None else Version.of(before, str(old), self._spark)
         now = Version.of(*new, self._spark, stored or ())
-        names, begin = ([*by_job(each).get("", ())] for each in (drop, from_now))
+        names, begin = ([name for some in by_job(each).values() for name in some] for each in (drop, from_now))
         return print_changes(*compare_versions(was, now, stored, names, begin), json=json)
 
     def words(self) -> list[str]:

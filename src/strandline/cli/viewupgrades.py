@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from strandline.spark.views.upgrading import PartChange
 
 
-def stored_operators(url: str) -> Sequence[OperatorInfo]:
-    """Return the operators of a snapshot."""
+def stored_operators(url: str, options: Mapping[str, str]) -> Sequence[OperatorInfo]:
+    """Return the operators of a snapshot; `options` are those of its storage."""
     from strandline.snapshot.opening.snapshot import find_snapshot
 
-    return find_snapshot(url, {}, fsync=False).manifest.operators
+    return find_snapshot(url, dict(options), fsync=False).manifest.operators
 
 
 def print_changes(changes: Sequence[PartChange], upgrade: Upgrade, *, json: bool = False) -> bool:

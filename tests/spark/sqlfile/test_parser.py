@@ -20,6 +20,7 @@ from strandline.spark.sqlfile.statements import (
     CreateStream,
     CreateView,
     Explain,
+    ExplainUpgrade,
     Insert,
     Select,
     Watermark,
@@ -108,6 +109,23 @@ def test_queries_are_left_as_they_are() -> None:
         (Select, "(SELECT 1)", None),
         (Select, "VALUES (1), (2)", None),
     ]
+
+
+def test_upgrades_of_views() -> None:
+    (view,) = parse(Script("CREATE VIEW v OPTIONS (uid 'totals', was 'sums') AS SELECT 1;"))
+    assert isinstance(view, CreateView)
+    assert arguments("CREATE VIEW v OPTIONS (uid 'totals', was 'sums') AS SELECT 1;") == {
+        "uid": "totals",
+        "was": "sums",
+    }
+    (short, full, named) = parse(
+        Script("EXPLAIN UPGRADE 'a.sql'; explain upgrade 'a.sql' to 'b.sql' restore 's3://c/d'; EXPLAIN upgrade;")
+    )
+    assert isinstance(short, ExplainUpgrade)
+    assert (short.old.text, short.new, short.restore) == ("a.sql", None, "")
+    assert isinstance(full, ExplainUpgrade)
+    assert (full.new and full.new.text, full.restore) == ("b.sql", "s3://c/d")
+    assert isinstance(named, Explain), "a view may have this name"
 
 
 def test_when_windows_come_is_no_part_of_the_query() -> None:

@@ -132,7 +132,11 @@ class VectorValueHandle(Handle):
         stored = self._table.stored()
         while chunk := list(itertools.islice(stored, size)):
             keys, values = zip(*chunk, strict=True)
-            yield BatchKeys.decoded([*keys], codec), self._codec.decode_arrow([*values])
+            yield BatchKeys.decoded([*keys], codec), self._codec.decode_arrow(self._present([*values]))
+
+    def _present(self, stored: list[bytes]) -> Sequence[bytes | None]:
+        """Return the encoded values of stored bytes."""
+        return stored
 
     def _check_keys(self, keys: Any) -> None:
         if not isinstance(keys, BatchKeys):

@@ -166,7 +166,7 @@ def _name_of(meaning: str, at: int) -> str:
 
 def source_column(meaning: str) -> str:
     """Return the name of the table's column that a column is; "" if it is computed."""
-    match = re.fullmatch(r"(?:(?:left|right) )*\w+\.(\w+)", meaning)
+    match = re.fullmatch(r"\w+\.(\w+)", meaning)
     return match[1] if match else ""
 
 

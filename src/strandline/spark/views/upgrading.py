@@ -121,7 +121,8 @@ class ViewUpgrade:
         details = [] if part is None else self._differences(view, part)
         if part is None:
             texts = (name for state in info.states for name in state.aggregates or ())
-            details = [f"key {info.key_schema}", *(f"lost {name}" for name in texts)]
+            key = info.key_schema.removeprefix("`__strandline_key` ")
+            details = [f"key {key}", *(f"lost {name}" for name in texts)]
         outcome: Outcome = "lost" if is_lost else "dropped"
         what = part.what if part else ""
         return PartChange(view, what, outcome, info.uid, "", tuple(details), *_figures(info), step)

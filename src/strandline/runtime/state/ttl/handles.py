@@ -5,7 +5,7 @@ States without a TTL have other handles (../handles.py), which stay fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -175,6 +175,9 @@ class ExpiringVectorHandle(VectorValueHandle):
             self._renew(keys, places, living)
         values = self._codec.decode_arrow([None if data is None else without_expiry(data) for data in living])
         return values if self._default is None else values.fill_null(self._default)
+
+    def _present(self, stored: list[bytes]) -> Sequence[bytes | None]:
+        return [None if self._life.is_over(expiry_of(data)) else without_expiry(data) for data in stored]
 
     def clean(self, entries: list[bytes]) -> None:
         keys = list(dict.fromkeys(entries))
