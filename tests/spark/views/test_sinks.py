@@ -100,15 +100,17 @@ def test_the_driver_is_killed(
         is_last = life == len(KILLS[number]) + 1
         if is_last:
             (tmp_path / "stop").touch()
+        log = (tmp_path / "log").open("ab")
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.views.sinking", tmp_path, local_dir, str(1 + life % 3)],
             cwd=Path(__file__).parents[3], env={**os.environ, "STRANDLINE_FAILPOINTS": failpoint},
-            stderr=(tmp_path / "log").open("ab"),
+            stderr=log,
         )  # fmt: skip
         if not failpoint and not is_last:
             time.sleep(rng.uniform(8, 14))
             process.kill()
         code = process.wait(300)
+        log.close()
         assert code == (0 if is_last else -signal.SIGKILL), (life, (tmp_path / "log").read_text()[-3000:])
     check(ends, compared, 20)
 
