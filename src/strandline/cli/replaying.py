@@ -16,7 +16,6 @@ from strandline.cli.stores import AsJson
 from strandline.cli.upgrades import run_until_job
 from strandline.core.errors import ConfigurationError
 from strandline.core.times import as_datetime
-from strandline.types.jsonforms import to_json
 
 if TYPE_CHECKING:
     from strandline.replay.breaks import Breaks
@@ -232,6 +231,8 @@ def history(
 
 
 def _change_as_data(change: Change) -> dict[str, Any]:
+    from strandline.types.jsonforms import to_json
+
     return {
         "epoch": change.epoch,
         "now_us": change.now_us,
@@ -341,6 +342,8 @@ def _print(run: Replay, result: EpochReplay) -> None:
 
 def write_rows(directory: Path, result: EpochReplay) -> None:
     """Write the rows of each sink, a file for each epoch."""
+    from strandline.types.jsonforms import to_json
+
     for name, rows in (result.output.sinks if result.output else {}).items():
         folder = directory / name
         folder.mkdir(parents=True, exist_ok=True)
