@@ -473,4 +473,6 @@ def _change_text(before: Desired, after: Desired) -> str:
     """Return what a command has changed."""
     if after.rollback is not None and after.rollback is not before.rollback:
         return f"a rollback to checkpoint {after.rollback.checkpoint}"
-    return "a rescale"
+    wanted = after.parallelism
+    operators = ", ".join(f"{uid}={number}" for uid, number in wanted.operators.items())
+    return f"a rescale to {operators or wanted.job}"

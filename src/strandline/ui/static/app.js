@@ -2,14 +2,28 @@
 
 import { Actions } from "./actions.js";
 import { CheckpointsView } from "./checkpoints.js";
+import { EndsView } from "./ends.js";
+import { EpochsView } from "./epochs.js";
+import { EventTimeView } from "./eventtime.js";
 import { GraphView } from "./graph.js";
 import { JobList } from "./jobs.js";
+import { KeyView } from "./key.js";
+import { PartitionsView } from "./partitions.js";
 import { Empty, Failure, State } from "./parts.js";
-import { age, clock, firstLine, html, moment, render, useAnswer, useEffect, useEvents, useMemo, useState } from "./lib.js";
+import { RestartsView } from "./restarts.js";
+import { StateView } from "./state.js";
+import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useState } from "./lib.js";
 
 const VIEWS = [
   ["graph", "Graph", GraphView],
+  ["epochs", "Epochs", EpochsView],
   ["checkpoints", "Checkpoints", CheckpointsView],
+  ["partitions", "Partitions", PartitionsView],
+  ["time", "Event time", EventTimeView],
+  ["ends", "Sources and sinks", EndsView],
+  ["restarts", "Restarts", RestartsView],
+  ["state", "State", StateView],
+  ["key", "Key", KeyView],
 ];
 
 function useHash() {

@@ -4,6 +4,7 @@ import uPlot from "./vendor/uplot.js";
 import { clock, html, useEffect, useRef, useState } from "./lib.js";
 
 const HEIGHT = 130;
+const GAP_S = 5;
 
 function useDark() {
   const query = window.matchMedia("(prefers-color-scheme: dark)");
@@ -55,7 +56,17 @@ export function Chart({ title, points, at, text, tone = "--accent" }) {
     };
   }, [dark, title]);
   useEffect(() => {
-    chart.current.setData([points.map((point) => point[0]), values]);
+    const data = [[], []];
+    points.forEach((point, index) => {
+      // No page showed the job meanwhile: no line.
+      if (index && point[0] - points[index - 1][0] > GAP_S) {
+        data[0].push(point[0] - 0.01);
+        data[1].push(null);
+      }
+      data[0].push(point[0]);
+      data[1].push(values[index]);
+    });
+    chart.current.setData(data);
   }, [points, dark, title]);
   return html`
     <figure class="chart">

@@ -75,8 +75,8 @@ export function CheckpointsView({ live, past }) {
           { name: "Slowest partition", text: slowest },
           { name: "New", text: (each) => size(each.uploaded_bytes), right: true },
           { name: "Shared", text: (each) => (each.total_bytes ? size(each.total_bytes - each.uploaded_bytes) : "–"), right: true },
-          { name: "Kept", text: (each) => (each.in_storage ? plural(each.files, "file") : "no") },
-          { name: "Why", text: (each) => firstLine(each.reason) || "–", wide: true },
+          { name: "Files kept", text: (each) => (each.in_storage ? number(each.files) : "–"), right: true },
+          { name: "Why", text: (each) => firstLine(each.reason) || "–", wide: true, spare: true },
         ]}
       />
     <//>
@@ -97,7 +97,7 @@ function InProgress({ all, live }) {
     const reported = new Set(each.partitions.map((part) => `${part.uid}[${part.partition}]`));
     const missing = slots.filter((slot) => !reported.has(slot));
     return html`<p class="note" role="status">
-      <b>Checkpoint ${each.checkpoint}</b> is in progress for ${age(live.at_ms - each.triggered_ms)}:
+      <b>Checkpoint ${each.checkpoint}</b> is in progress for ${age(live.at_ms - each.triggered_ms)}:${" "}
       ${number(each.acknowledged)} of ${plural(each.total_partitions, "partition")} have reported.
       ${missing.length
         ? html` It waits for ${missing.slice(0, 6).join(", ")}${missing.length > 6 ? ` and ${missing.length - 6} more` : ""}.`

@@ -28,7 +28,8 @@ export function Columns({ columns, label, text, chosen, onChoose }) {
     return shown[Math.max(0, Math.min(shown.length - 1, index))];
   };
   return html`
-    <div class="stacks" ref=${place}>
+    <div class="stacks">
+      <div ref=${place}>
       ${width
         ? html`<svg
             width=${width} height=${HEIGHT + 1} role="img" aria-label=${label}
@@ -57,6 +58,7 @@ export function Columns({ columns, label, text, chosen, onChoose }) {
             })}
           </svg>`
         : html`<div class="svg-room"></div>`}
+      </div>
       <p class="told">${told ? told.tell : ""}</p>
     </div>
   `;

@@ -33,10 +33,10 @@ function JobFacts({ live }) {
       ["Epoch", number(status.epoch), `${plural(status.last_epoch_rows, "row")} in ${duration(status.last_epoch_ms)}`],
       ["Newest checkpoint", last ? number(last.checkpoint) : "none", lastAge === null ? "" : `${age(lastAge)} ago, ${size(last.total_bytes)}`],
       ["Not in a checkpoint", status.uncovered_ms ? age(status.uncovered_ms) : "nothing", "a failure now repeats that"],
-      ["Watermark (UTC)", eventTime(status.watermark), ""],
+      ["Watermark", status.watermark ? eventTime(status.watermark).slice(11) : "–", status.watermark ? `${eventTime(status.watermark).slice(0, 10)} UTC` : "none yet"],
       ["Late rows", number(status.late_rows), "older than the watermark"],
       ["Failed events", number(status.failed_events), "left out by on_error", status.failed_events ? "warn" : ""],
-      ["Restarts", number(status.restarts), status.replaced_keepers ? `${plural(status.replaced_keepers, "keeper")} replaced` : ""],
+      (status.restarts || status.replaced_keepers) && ["Restarts", number(status.restarts), status.replaced_keepers ? `${plural(status.replaced_keepers, "keeper")} replaced alone` : "", "warn"],
     ]}
   />`;
 }
@@ -97,8 +97,7 @@ function card(node, live) {
     };
   }
   const sink = status.sinks.find((each) => each.name === node.name);
-  const last = status.last_checkpoint;
-  const shown = last && last.sinks.find((each) => each.name === node.name);
+  const shown = live.checkpoints.flatMap((each) => each.sinks).findLast((each) => each.name === node.name);
   return {
     what: node.what,
     figures: [
@@ -134,7 +133,7 @@ function Drawing({ nodes, card, bottleneck, layered }) {
       <svg width=${lines.width} height=${lines.height} aria-hidden="true">
         ${lines.paths.map(
           (line) => html`<path d=${line.path} class=${line.side ? "side" : ""} />
-            ${line.side ? html`<text x=${line.x} y=${line.y} text-anchor="middle">${line.side.replace("_", " ")}</text>` : ""}`,
+            ${line.label ? html`<text x=${line.x} y=${line.y} text-anchor="middle">${line.label}</text>` : ""}`,
         )}
       </svg>
       <div class="columns">
@@ -146,13 +145,14 @@ function Drawing({ nodes, card, bottleneck, layered }) {
 
 function Node({ node, of, held, nodes }) {
   const name = node.name || "source";
-  const from = Object.keys(node.inputs).map((id) => (nodes.find((each) => each.id === id) || {}).name || id);
+  const nameOf = (id) => (nodes.find((each) => each.id === id) || {}).name || id;
+  const from = Object.entries(node.inputs).map(([id, side]) => (side ? `${side.replace("_", " ")} of ${nameOf(id)}` : nameOf(id)));
   return html`
     <article class=${`node ${node.kind} ${held ? "held" : ""}`} data-id=${node.id}>
       <header><span class="kind">${node.kind}</span>${held ? html`<span class="tag">bottleneck</span>` : ""}</header>
       <h3>${name}</h3>
       ${of.what ? html`<p class="what">${of.what}</p>` : ""}
-      ${from.length ? html`<p class="unseen">reads from ${from.join(", ")}</p>` : ""}
+      ${from.length ? html`<p class="from">reads ${from.join(", ")}</p>` : ""}
       ${of.busy
         ? html`<div class="busy">
             <${Parts} parts=${[{ value: of.busy.most, tone: of.busy.most > 0.8 ? "amber" : "green" }]} whole=${1} label=${`busiest partition works ${percent(of.busy.most)} of the time`} />
@@ -190,12 +190,13 @@ function linesBetween(place, nodes) {
       const to = boxes.get(node.id);
       if (!from || !to) continue;
       const across = to.left >= from.right;
-      const [x1, y1] = across ? [from.right, from.top + from.height / 2] : [from.left + 24, from.bottom];
-      const [x2, y2] = across ? [to.left, to.top + to.height / 2] : [to.left + 24, to.top];
+      // Cards that stand one below the other have their lines at the left.
+      const [x1, y1] = [across ? from.right : from.left, from.top + from.height / 2];
+      const [x2, y2] = [to.left, to.top + to.height / 2];
       const [a, b, c, d] = [x1 - outer.left, y1 - outer.top, x2 - outer.left, y2 - outer.top];
-      const middle = across ? (a + c) / 2 : (b + d) / 2;
-      const path = across ? `M${a},${b}C${middle},${b} ${middle},${d} ${c},${d}` : `M${a},${b}C${a - 30},${middle} ${c - 30},${middle} ${c},${d}`;
-      paths.push({ path, side, x: across ? middle : a + 70, y: across ? (b + d) / 2 - 5 : b + 16 });
+      const middle = (a + c) / 2;
+      const path = across ? `M${a},${b}C${middle},${b} ${middle},${d} ${c},${d}` : `M${a},${b}C${a - 28},${b} ${c - 28},${d} ${c},${d}`;
+      paths.push({ path, side, label: across ? side.replace("_", " ") : "", x: middle, y: (b + d) / 2 - 5 });
     }
   return { width: place.clientWidth, height: place.clientHeight, paths };
 }

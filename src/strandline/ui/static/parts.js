@@ -4,14 +4,15 @@ import { html, plural, useState } from "./lib.js";
 
 const FIRST_ROWS = 20;
 
-// columns: {name, text(row), right, wide, title(row)}
-export function Table({ columns, rows: every, caption, empty, mark = () => "" }) {
+// columns: {name, text(row), right, wide, spare}; a spare one is left out if no row has a value.
+export function Table({ columns: possible, rows: every, caption, empty, fit, mark = () => "" }) {
   const [whole, setWhole] = useState(false);
   const rows = whole ? every : every.slice(0, FIRST_ROWS);
+  const columns = possible.filter((column) => !column.spare || every.some((row) => column.text(row) !== "–"));
   if (!rows.length) return html`<${Empty} text=${empty} />`;
   return html`
     <div class="scroll" tabindex="0" role="region" aria-label=${caption}>
-      <table>
+      <table class=${fit ? "fit" : ""}>
         <caption class="unseen">${caption}</caption>
         <thead>
           <tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.name}</th>`)}</tr>
