@@ -22,7 +22,9 @@ def ui(
             show_default=False,
         ),
     ] = None,
-    port: Annotated[int, typer.Option(metavar="N", help="The port on loopback; 0: any free one.")] = _PORT,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="The port on loopback; 0: any free one.")
+    ] = _PORT,
     values: Annotated[
         Literal["hidden", "shown"], typer.Option(help="Whether the page shows keys and values of state.")
     ] = "hidden",
@@ -40,10 +42,11 @@ def ui(
         from strandline.ui.jobs import Jobs
         from strandline.ui.server import serve
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "anyio"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn", "anyio"):
             raise
         raise ConfigurationError(
-            f"`strandline ui` needs {error.name}, which is not installed", hint="pip install 'strandline[ui]'"
+            f"`strandline ui` needs {missing}, which is not installed", hint="pip install 'strandline[ui]'"
         ) from None
     options = parse_options(option)
     jobs = Jobs(root_of(local_dir), tuple(what or ()), options)

@@ -57,6 +57,8 @@ class Page:
     browser: Browser
     read_only: bool = False
     actions: Actions = field(default_factory=Actions)
+    is_over: Callable[[], bool] = lambda: False
+    """Whether the server ends, which waits for all answers, also those without an end."""
     _live: dict[str, LiveJob] = field(default_factory=dict)
 
     def app(self, token: str, cookie: str) -> Starlette:
@@ -66,7 +68,7 @@ class Page:
             routes=[
                 Route("/", _index),
                 Route("/api/jobs", _endpoint(self._jobs)),
-                Route("/api/events", _events(self._jobs, 2 * _EVENT_S)),
+                Route("/api/events", self._events(self._jobs, 2 * _EVENT_S)),
                 Route(f"{job}/events", self._job_events),
                 Route(f"{job}/past", _endpoint(self._past)),
                 Route(f"{job}/log", _endpoint(self._log)),
@@ -98,7 +100,21 @@ class Page:
             figures = viewer.look(job.driver) if job.driver is not None else {}
             return {**_summary(job), **figures, "actions": self.actions.in_progress(job)}
 
-        return await _events(look, _EVENT_S)(request)
+        return await self._events(look, _EVENT_S)(request)
+
+    def _events(self, handler: Handler, every_s: float) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that sends what a handler returns, again and again, as Server-Sent Events."""
+
+        async def endpoint(request: Request) -> Response:
+            async def events() -> AsyncIterator[bytes]:
+                while not (self.is_over() or await request.is_disconnected()):
+                    value, _ = await _outcome(handler, request, b"")
+                    yield b"data: " + msgspec.json.encode(value) + b"\n\n"
+                    await anyio.sleep(every_s)
+
+            return StreamingResponse(events(), media_type="text/event-stream")
+
+        return endpoint
 
     def _past(self, request: Request, _: bytes) -> Any:
         return read_past(self.jobs.directory_of(self._job(request)))
@@ -159,21 +175,6 @@ def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         value, code = await _outcome(handler, request, await request.body())
         return Response(msgspec.json.encode(value), code, media_type="application/json")
-
-    return endpoint
-
-
-def _events(handler: Handler, every_s: float) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that sends what a handler returns, again and again, as Server-Sent Events."""
-
-    async def endpoint(request: Request) -> Response:
-        async def events() -> AsyncIterator[bytes]:
-            while not await request.is_disconnected():
-                value, _ = await _outcome(handler, request, b"")
-                yield b"data: " + msgspec.json.encode(value) + b"\n\n"
-                await anyio.sleep(every_s)
-
-        return StreamingResponse(events(), media_type="text/event-stream")
 
     return endpoint
 

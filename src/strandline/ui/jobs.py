@@ -43,7 +43,7 @@ class Job:
         """The state without a request to its driver; "" if only its checkpoints are known."""
         if self.driver is not None:
             return "running" if self.driver.answers else "does not answer"
-        return self.record.fate or "running" if self.record is not None else ""
+        return self.record.fate or "does not answer" if self.record is not None else ""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from strandline.ui.app import Page
 
 _HOST = "127.0.0.1"
 _BACKLOG = 64
+_SHUTDOWN_S = 5
 
 
 def serve(page: Page, port: int, announce: Callable[[str], object]) -> None:
@@ -22,10 +23,12 @@ def serve(page: Page, port: int, announce: Callable[[str], object]) -> None:
         token = secrets.token_urlsafe(24)
         config = uvicorn.Config(
             page.app(token, f"strandline-{port}"), log_level="warning", access_log=False, server_header=False,
-            lifespan="off", timeout_graceful_shutdown=1,
+            lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S,
         )  # fmt: skip
+        server = uvicorn.Server(config)
+        page.is_over = lambda: server.should_exit
         announce(f"http://{_HOST}:{port}/?token={token}")
-        uvicorn.Server(config).run([sock])
+        server.run([sock])
 
 
 def listen(port: int) -> socket.socket:

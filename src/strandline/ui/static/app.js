@@ -12,7 +12,7 @@ import { PartitionsView } from "./partitions.js";
 import { Empty, Failure, State } from "./parts.js";
 import { RestartsView } from "./restarts.js";
 import { StateView } from "./state.js";
-import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useState } from "./lib.js";
+import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useRef, useState } from "./lib.js";
 
 const VIEWS = [
   ["graph", "Graph", GraphView],
@@ -90,12 +90,20 @@ function Job({ id, view, rest, all, known }) {
     return () => clearInterval(timer);
   }, []);
   const again = Math.floor(newest / 3);
+  const nav = useRef(null);
+  // On a narrow screen, the views are a row that scrolls.
+  useEffect(() => {
+    const current = nav.current.querySelector("[aria-current]");
+    if (current) nav.current.scrollTo({ left: current.offsetLeft - 60 });
+  }, [view]);
   const past = useKept(useAnswer(`api/jobs/${id}/past`, `${again}/${turn}`));
   const [, , View] = VIEWS.find(([name]) => name === view) || VIEWS[0];
   const state = live && live.status ? live.status.state : known.state;
+  // While the driver does not answer, its last figures stay.
+  const figures = live && live.status ? live : live && live.error ? live.was : null;
   return html`
     <div class="job">
-      <nav aria-label="Views of the job">
+      <nav aria-label="Views of the job" ref=${nav}>
         ${VIEWS.map(([name, title]) => html`<a href=${`#/${id}/${name}`} aria-current=${name === view ? "page" : null}>${title}</a>`)}
       </nav>
       <main id="main" tabindex="-1">
@@ -105,12 +113,14 @@ function Job({ id, view, rest, all, known }) {
           <span class="about">${headline(known, live)}</span>
           <${Actions} id=${id} live=${live} all=${all} past=${past} />
         </div>
+        ${state === "killed" || state === "failed" ? html`<p class="note">Start the same program again: it goes on from its newest complete checkpoint. The drivers' log is in <a href=${`#/${id}/restarts`}>Restarts</a>.</p>` : ""}
+        ${state === "does not answer" ? html`<p class="note">Process ${known.pid} lives, and no driver of the job answers: its machine may be overloaded, or the process stopped.</p>` : ""}
         ${known.problem ? html`<${Failure} of=${{ error: known.problem }} />` : ""}
         ${live && live.error ? html`<${Failure} of=${live} />` : ""}
         ${past && past.error ? html`<${Failure} of=${past} />` : ""}
         ${live === null
           ? html`<${Empty} text="Asking the job's driver…" />`
-          : html`<${View} id=${id} live=${live.status ? live : null} past=${past && past.checkpoints ? past : null} all=${all} rest=${rest} known=${known} />`}
+          : html`<${View} id=${id} live=${figures} past=${past && past.checkpoints ? past : null} all=${all} rest=${rest} known=${known} />`}
       </main>
     </div>
   `;

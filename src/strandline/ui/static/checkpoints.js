@@ -93,15 +93,13 @@ function InProgress({ all, live }) {
   const running = all.filter((each) => each.state === "in progress");
   if (!running.length || !live) return "";
   return running.map((each) => {
-    const slots = live.status.keepers.map((keeper) => `${keeper.uid}[${keeper.partition}]`);
-    const reported = new Set(each.partitions.map((part) => `${part.uid}[${part.partition}]`));
-    const missing = slots.filter((slot) => !reported.has(slot));
+    const missing = each.waits_for;
     return html`<p class="note" role="status">
       <b>Checkpoint ${each.checkpoint}</b> is in progress for ${age(live.at_ms - each.triggered_ms)}:${" "}
       ${number(each.acknowledged)} of ${plural(each.total_partitions, "partition")} have reported.
       ${missing.length
         ? html` It waits for ${missing.slice(0, 6).join(", ")}${missing.length > 6 ? ` and ${missing.length - 6} more` : ""}.`
-        : " All partitions are in; it waits for the positions of the sources, for the sinks, or for its manifest."}
+        : " All of its parts are there: it is being published."}
     </p>`;
   });
 }
@@ -128,6 +126,7 @@ function merged(live, past) {
       total_bytes: each.total_bytes,
       partitions: each.partitions.length ? each.partitions : stored.partitions || [],
       acknowledged: each.partitions.length,
+      waits_for: each.waits_for,
       total_partitions: each.total_partitions,
       reason: each.failure || stored.reason || "",
       phases,

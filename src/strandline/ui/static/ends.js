@@ -56,9 +56,9 @@ function waiting({ status }) {
 const shorten = (text) => (!text ? "–" : text.length > 160 ? `${text.slice(0, 159)}…` : text);
 
 function Stored({ past }) {
-  if (!past || !past.newest) return html`<${Empty} text="The job does not run here, and no checkpoint of it can be read." />`;
+  if (!past || !past.newest) return html`<${Empty} text="No driver of the job answers here, and no checkpoint of it can be read." />`;
   return html`
-    <${Section} title="Sinks at the newest checkpoint" about="The job does not run here. What a backlog its sources have is known when it runs.">
+    <${Section} title="Sinks at the newest checkpoint" about="No driver of the job answers here. What a backlog its sources have is known when it runs.">
       <${Table}
         caption="Sinks"
         empty="The checkpoint names no sinks."

@@ -1,6 +1,6 @@
 // Event time: the watermark of each source, and who holds it back.
 
-import { Empty, Facts, Parts, Section, Table } from "./parts.js";
+import { Bar, Empty, Facts, Section, Table } from "./parts.js";
 import { age, duration, eventTime, html, moment, number, plural } from "./lib.js";
 
 export function EventTimeView({ live, past }) {
@@ -58,8 +58,7 @@ function Mark({ mark, newest, isLeast }) {
         columns=${[
           { name: "Value", text: (each) => each.origin || "(all of it)" },
           { name: "Reached (UTC)", text: (each) => eventTime(each.time) },
-          { name: "Behind the newest", text: (each) => duration(newest - Date.parse(each.time)), right: true },
-          { name: "", text: (each) => html`<${Parts} parts=${[{ value: newest - Date.parse(each.time), tone: each.idle ? "grey" : "amber" }]} whole=${span} label="" />` },
+          { name: "Behind the newest", text: (each) => html`<${Bar} value=${newest - Date.parse(each.time)} whole=${span} tone=${each.idle ? "grey" : "amber"} text=${duration(newest - Date.parse(each.time))} />`, right: true },
           { name: "Last event", text: (each) => (each.silent_ms < 1000 ? "just now" : `${age(each.silent_ms)} ago`), right: true },
           { name: "Waited for", text: (each) => (each.idle ? "no, it is idle" : "yes") },
         ]}
@@ -69,10 +68,10 @@ function Mark({ mark, newest, isLeast }) {
 }
 
 function Stored({ past }) {
-  if (!past || !past.newest) return html`<${Empty} text="The job does not run here, and no checkpoint of it can be read." />`;
+  if (!past || !past.newest) return html`<${Empty} text="No driver of the job answers here, and no checkpoint of it can be read." />`;
   const stored = Object.entries(past.newest.watermarks);
   return html`
-    <${Section} title="At the newest checkpoint" about=${`The job does not run here. Checkpoint ${past.newest.checkpoint} has these times.`}>
+    <${Section} title="At the newest checkpoint" about=${`No driver of the job answers here. Checkpoint ${past.newest.checkpoint} has these times.`}>
       <${Table}
         caption="Stored event times"
         empty="The checkpoint has no event time."

@@ -55,10 +55,10 @@ function Left({ past }) {
     node.kind === "operator"
       ? [["state", size(node.of.bytes)], ["partitions", number(node.of.parallelism)], ["backend", node.of.backend], ["key", node.of.key_schema]]
       : node.kind === "sink"
-        ? [["waits for the next start", plural(node.of.pending, "commit")]]
+        ? [["listed commits", number(node.of.pending)]]
         : [];
   return html`
-    <p class="neck">The job does not run here. This is its newest checkpoint, ${newest.checkpoint}. A checkpoint does not say how the steps are connected.</p>
+    <p class="neck">No driver of the job answers here. This is its newest checkpoint, ${newest.checkpoint}. A checkpoint does not say how the steps are connected.</p>
     <${Drawing} nodes=${nodes} layered=${true} card=${(node) => ({ figures: figures(node) })} />
   `;
 }
@@ -129,6 +129,7 @@ function Drawing({ nodes, card, bottleneck, layered }) {
     return () => observer.disconnect();
   }, [shape]);
   return html`
+    <h2 class="unseen">Sources, operators and sinks</h2>
     <div class="graph" ref=${place}>
       <svg width=${lines.width} height=${lines.height} aria-hidden="true">
         ${lines.paths.map(

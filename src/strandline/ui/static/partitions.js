@@ -1,6 +1,6 @@
 // Partitions: rows, state and busy share of each, and skew in words.
 
-import { Empty, Parts, Section, Table } from "./parts.js";
+import { Bar, Empty, Section, Table } from "./parts.js";
 import { duration, html, number, percent, rate, size } from "./lib.js";
 
 const SKEWED = 1.5;
@@ -29,8 +29,7 @@ function Operator({ uid, keepers, rates, standbys }) {
         columns=${[
           { name: "Partition", text: (each) => number(each.partition), right: true },
           { name: "Rows in", text: (each) => number(each.all_rows_in), right: true },
-          { name: "Share", text: (each) => percent(share(each)), right: true },
-          { name: "", text: (each) => html`<${Parts} parts=${[{ value: share(each), tone: "blue" }]} whole=${most} label="" />` },
+          { name: "Share", text: (each) => html`<${Bar} value=${share(each)} whole=${most} tone="blue" text=${percent(share(each))} />`, right: true },
           { name: "Now", text: (each) => (of(each) ? rate(of(each).rows_in_per_s) : "–"), right: true },
           { name: "Busy", text: (each) => (of(each) ? percent(of(each).busy) : "–"), right: true },
           { name: "State", text: (each) => size(each.state_bytes), right: true },
@@ -75,9 +74,9 @@ const standby = (one) => (!one ? "–" : one.failure || (one.host ? `on ${one.ho
 
 function Stored({ past }) {
   const newest = past && past.checkpoints.findLast((each) => each.state === "complete");
-  if (!newest) return html`<${Empty} text="The job does not run here, and no checkpoint of it can be read." />`;
+  if (!newest) return html`<${Empty} text="No driver of the job answers here, and no checkpoint of it can be read." />`;
   return html`
-    <${Section} title="At the newest checkpoint" about=${`The job does not run here. Checkpoint ${newest.checkpoint} has these partitions.`}>
+    <${Section} title="At the newest checkpoint" about=${`No driver of the job answers here. Checkpoint ${newest.checkpoint} has these partitions.`}>
       <${Table}
         caption="Partitions"
         empty="The job has no keyed operator."

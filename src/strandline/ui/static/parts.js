@@ -4,7 +4,7 @@ import { html, plural, useState } from "./lib.js";
 
 const FIRST_ROWS = 20;
 
-// columns: {name, text(row), right, wide, spare}; a spare one is left out if no row has a value.
+// columns: {name, text(row), right, wide, minor, spare}. A spare one is left out if no row has a value, a minor one on a narrow screen.
 export function Table({ columns: possible, rows: every, caption, empty, fit, mark = () => "" }) {
   const [whole, setWhole] = useState(false);
   const rows = whole ? every : every.slice(0, FIRST_ROWS);
@@ -15,13 +15,13 @@ export function Table({ columns: possible, rows: every, caption, empty, fit, mar
       <table class=${fit ? "fit" : ""}>
         <caption class="unseen">${caption}</caption>
         <thead>
-          <tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.name}</th>`)}</tr>
+          <tr>${columns.map((column) => html`<th scope="col" class=${`${column.right ? "right" : ""} ${column.minor ? "minor" : ""}`}>${column.name}</th>`)}</tr>
         </thead>
         <tbody>
           ${rows.map(
             (row) => html`<tr class=${mark(row)}>
               ${columns.map(
-                (column) => html`<td class=${`${column.right ? "right" : ""} ${column.wide ? "wide" : ""}`}>
+                (column) => html`<td class=${`${column.right ? "right" : ""} ${column.wide ? "wide" : ""} ${column.minor ? "minor" : ""}`}>
                   ${column.text(row)}
                 </td>`,
               )}
@@ -60,10 +60,10 @@ export const Section = ({ title, about, children, tools }) => html`
   </section>
 `;
 
-// A bar of parts: [{name, value, tone}] of a whole; the text beside it says the same.
+// A bar of parts: [{value, tone}] of a whole. Without a label, the text beside it says the same.
 export function Parts({ parts, whole, label }) {
   return html`
-    <span class="parts" role="img" aria-label=${label}>
+    <span class="parts" role=${label ? "img" : null} aria-label=${label || null} aria-hidden=${label ? null : "true"}>
       ${parts.map((part) =>
         part.value > 0 && whole > 0
           ? html`<span class=${part.tone} style=${{ width: `${(100 * part.value) / whole}%` }}></span>`
@@ -72,6 +72,9 @@ export function Parts({ parts, whole, label }) {
     </span>
   `;
 }
+
+export const Bar = ({ value, whole, tone, text }) =>
+  html`<span class="with-bar"><${Parts} parts=${[{ value, tone }]} whole=${whole} />${text}</span>`;
 
 export const Legend = ({ parts }) => html`
   <ul class="legend">

@@ -67,8 +67,8 @@ function Log({ id, again }) {
         mark=${(each) => (each.level === "ERROR" ? "bad" : each.level === "WARNING" ? "held" : "")}
         columns=${[
           { name: "At", text: (each) => moment(Date.parse(each.at)) },
-          { name: "Process", text: (each) => each.pid, right: true },
-          { name: "Level", text: (each) => each.level.toLowerCase() },
+          { name: "Process", text: (each) => each.pid, right: true, minor: true },
+          { name: "Level", text: (each) => each.level.toLowerCase(), minor: true },
           { name: "Text", text: (each) => html`<${Cause} text=${each.text} />`, wide: true },
         ]}
       />
