@@ -256,6 +256,9 @@ def test_events_come_each_second_and_tell_what_is_new(serve: Serve, local_dir: P
             with urllib.request.urlopen(request, timeout=20) as answer:
                 assert answer.headers["content-type"].startswith("text/event-stream")
                 first, second = (read_event(answer) for _ in range(2))
+            request = urllib.request.Request(f"{at}/api/jobs/unknown/events", headers=cookie)
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert read_event(answer)["error"] == "there is no such job any more"
         finally:
             server.should_exit = True
             thread.join(20)

@@ -32,7 +32,7 @@ def ui(
     local_dir: LocalDir = None,
     option: StorageOptions = None,
 ) -> None:
-    """Show jobs in a browser: what they do, their checkpoints, their state, and why they wait.
+    """Show jobs, their checkpoints and their state in a browser.
 
     It serves running, stopped and dead jobs until Ctrl-C, on this machine only, at the address that it prints.
     """

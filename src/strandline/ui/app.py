@@ -92,11 +92,12 @@ class Page:
         }
 
     async def _job_events(self, request: Request) -> Response:
-        job = self._job(request)
-        viewer = Viewer(self._live.setdefault(job.id, LiveJob()))
+        viewer: Viewer | None = None
 
         def look(request: Request, _: bytes) -> Any:
+            nonlocal viewer
             job = self._job(request)
+            viewer = viewer or Viewer(self._live.setdefault(job.id, LiveJob()))
             figures = viewer.look(job.driver) if job.driver is not None else {}
             return {**_summary(job), **figures, "actions": self.actions.in_progress(job)}
 

@@ -1,8 +1,16 @@
 // Buttons that change a running job; each says first what it will do.
 
-import { age, ask, html, number, plural, useEffect, useRef, useState } from "./lib.js";
+import { age, ask, html, moment, number, useEffect, useRef, useState } from "./lib.js";
 
 const absolute = (url) => url.startsWith("/") || url.includes("://");
+
+// The checkpoints that are kept, as options; the newest is where the job is.
+const older = (past) =>
+  (past && past.checkpoints ? past.checkpoints : [])
+    .filter((each) => each.state === "complete")
+    .slice(0, -1)
+    .reverse()
+    .map((each) => [each.checkpoint, `${each.checkpoint}, epoch ${number(each.epoch)}, of ${moment(each.created_ms)}`]);
 
 // What each button asks for, and says: {title, says(status), fields, body(values), done(answer)}
 const ACTIONS = {
@@ -29,7 +37,7 @@ const ACTIONS = {
   rollback: {
     title: "Roll back",
     says: () => "Goes back to an older checkpoint that is kept. Later checkpoints become void for ever; exactly-once sinks take back what they have shown since, and others write it again. The sources are read again from there.",
-    fields: [{ name: "checkpoint", label: "Checkpoint", check: (text) => /^[1-9][0-9]*$/.test(text) || "the number of a checkpoint" }],
+    fields: [{ name: "checkpoint", label: "Checkpoint", check: (text) => text !== "", options: older }],
     body: (values) => ({ checkpoint: Number(values.checkpoint) }),
     done: () => "The job has gone back.",
     grave: true,
@@ -57,17 +65,18 @@ export function Actions({ id, live, all, past }) {
       )}
     </div>
     ${running.map((each) => html`<p class="note" role="status">${each.name}: ${each.step || "asked for"}${each.total ? `, ${number(each.done)} of ${number(each.total)} ${each.unit}` : ""}</p>`)}
-    ${open ? html`<${Dialog} key=${open} id=${id} name=${open} status=${live.status} onClose=${() => setOpen("")} />` : ""}
+    ${open ? html`<${Dialog} key=${open} id=${id} name=${open} status=${live.status} past=${past} onClose=${() => setOpen("")} />` : ""}
   `;
 }
 
-function Dialog({ id, name, status, onClose }) {
+function Dialog({ id, name, status, past, onClose }) {
   const action = ACTIONS[name];
   const dialog = useRef(null);
   const [values, setValues] = useState({});
   const [outcome, setOutcome] = useState(null);
   const [asked, setAsked] = useState(false);
   useEffect(() => dialog.current.showModal(), []);
+  const set = (field, event) => setValues({ ...values, [field.name]: event.target.value });
   const problems = (action.fields || []).filter((field) => field.check((values[field.name] || "").trim()) !== true);
   const send = async (event) => {
     event.preventDefault();
@@ -83,7 +92,12 @@ function Dialog({ id, name, status, onClose }) {
         <p>${action.says(status)}</p>
         ${(action.fields || []).map(
           (field) => html`<label>${field.label}
-            <input name=${field.name} autocomplete="off" value=${values[field.name] || ""} onInput=${(event) => setValues({ ...values, [field.name]: event.target.value })} disabled=${asked} />
+            ${field.options
+              ? html`<select name=${field.name} value=${values[field.name] || ""} onChange=${(event) => set(field, event)} disabled=${asked}>
+                  <option value="">choose one</option>
+                  ${field.options(past).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
+                </select>`
+              : html`<input name=${field.name} autocomplete="off" value=${values[field.name] || ""} onInput=${(event) => set(field, event)} disabled=${asked} />`}
           </label>`,
         )}
         <div role="status">

@@ -2,7 +2,7 @@
 
 import { Columns } from "./columns.js";
 import { FilesPicture } from "./files.js";
-import { Empty, Facts, Legend, Parts, Section, Table } from "./parts.js";
+import { Empty, Facts, Legend, Section, Table } from "./parts.js";
 import { age, clock, duration, firstLine, html, moment, number, plural, size } from "./lib.js";
 
 const PHASES = [

@@ -6,7 +6,7 @@ const HEIGHT = 150;
 const LEAST = 7;
 
 // columns: [{key, parts: [{tone, value}], tell, bad}]; the newest that fit are shown, at the right.
-export function Columns({ columns, label, text, chosen, onChoose }) {
+export function Columns({ columns, label, text }) {
   const place = useRef(null);
   const [width, setWidth] = useState(0);
   const [at, setAt] = useState(null);
@@ -22,7 +22,7 @@ export function Columns({ columns, label, text, chosen, onChoose }) {
   const step = Math.min(26, (width - 56) / shown.length);
   const left = width - step * shown.length;
   const y = (value) => HEIGHT - (HEIGHT - 12) * (value / most);
-  const told = shown.find((each) => each.key === (at ?? chosen)) || shown.at(-1);
+  const told = shown.find((each) => each.key === at) || shown.at(-1);
   const point = (event) => {
     const index = Math.floor((event.clientX - place.current.getBoundingClientRect().left - left) / step);
     return shown[Math.max(0, Math.min(shown.length - 1, index))];
@@ -35,7 +35,6 @@ export function Columns({ columns, label, text, chosen, onChoose }) {
             width=${width} height=${HEIGHT + 1} role="img" aria-label=${label}
             onMouseMove=${(event) => setAt(point(event).key)}
             onMouseLeave=${() => setAt(null)}
-            onClick=${(event) => onChoose && onChoose(point(event).key)}
           >
             ${[0.5, 1].map(
               (share) => html`<line x1="0" x2=${width} y1=${y(most * share)} y2=${y(most * share)} class="rule" />

@@ -1,7 +1,7 @@
 // Event time: the watermark of each source, and who holds it back.
 
 import { Bar, Empty, Facts, Section, Table } from "./parts.js";
-import { age, duration, eventTime, html, moment, number, plural } from "./lib.js";
+import { age, duration, eventTime, html, number, plural } from "./lib.js";
 
 export function EventTimeView({ live, past }) {
   if (!live) return html`<${Stored} past=${past} />`;

@@ -1,7 +1,7 @@
 // The graph: sources, operators and sinks, what flows between them, and what holds the job up.
 
 import { Chart } from "./chart.js";
-import { Facts, Empty, Parts, Section } from "./parts.js";
+import { Facts, Empty, Parts } from "./parts.js";
 import { age, duration, eventTime, html, number, percent, plural, rate, size, useEffect, useRef, useState } from "./lib.js";
 
 export function GraphView({ live, past }) {

@@ -1,6 +1,6 @@
 // The list of jobs.
 
-import { Section, State, Table } from "./parts.js";
+import { State, Table } from "./parts.js";
 import { firstLine, html, moment } from "./lib.js";
 
 export function JobList({ all }) {

@@ -1,11 +1,11 @@
 // Rendering, formats of figures, and requests to the server: what all views use.
 
 import { h, render } from "./vendor/preact.js";
-import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
+import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
 import htm from "./vendor/htm.js";
 
 export const html = htm.bind(h);
-export { render, useEffect, useLayoutEffect, useMemo, useRef, useState };
+export { render, useEffect, useRef, useState };
 
 // --- figures with units
 
@@ -111,10 +111,4 @@ export function useEvents(path, merge = (_, event) => event) {
     return () => source.close();
   }, [path]);
   return value;
-}
-
-export function sumBy(list, key, value) {
-  const sums = new Map();
-  for (const each of list) sums.set(key(each), (sums.get(key(each)) || 0) + value(each));
-  return sums;
 }

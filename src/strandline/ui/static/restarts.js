@@ -1,7 +1,7 @@
 // Restarts and rescales: when, why, and what they cost; generations; the drivers' log.
 
 import { Empty, Failure, Section, Table } from "./parts.js";
-import { age, firstLine, html, moment, number, useAnswer, useState } from "./lib.js";
+import { age, html, moment, number, useAnswer, useState } from "./lib.js";
 
 export function RestartsView({ id, live, past }) {
   const count = live ? live.interruptions.length : 0;
