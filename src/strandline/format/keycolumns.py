@@ -54,6 +54,10 @@ class KeyColumn:
         """Encode a column without nulls, as `pieces` does."""
         return self.pieces(to_python(array, self._kind))
 
+    def packed(self, array: pa.Array) -> list[Numbers] | None:
+        """Encode a column without nulls as arrays of fixed width, to be put side by side; None if widths differ."""
+        return None
+
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         """Decode the value that begins at `at`; return it and the position of its end."""
         raise NotImplementedError
@@ -141,6 +145,9 @@ class FixedColumn(KeyColumn):
 
     def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
         return [self._cut(self.arrow_order(array))]
+
+    def packed(self, array: pa.Array) -> list[Numbers] | None:
+        return [self.arrow_order(array).astype(self.dtype)]
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         end = at + self._width
@@ -253,6 +260,27 @@ class StructColumn(KeyColumn):
             _NULL if part is None else _PRESENT + column.encode(part)
             for column, part in zip(self._fields, value, strict=True)
         )
+
+    def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
+        pieces: list[Iterable[bytes]] = []
+        for column, child in zip(self._fields, array.flatten(), strict=True):
+            if not child.null_count:
+                pieces += [repeat(_PRESENT), *column.arrow_pieces(child)]
+                continue
+            encoded = zip(*column.arrow_pieces(child.drop_null()))  # noqa: B905
+            valid = child.is_valid().to_pylist()
+            pieces.append([_PRESENT + b"".join(next(encoded)) if is_valid else _NULL for is_valid in valid])
+        return pieces
+
+    def packed(self, array: pa.Array) -> list[Numbers] | None:
+        mark = np.full(len(array), _PRESENT[0], np.uint8)
+        parts = []
+        for column, child in zip(self._fields, array.flatten(), strict=True):
+            part = None if child.null_count else column.packed(child)
+            if part is None:
+                return None
+            parts += [mark, *part]
+        return parts
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         parts = []

@@ -47,7 +47,6 @@ class KeyCodec:
         self._fixed = fixed if len(fixed) == len(self._columns) else []
         parts: list[Any] = [("group", ">u2"), *((f"f{i}", column.dtype) for i, column in enumerate(self._fixed))]
         self._dtype = np.dtype(parts)
-        self._slices = np.dtype(f"V{self._dtype.itemsize}")
         normalisers = [_normaliser(kind) for kind in self.types]
         self._normalisers = [each or identity for each in normalisers] if any(normalisers) else None
 
@@ -76,8 +75,8 @@ class KeyCodec:
         try:
             columns: Iterable[Sequence[Any]] = [keys] if self._single else zip(*keys, strict=True)
             if self._fixed:
-                ordered = [c.order(values) for c, values in zip(self._fixed, columns, strict=True)]
-                return self._cut(key_groups, ordered)
+                ordered = [c.order(values).astype(c.dtype) for c, values in zip(self._fixed, columns, strict=True)]
+                return _side_by_side([np.asarray(key_groups, ">u2"), *ordered])
             pieces = [p for c, values in zip(self._columns, columns, strict=True) for p in c.pieces(values)]
             return list(map(b"".join, zip(map(self._groups.__getitem__, key_groups), *pieces)))  # noqa: B905
         except _DOES_NOT_FIT as error:
@@ -85,9 +84,14 @@ class KeyCodec:
 
     def encode_arrow(self, key_groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
         """Encode keys from Arrow columns without nulls."""
-        if self._fixed:
-            ordered = [c.arrow_order(column) for c, column in zip(self._fixed, columns, strict=True)]
-            return self._cut(key_groups.to_numpy(), ordered)
+        packed = [key_groups.to_numpy().astype(">u2")]
+        for one, column in zip(self._columns, columns, strict=True):
+            parts = one.packed(column)
+            if parts is None:
+                break
+            packed += parts
+        else:
+            return _side_by_side(packed)
         pieces = [p for c, column in zip(self._columns, columns, strict=True) for p in c.arrow_pieces(column)]
         groups = map(self._groups.__getitem__, key_groups.to_pylist())
         return list(map(b"".join, zip(groups, *pieces)))  # noqa: B905
@@ -98,13 +102,6 @@ class KeyCodec:
             return self._first.encode(value)
         except _DOES_NOT_FIT as error:
             raise self._misfit([value], error) from None
-
-    def _cut(self, key_groups: Any, ordered: Sequence[Numbers]) -> list[bytes]:
-        packed = np.empty(len(ordered[0]), self._dtype)
-        packed["group"] = key_groups
-        for i, numbers in enumerate(ordered):
-            packed[f"f{i}"] = numbers
-        return tolist(packed.view(self._slices))
 
     # -- decoding
 
@@ -206,6 +203,14 @@ class KeyCodec:
             f"the stored bytes {data[:64].hex()} hold no key of {self._ddl}: {why}",
             hint="the state was damaged, or the type of the key was changed",
         )
+
+
+def _side_by_side(parts: Sequence[Numbers]) -> list[bytes]:
+    """Return the bytes of each place of some arrays of equal lengths, one after the other."""
+    rows = np.empty(len(parts[0]), [(f"f{at}", part.dtype) for at, part in enumerate(parts)])
+    for at, part in enumerate(parts):
+        rows[f"f{at}"] = part
+    return tolist(rows.view(f"V{rows.dtype.itemsize}"))
 
 
 @lru_cache(maxsize=1)

@@ -52,6 +52,10 @@ class Columns:
         """DDL of a struct of the user's columns."""
         return f"struct<{', '.join(f'{quoted(name)}: {ddl}' for name, ddl in self.types)}>"
 
+    def without(self, names: Sequence[str]) -> Columns:
+        """Return the columns but some."""
+        return replace(self, types=tuple(each for each in self.types if each[0] not in names))
+
     def ddl_of(self, name: str) -> str:
         """Return the DDL of a column's type; refuse a name that several columns have."""
         same = [(known, ddl) for known, ddl in self.types if known.lower() == name.lower()]

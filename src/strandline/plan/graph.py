@@ -151,6 +151,13 @@ class PairNode(Node):
     """One entry for all rows, or one for each input; then a row's origin begins with the number of its input."""
     broadcast_order: tuple[str, ...] | None = None
     """If every partition gets the right rows: the columns that sort them."""
+    has_keys_once: bool = False
+    """Whether both rows come without the key, which the pair has."""
+
+    def row_of(self, half: Keyed) -> Columns:
+        """Return the columns of one of both rows."""
+        columns = half.columns
+        return columns.without(half.keys) if self.has_keys_once else columns
 
     @property
     def parents(self) -> tuple[Node, ...]:

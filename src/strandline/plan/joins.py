@@ -52,10 +52,10 @@ def broadcast(left: Keyed, rules: Node, order_by: tuple[str, ...]) -> Keyed:
     return _pair(left, Keyed(rules, ()), "broadcast", order_by)
 
 
-def connect(left: Keyed, right: Keyed, what: str = "connect") -> Keyed:
-    """Pair the rows of two streams with equal keys."""
+def connect(left: Keyed, right: Keyed, what: str = "connect", *, keys_once: bool = False) -> Keyed:
+    """Pair the rows of two streams with equal keys; with `keys_once`, the rows in the pairs are without them."""
     _check_alike(left, right, what)
-    return _pair(left, right, what)
+    return _pair(left, right, what, keys_once=keys_once)
 
 
 Late = tuple[str | None, str | None]
@@ -171,7 +171,14 @@ def _operator(pairs: Keyed, join: KeyedProcess, layout: JoinColumns, output: str
 # -- packing
 
 
-def _pair(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
+def _pair(
+    left: Keyed,
+    right: Keyed,
+    what: str,
+    broadcast_order: tuple[str, ...] | None = None,
+    *,
+    keys_once: bool = False,
+) -> Keyed:
     """Return the pairs of two inputs, with key and order under the left names, and hidden columns."""
     both = left.columns, right.columns
     movers = movers_of([left.node, right.node] if both[1].is_timed else [left.node])
@@ -182,14 +189,16 @@ def _pair(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...]
         columns.schema(what)
     order = tuple(f"{_ORDER}_{at}" for at in range(len(left.order_by)))
     sort_columns = zip((*left.keys, *order), map(both[0].ddl_of, (*left.keys, *left.order_by)), strict=True)
+    rows = [half.columns.without(half.keys) if keys_once else half.columns for half in (left, right)]
     node = PairNode(
-        Columns(((LEFT, both[0].struct), (RIGHT, both[1].struct), *sort_columns)).with_hidden(*hidden),
+        Columns(((LEFT, rows[0].struct), (RIGHT, rows[1].struct), *sort_columns)).with_hidden(*hidden),
         left.node,
         other=right.node,
         halves=(left, right),
         names=(*left.keys, *order),
         movers=movers,
         broadcast_order=broadcast_order,
+        has_keys_once=keys_once,
     )
     return Keyed(node, left.keys, order, "connect" if broadcast_order is None else "broadcast")
 

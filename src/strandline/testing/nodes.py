@@ -119,7 +119,7 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
         columns = [pa.nulls(rows.num_rows, field.type) for field in schema]
         packed = schema.field(half).type
         columns[half] = pa.StructArray.from_arrays(
-            [rows.column(name) for name in input_.columns.names], fields=list(packed)
+            [rows.column(name) for name in node.row_of(input_).names], fields=list(packed)
         )
         for at, name in enumerate((*input_.keys, *input_.order_by), 2):
             columns[at] = rows.column(name)

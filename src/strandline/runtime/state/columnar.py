@@ -77,7 +77,10 @@ class BatchKeys:
     def take(self, indices: Any) -> BatchKeys:
         """Return the keys at these rows."""
         chosen = pa.array(indices)
-        return BatchKeys([c.take(chosen) for c in self.columns], self.groups.take(chosen), self._codec)
+        keys = BatchKeys([c.take(chosen) for c in self.columns], self.groups.take(chosen), self._codec)
+        if "encoded" in vars(self) and self._codec.size_bytes is None:
+            keys.encoded = list(map(self.encoded.__getitem__, chosen.to_pylist()))
+        return keys
 
 
 @refusing(*ALL)

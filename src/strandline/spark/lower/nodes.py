@@ -207,11 +207,11 @@ def _checked(part: AccumulatorColumn) -> str:
 
 
 def _lower_pair(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:
-    structs = [half.columns.struct for half in node.halves]
+    structs = [node.row_of(half).struct for half in node.halves]
     selected = []
     for at, half in enumerate(node.halves):
         columns = half.columns
-        row = f"struct({', '.join(map(quoted, columns.names))})"
+        row = f"struct({', '.join(map(quoted, node.row_of(half).names))})"
         rows = [row if at == other else f"cast(null as {struct})" for other, struct in enumerate(structs)]
         nulls = [f"cast(null as {ddl})" for _, ddl in node.columns.types[2:]]
         keys = [quoted(name) for name in (*half.keys, *half.order_by)] or nulls

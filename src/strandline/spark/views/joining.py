@@ -86,9 +86,11 @@ def join(
             if not null_safe and not is_kept:
                 for key in keys:
                     rows = ops.filtered(rows, catalyst.not_null(key)) if key.nullable() else rows
-            key = join_key_of(catalyst, keys, None if null_safe else (number + 1) * is_kept)
+            # Where neither side keeps its rows without a partner, no key has a null.
+            side = None if null_safe or not any(outer) else (number + 1) * is_kept
+            key = join_key_of(catalyst, keys, side, has_nulls=null_safe or any(outer))
             columns = rows.output if is_paired or number == 0 else ()
-            halves.append(ops.rows(rows, columns, key))
+            halves.append(ops.rows(rows, columns, key, is_weighted=rows.weighted))
         names = unlike(
             [
                 *halves[0][1],
@@ -103,7 +105,7 @@ def join(
         fields = [each for kind in kinds[: 1 + is_paired] for each in kind.fields]
         fields += [Field("exists", BooleanType())] if exists is not None else []
         result = StructType(tuple(Field(name, each.type) for name, each in zip(names, fields, strict=True)))
-        pairs = connect(Keyed(halves[0][0], (KEY,)), Keyed(halves[1][0], (KEY,)))
+        pairs = connect(Keyed(halves[0][0], (KEY,)), Keyed(halves[1][0], (KEY,)), keys_once=True)
         process = Joining(how, kinds[0], kinds[1], result)
         operator = ops.operator(pairs, f"join-{hash_of(meaning)}", process, result, f"{how} join")
         by = f"equal {texts[0]}" if left_keys else "no key: one partition does all of it"
@@ -117,19 +119,22 @@ def join(
         names,
         tuple(output),
         tuple(output),
-        {
-            **left.columns,
-            **right.columns,
-            **({} if exists is None else {id_of(exists): short(f"exists@{meaning}")}),
-        }
-        if how == "inner"
-        else columns_of(output, meaning),
+        _columns(left, right, output, meaning) if how == "inner" else columns_of(output, meaning),
         meaning,
         appends=appends,
         unique=_unique_pairs(how, left, left_keys, right, right_keys),
+        is_netted=True,
         leaves=leaves_of(left, right),
         parts=parts_of(left, right, part=part, appends=appends),
     )
+
+
+def _columns(left: Relation, right: Relation, output: Sequence[Attribute], meaning: str) -> Mapping[int, str]:
+    """Say what the columns of pairs mean: those of the right have places where both sides are of one table."""
+    known = {left.columns[id_of(each)] for each in left.output}
+    new = columns_of(output, meaning)
+    same = {id_of(each): new[id_of(each)] for each in right.output if right.columns[id_of(each)] in known}
+    return {**left.columns, **right.columns, **same}
 
 
 def _unique_pairs(

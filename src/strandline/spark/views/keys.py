@@ -1,4 +1,4 @@
-"""The key of an operator: one column, a struct, in which nulls may be."""
+"""The key of an operator: one column, a struct if nulls may be in it or it has several values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from strandline.types.datatypes import ArrayType, DataType, Field, MapType, Stru
 KEY = "__strandline_key"
 
 
-def join_key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None) -> Expression:
+def join_key_of(
+    catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None, *, has_nulls: bool = True
+) -> Expression:
     """Return the key of a side of a join, whose values have other names on the other side; `side` is as in key_of()."""
-    return key_of(catalyst, [_unnamed(catalyst, key) for key in keys], side)
+    unnamed = [_unnamed(catalyst, key) for key in keys]
+    # A column as it is costs less than a struct on each way.
+    return _comparable(catalyst, *unnamed) if len(keys) == 1 and not has_nulls else key_of(catalyst, unnamed, side)
 
 
 def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = None) -> Expression:

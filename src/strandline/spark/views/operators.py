@@ -62,14 +62,20 @@ class Operators:
         )
 
     def rows(
-        self, rows: Relation, columns: Sequence[Attribute], key: Expression, *, seeded: bool = False
+        self,
+        rows: Relation,
+        columns: Sequence[Attribute],
+        key: Expression,
+        *,
+        seeded: bool = False,
+        is_weighted: bool = True,
     ) -> tuple[Node, tuple[str, ...]]:
         """Return the node of rows with their key, and the names of the columns; rows without any get one."""
         catalyst, names = self.catalyst, unlike(self.names(rows, columns) or [ONE])
         values = list(columns) or [catalyst.sql("true")]
         pairs = ((KEY, key), *zip(names, values, strict=True))
         seed = (key, *map(catalyst.null_like, columns)) if columns else (key, catalyst.sql("true"))
-        node = Rows(catalyst, rows, pairs, seed if seeded else ()).node()
+        node = Rows(catalyst, rows, pairs, seed if seeded else (), is_weighted=is_weighted).node()
         return node, names
 
     def names(self, rows: Relation, columns: Sequence[Attribute]) -> list[str]:

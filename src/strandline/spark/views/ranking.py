@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from strandline.plan.graph import Keyed, Node
 from strandline.runtime.operators.views.top import Numbering, Order, Top
@@ -90,8 +91,16 @@ def top(
     if unique is None and numbering == "row_number" and all(kind_of(key) == "AttributeReference" for key in keys):
         numbered = () if count == 1 else (id_of(number),)
         unique = frozenset({*numbered, *map(id_of, keys)})
-    output = (*child.output, number)
-    return Relation(
-        node, names, output, output, columns, meaning, appends=False, unique=unique, leaves=child.leaves,
-        parts=parts_of(child, part=part, appends=False),
+    first = Relation(
+        node, names, (*child.output, number), (*child.output, number), columns, meaning, appends=False, unique=unique,
+        is_netted=True, leaves=child.leaves, parts=parts_of(child, part=part, appends=False),
     )  # fmt: skip
+    if count != 1:
+        return first
+    one = [*child.output, catalyst.alias(catalyst.sql("1"), number.name(), number.exprId()), *ops.carried(first)]
+    return replace(
+        first,
+        names=names[:-1],
+        attributes=child.output,
+        steps=(lambda rows: catalyst.project(one, rows),),
+    )

@@ -177,6 +177,7 @@ def _compared(
         columns_of(rows.output, meaning),
         meaning,
         appends=False,
+        is_netted=True,
         leaves=rows.leaves,
         parts=parts_of(rows, part=part, appends=False),
     )

@@ -54,6 +54,8 @@ class Relation:
     """Whether nothing is ever taken back."""
     unique: frozenset[int] | None = None
     """The ids of columns of which no two rows have equal values, if it is known that there are some."""
+    is_netted: bool = False
+    """Whether no row of the node is added and taken back in one epoch."""
     hidden: tuple[Attribute, ...] = ()
     """The hidden columns of a stream with a watermark; as the weights, they are in the rows of each step."""
     weighted: bool = True
@@ -62,6 +64,14 @@ class Relation:
     """The tables that it reads: their names, and the nodes that they stand for."""
     parts: tuple[Part, ...] = ()
     """What keeps state above, in the order of the rows."""
+
+    @property
+    def is_net(self) -> bool:
+        """Whether no row is added and taken back in one epoch: if the node's rows are not, and none are alike now."""
+        if self.appends or not self.is_netted:
+            return self.appends
+        means = {self.columns[id_of(each)] for each in self.output}
+        return all(self.columns.get(id_of(each)) in means for each in self.attributes)
 
     def then(
         self,

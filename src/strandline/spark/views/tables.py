@@ -73,6 +73,7 @@ class Table:
             meaning,
             appends=False,
             unique=frozenset(id_of(by_name[each]) for each in self.key),
+            is_netted=True,
             leaves=rows.leaves,
             parts=parts_of(part=part, appends=False),
         )

@@ -104,7 +104,7 @@ class View:
         names = self.columns
 
         def step(df: DataFrame) -> DataFrame:
-            if not self.appends and not _has_map(self.schema):
+            if not self._relation.is_net and not _has_map(self.schema):
                 # What is behind the last operator may make two of its rows one: SELECT n FROM (… GROUP BY shop).
                 columns = [F.col(quoted(name)) for name in _numbered(names)]
                 summed = df.toDF(*_numbered(names), WEIGHT).groupBy(*columns).agg(F.sum(WEIGHT).alias(WEIGHT))

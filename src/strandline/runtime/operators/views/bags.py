@@ -1,7 +1,7 @@
 """Bags of rows by key, as Arrow columns: how changes are added up, and how a state holds the rows of a key.
 
-A row is the same as another if its encoded bytes are: -0.0 is not 0.0, as an operator must take back exactly the row
-that it gave.
+A row is the same as another if its bits are: -0.0 is not 0.0, as an operator must take back exactly the row that it
+gave.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ class RowType:
         """The type of a state: rows, and how often each is there."""
 
     @cached_property
-    def _codec(self) -> ValueCodec:
-        # Made where it is used: it cannot be sent to another process.
-        return ValueCodec(self.columns)
+    def _codecs(self) -> list[ValueCodec | None]:
+        """For each column that Arrow cannot compare, its encoding. Made where it is used: processes cannot send it."""
+        nested = (pa.types.is_nested(field.type) for field in self.arrow)
+        return [
+            ValueCodec(field.type) if is_nested else None
+            for field, is_nested in zip(self.columns.fields, nested, strict=True)
+        ]
 
     def rows_of(self, columns: Sequence[pa.Array]) -> pa.StructArray:
         """Return columns as rows."""
         parts = [conform(column, field.type) for column, field in zip(columns, self.columns.fields, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=list(self.arrow))
 
-    def codes(self, rows: pa.StructArray) -> Numbers:
-        """Number the rows: equal ones have equal numbers."""
-        coded = pa.array(self._codec.encode_arrow(rows), pa.binary()).dictionary_encode()
-        numbers: Numbers = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        return numbers
+    def comparable(self, rows: pa.StructArray) -> list[pa.Array]:
+        """Return columns that Arrow finds equal where those of the rows have the same bits."""
+        return [_comparable(column, codec) for column, codec in zip(rows.flatten(), self._codecs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,13 @@ class Bag:
         mask = chosen[self.of_key]
         return self if mask.all() else self.take(np.flatnonzero(mask))
 
+    def counted(self, counts: Numbers) -> Bag:
+        """Return the entries with other counts."""
+        return Bag(self.of_key, self.rows, counts)
+
     def negated(self) -> Bag:
         """Return the entries with the opposite sign."""
-        return Bag(self.of_key, self.rows, -self.counts)
+        return self.counted(-self.counts)
 
     def plus(self, other: Bag) -> Bag:
         """Return the entries of both; equal rows are not summed."""
@@ -89,14 +95,15 @@ class Bag:
         """Return the bag with equal rows of a key as one entry, and without those that cancel out."""
         if not len(self):
             return self
-        codes = kind.codes(self.rows)
-        _, first, entry = np.unique(self.of_key * (codes.max() + 1) + codes, return_index=True, return_inverse=True)
-        counts = np.zeros(len(first), np.int64)
-        np.add.at(counts, entry, self.counts)
+        keys = [pa.array(self.of_key), *kind.comparable(self.rows)]
+        names = [f"c{at}" for at in range(len(keys))]
+        table = pa.table([*keys, pa.array(self.counts), pa.array(np.arange(len(self)))], [*names, "n", "at"])
+        entries = table.group_by(names, use_threads=False).aggregate([("n", "sum"), ("at", "min")])
+        counts, first = (entries.column(name).to_numpy() for name in ("n_sum", "at_min"))
         # In the order of the first occurrence.
         kept = np.flatnonzero(counts)
         kept = kept[np.argsort(first[kept], kind="stable")]
-        return Bag(self.of_key[first[kept]], self.rows.take(pa.array(first[kept])), counts[kept])
+        return self.take(first[kept]).counted(counts[kept])
 
     def totals(self, keys: int) -> Numbers:
         """Return the number of rows of each key."""
@@ -109,6 +116,18 @@ class Bag:
         times = np.abs(self.counts)
         indices = np.repeat(np.arange(len(self)), times)
         return indices, np.sign(self.counts)[indices]
+
+
+def _comparable(column: pa.Array, codec: ValueCodec | None) -> pa.Array:
+    if codec is None:
+        # To Arrow, no NaN is equal to another, and -0.0 is 0.0.
+        bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
+        return column if bits is None else column.view(bits)
+    encoded = codec.encode_arrow(column.drop_null())
+    if not column.null_count:
+        return pa.array(encoded, pa.binary())
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    return pa.array(encoded, pa.binary()).take(pa.array(np.cumsum(valid) - 1, mask=~valid))
 
 
 def from_state(values: pa.Array, kind: RowType) -> Bag:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.api.states import Value
-from strandline.runtime.operators.views.bags import Bag, Numbers, RowType, from_state, to_state
+from strandline.runtime.operators.views.bags import WEIGHT, Bag, Numbers, RowType, from_state, to_state
 from strandline.runtime.operators.views.inputs import EpochOperator, change_rows, changed_rows
 from strandline.runtime.state.columnar import BatchKeys
 from strandline.runtime.state.scope import Scope
@@ -39,7 +39,8 @@ class _Side:
 class Joining(EpochOperator):
     """Pairs of rows with equal keys, and rows without a partner as the kind of join says.
 
-    A row of the input is a pair of which one half is null. Each half ends with its columns and its weight.
+    A row of the input is a pair of which one half is null. A half has its columns, and its weight if rows are ever
+    taken back.
     """
 
     def __init__(self, how: How, left: StructType, right: StructType, result: StructType) -> None:
@@ -74,8 +75,10 @@ class Joining(EpochOperator):
         """Add the changes of one side to its state."""
         state, count = vars(self)[name], len(keys)
         at = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
-        parts = half.take(pa.array(at)).flatten()
-        added = changed_rows(kind, of_row[at], parts[-len(kind.columns.fields) - 1 : -1], parts[-1])
+        rows = half.take(pa.array(at))
+        is_weighted = half.type.get_field_index(WEIGHT) >= 0
+        weights = rows.field(WEIGHT) if is_weighted else pa.array(np.ones(len(rows), np.int64))
+        added = changed_rows(kind, of_row[at], [rows.field(name) for name in kind.columns.names], weights)
         before = from_state(state.get_many(keys), kind)
         after = before.plus(added)
         if len(added) and added.counts.min() < 0:

@@ -10,14 +10,13 @@ import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.core.errors import CorruptionError
-from strandline.format.values import ValueCodec
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
 from strandline.runtime.operators.aggregates.grouping import Groups, valid_rows
-from strandline.runtime.operators.views.bags import WEIGHT, Numbers
+from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType
 from strandline.runtime.operators.views.inputs import EpochOperator, output
 from strandline.runtime.state.columnar import BatchKeys
 from strandline.runtime.state.scope import Scope
-from strandline.types.datatypes import StructType, parse_type
+from strandline.types.datatypes import StructType, parse_schema
 
 TOTALS = "totals"
 COUNT = "rows"
@@ -39,13 +38,13 @@ class Totals(EpochOperator):
         super().__init__()
         self._keys = keys.names
         self._fields, self._counted, self._is_whole = list(fields), list(counted), is_whole
-        self._ddl = f"struct<{', '.join(f'{field.name}: {field.ddl}' for field in fields)}>"
-        self.own_states = {TOTALS: Value(self._ddl)}
+        self._columns = ", ".join(f"{field.name}: {field.ddl}" for field in fields)
+        self.own_states = {TOTALS: Value(f"struct<{self._columns}>")}
 
     def open(self) -> None:
         """Prepare what cannot be sent to another process."""
         self._accumulators = Accumulators(self._fields, ())
-        self._codec = ValueCodec(parse_type(self._ddl))
+        self._kind = RowType(parse_schema(self._columns))
 
     def changes(
         self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
@@ -65,7 +64,8 @@ class Totals(EpochOperator):
             raise CorruptionError(f"operator '{scope.uid}': more rows of a key were taken back than it has")
         values = pa.StructArray.from_arrays(after, fields=self._accumulators.arrow_fields)
         is_changed = np.ones(count, bool)
-        is_changed[known] = self._differ(stored.take(pa.array(known)), values.take(pa.array(known)))
+        bits = [self._kind.comparable(each.take(pa.array(known))) for each in (stored, values)]
+        is_changed[known] = ~_equal(bits[0], bits[1], len(known))
         changed = np.flatnonzero(is_changed)
         if not len(changed):
             return None
@@ -85,10 +85,6 @@ class Totals(EpochOperator):
         names = [*self._keys, *(field.name for field in self._fields[1:]), WEIGHT]
         signs = np.append(np.full(len(old), -1), np.full(len(new), 1))
         return output(names, [*keys.take(np.append(old, new)).columns, *pairs], signs)
-
-    def _differ(self, ones: pa.Array, others: pa.Array) -> Numbers:
-        pairs = zip(self._codec.encode_arrow(ones), self._codec.encode_arrow(others), strict=True)
-        return np.fromiter((one != other for one, other in pairs), bool, len(ones))
 
     def _results(self, accumulators: pa.Array) -> list[pa.Array]:
         """Return the columns of the result."""
