@@ -1,6 +1,6 @@
 // The key inspector: what an operator has for one key, now and at each checkpoint that is kept.
 
-import { Empty, Failure, Section, Table } from "./parts.js";
+import { Empty, Failure, Hidden, Section, Table } from "./parts.js";
 import { ask, html, moment, number, useAnswer, useState } from "./lib.js";
 
 export function KeyView({ id, past, all }) {
@@ -10,7 +10,7 @@ export function KeyView({ id, past, all }) {
   const [found, setFound] = useState(null);
   const [asked, setAsked] = useState(false);
   if (!all.values)
-    return html`<${Failure} of=${{ error: "Keys and values are hidden.", hint: "start the page with `strandline ui --values shown`" }} />`;
+    return html`<${Hidden} what="look up a key: its state now and at each checkpoint that is kept, and its timers" />`;
   if (!tables) return html`<${Empty} text="Reading the newest checkpoint…" />`;
   if (tables.error) return html`<${Failure} of=${tables} />`;
   const uids = Object.keys(tables.keys);

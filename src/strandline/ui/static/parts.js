@@ -36,6 +36,9 @@ export function Table({ columns: possible, rows: every, caption, empty, fit, mar
 
 export const Empty = ({ text }) => html`<p class="empty">${text}</p>`;
 
+export const Hidden = ({ what }) =>
+  html`<p class="note hidden">Keys and values are hidden. Start the page with <code>strandline ui --values shown</code> to ${what}.</p>`;
+
 export const Failure = ({ of }) =>
   html`<div class="note bad" role="alert"><p>${of.error}</p>${of.hint ? html`<p class="hint">Next step: ${of.hint}</p>` : ""}</div>`;
 

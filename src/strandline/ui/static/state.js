@@ -1,12 +1,7 @@
 // The state browser: operators, their states, rows of a snapshot, and SQL over them.
 
-import { Empty, Failure, Section, Table } from "./parts.js";
+import { Empty, Failure, Hidden, Section, Table } from "./parts.js";
 import { ask, html, number, plural, size, useAnswer, useEffect, useState } from "./lib.js";
-
-const HIDDEN = {
-  error: "Keys and values are hidden.",
-  hint: "start the page with `strandline ui --values shown` to see rows and to use SQL; names, types and sizes are shown always",
-};
 
 export function StateView({ id, past, all }) {
   const [checkpoint, setCheckpoint] = useState("");
@@ -43,7 +38,7 @@ export function StateView({ id, past, all }) {
             />`}
     <//>
     ${!all.values
-      ? html`<${Failure} of=${HIDDEN} />`
+      ? html`<${Hidden} what="see rows and use SQL" />`
       : html`${table ? html`<${Rows} id=${id} table=${table} checkpoint=${checkpoint} onClose=${() => setTable("")} />` : ""}
           <${Query} id=${id} checkpoint=${checkpoint} tables=${tables && tables.tables ? tables.tables : []} />`}
   `;
