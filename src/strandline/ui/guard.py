@@ -60,7 +60,8 @@ class Guard:
         tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         if scope["path"] == "/" and tokens and self._is_token(tokens[0]):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            # Not "strict": a link to the first address, in a message for example, would then lead to a refusal.
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
             return answer
         cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         if cookie is None or not self._is_token(cookie.value):
