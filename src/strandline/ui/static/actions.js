@@ -55,17 +55,20 @@ const ACTIONS = {
 };
 
 export function Actions({ id, live, all, past }) {
-  const [open, setOpen] = useState("");
-  if (all.read_only || !live || !live.status) return "";
-  const running = live.actions || [];
+  // The dialog stays with its outcome, also when the job has ended meanwhile.
+  const [open, setOpen] = useState(null);
+  const isLive = !all.read_only && live && live.status;
+  const running = (isLive && live.actions) || [];
   return html`
-    <div class="actions" role="group" aria-label="Commands">
-      ${Object.entries(ACTIONS).map(
-        ([name, action]) => html`<button type="button" class=${action.grave ? "grave" : ""} onClick=${() => setOpen(name)}>${action.title}…</button>`,
-      )}
-    </div>
+    ${isLive
+      ? html`<div class="actions" role="group" aria-label="Commands">
+          ${Object.entries(ACTIONS).map(
+            ([name, action]) => html`<button type="button" class=${action.grave ? "grave" : ""} onClick=${() => setOpen({ name, status: live.status })}>${action.title}…</button>`,
+          )}
+        </div>`
+      : ""}
     ${running.map((each) => html`<p class="note" role="status">${each.name}: ${each.step || "asked for"}${each.total ? `, ${number(each.done)} of ${number(each.total)} ${each.unit}` : ""}</p>`)}
-    ${open ? html`<${Dialog} key=${open} id=${id} name=${open} status=${live.status} past=${past} onClose=${() => setOpen("")} />` : ""}
+    ${open ? html`<${Dialog} key=${open.name} id=${id} ...${open} past=${past} onClose=${() => setOpen(null)} />` : ""}
   `;
 }
 

@@ -77,7 +77,7 @@ export function Parts({ parts, whole, label }) {
 }
 
 export const Bar = ({ value, whole, tone, text }) =>
-  html`<span class="with-bar"><${Parts} parts=${[{ value, tone }]} whole=${whole} />${text}</span>`;
+  html`<span class="with-bar"><${Parts} parts=${[{ value, tone }]} whole=${whole} /><span>${text}</span></span>`;
 
 export const Legend = ({ parts }) => html`
   <ul class="legend">
