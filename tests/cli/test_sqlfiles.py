@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -89,9 +90,44 @@ def test_explain_shows_each_view(process: Command, tmp_path: Path) -> None:
     assert (found.code, found.stdout) == (0, "view 'large': rows that stay\nview 'out': rows that stay\n")
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_explain_says_what_becomes_of_state(process: Command, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    before = (
+        f"CREATE STREAM orders (shop STRING, amount INT) USING files OPTIONS (path '{tmp_path}/in'); {SINK}"
+        "CREATE VIEW totals AS SELECT shop, count(*) AS n FROM orders GROUP BY shop;\n"
+        "CREATE VIEW large AS SELECT count(*) AS n FROM orders WHERE amount > 3;\n"
+        "INSERT INTO out CHANGES OF SELECT n FROM totals UNION ALL SELECT n FROM large;"
+    )
+    old = write(tmp_path / "old.sql", before)
+    new = write(tmp_path / "new.sql", before.replace("n FROM orders GROUP", "n, max(amount) AS most FROM orders GROUP"))
+    other = write(tmp_path / "other.sql", before.replace("> 3", "> 4"))
+    found = process("explain", new, "--upgrade", old, MASTER="local[2]")
+    assert found.code == 1
+    assert "view totals:\n  refused  aggregate by orders.shop  (totals-" in found.stdout
+    assert "    kept count(*)\n    the aggregate 'max(orders.amount)' is new: of groups" in found.stdout
+    assert "view large:\n  kept  aggregate of all rows  (totals-" in found.stdout
+    assert "the job cannot go on" in found.stdout
+    uid = found.stderr.partition("--from-now ")[2].split()[0].rstrip(",")
+    found = process("explain", new, "--upgrade", old, "--from-now", uid, "--json", MASTER="local[2]")
+    assert found.code == 0
+    parts = {part["view"]: part for part in json.loads(found.stdout)["parts"]}
+    assert [parts[view]["outcome"] for view in ("view totals", "view large")] == ["extended", "kept"]
+    text = f"EXPLAIN UPGRADE '{old}' TO '{other}';\nEXPLAIN UPGRADE '{tmp_path}/none.sql';"
+    said = shell(text, old, cwd=tmp_path)
+    lines = said.stdout.splitlines()
+    assert "  new  aggregate of all rows" in said.stdout
+    assert "  lost  aggregate of all rows" in said.stdout
+    assert any(line.startswith("    before: WHERE") and "> 3" in line for line in lines)
+    assert f"line 2, column 17: there is no file '{tmp_path}/none.sql'" in said.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("EXPLAIN UPGRADE 'old.sql';", ", line 1, column 17: EXPLAIN UPGRADE is for the shell"),
         ("SET nam = 'x';", ", line 1, column 5: there is no setting 'nam': did you mean 'name'?\n    SET nam = 'x';\n        ^\n"),
         (SINK, " inserts nothing into a sink: there is no job\n  next step: write INSERT INTO"),
         (SINK + "SELECT 1;", ", line 2, column 1: a query alone shows its rows only in the shell\n    SELECT 1;\n    ^\n"),

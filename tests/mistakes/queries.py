@@ -6,6 +6,12 @@ import re
 from typing import Any
 
 import strandline as sl
+from strandline.core.errors import IncompatibleStateError
+from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.format.manifest import Manifest
+from strandline.plan.parallelism import Parallelism
+from strandline.plan.pipeline import Pipeline
+from strandline.spark.job.compat import check_compatible
 from tests.mistakes.table import Mistake, Stage, mistake
 
 _TABLES = {
@@ -392,7 +398,42 @@ FOR SYSTEM_TIME AS OF a column: the table does not say since when each of its ro
   line 1, column 35:
     SELECT * FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.at AS r ON o.room = r.room
                                       ^
-  next step: name that column: o LEFT ASOF JOIN r MATCH_CONDITION (o.at >= r.at) ON o.currency = r.currency
+  next step: its stream needs watermark("at"), and sl.table order_by="at"; or name the column: o LEFT ASOF JOIN r MATCH_CONDITION (o.at >= r.at) ON o.currency = r.currency
+
+## a hint of state without pairs
+SELECT /*+ STATE_TTL('1 day') */ count(*) AS n FROM orders
+=>
+STATE_TTL has no pairs of a table and a duration
+  line 1, column 12:
+    SELECT /*+ STATE_TTL('1 day') */ count(*) AS n FROM orders
+               ^
+  next step: write /*+ STATE_TTL('orders'='1 day', 'c'='30 days') */, with names or aliases of tables
+
+## a hint of state for a duration that is none
+SELECT /*+ STATE_TTL('orders'='long') */ count(*) AS n FROM orders
+=>
+STATE_TTL is 'long', expected a duration
+  line 1, column 32:
+    SELECT /*+ STATE_TTL('orders'='long') */ count(*) AS n FROM orders
+                                   ^
+
+## a hint of state that is kept for no time
+SELECT /*+ STATE_TTL('o'='0s') */ count(*) AS n FROM orders o
+=>
+STATE_TTL is '0s', expected more than 0 and at most 100 years
+  line 1, column 27:
+    SELECT /*+ STATE_TTL('o'='0s') */ count(*) AS n FROM orders o
+                              ^
+  next step: leave it out for state that is kept for ever
+
+## a hint of state for a table that the query has not
+SELECT /*+ STATE_TTL('order'='1 day') */ count(*) AS n FROM orders o
+=>
+STATE_TTL is of 'order', which is no table of the query, and no alias
+  line 1, column 23:
+    SELECT /*+ STATE_TTL('order'='1 day') */ count(*) AS n FROM orders o
+                          ^
+  next step: it has o, orders
 
 ## a look-up join
 SELECT * FROM orders o JOIN rates FOR SYSTEM_TIME AS OF PROCTIME() AS r ON o.room = r.room
@@ -467,7 +508,96 @@ def given(name: str, query: str, names: dict[str, str], *said: str) -> Mistake:
     )
 
 
+def pinned(name: str, query: str, *said: str) -> Mistake:
+    """Return the mistake of a query with a uid."""
+    return mistake(name, "declaration", lambda s: sl.sql(query, uid="totals", orders=table(s, "orders")), *said)
+
+
+def changed(name: str, before: str, now: str, *said: str, uid: str = "", **more: Any) -> Mistake:
+    """Return the mistake of a view that is started where another query has left its state."""
+
+    def program(stage: Stage) -> None:
+        old, new = (
+            Pipeline([sl.sql(query, uid=uid, orders=table(stage, "orders")).changes()._node]).settle(
+                Parallelism(default=2)
+            )
+            for query in (before, now)
+        )
+        manifest = Manifest(
+            job="j", generation=Generation(1), checkpoint=CheckpointId(17), epoch=Epoch(5), mode="full", created_ms=0,
+            engine_version="1", life="l", operators=[operator.info("rocksdb") for operator in old],
+        )  # fmt: skip
+        stage.place = "start"
+        check_compatible(manifest, new, {}, [], **more)
+
+    said = "job 'j' cannot go on from checkpoint 17", *said
+    return mistake(name, "start", program, *said, error=IncompatibleStateError)
+
+
+_COUNTS = "SELECT room, count(*) AS n FROM orders GROUP BY room"
 MISTAKES = [
+    changed(
+        "an aggregate that is new",
+        _COUNTS,
+        "SELECT room, count(*) AS n, sum(v) AS total FROM orders GROUP BY room",
+        "the aggregate 'sum(orders.v)' is new: of groups that are stored, it would have the rows from now on alone",
+        'from_now=["totals-',
+        "compute the view anew",
+    ),
+    changed(
+        "an average of values that were counted before",
+        "SELECT room, count(v) AS n FROM orders GROUP BY room",
+        "SELECT room, count(v) AS n, avg(v) AS mean FROM orders GROUP BY room",
+        "the aggregate 'avg(orders.v)' is new: it would divide the sum of what comes from now on by the number of all",
+    ),
+    changed(
+        "a condition that is another one",
+        f"{_COUNTS} HAVING n > 1",
+        _COUNTS.replace("GROUP", "WHERE v > 1 GROUP"),
+        "the program has no operator with uid 'totals-",
+        'drop=["totals-',
+    ),
+    changed(
+        "a view of a view that goes on",
+        _COUNTS,
+        f"SELECT n, count(*) AS rooms FROM ({_COUNTS}) GROUP BY n",
+        "it is new, and rows that 'totals-",
+        "have a view that is new in a job of its own",
+    ),
+    changed(
+        "another key under the same uid",
+        _COUNTS,
+        "SELECT id, count(*) AS n FROM orders GROUP BY id",
+        "operator 'totals': its key is struct<k0:bigint>, was struct<k0:string>",
+        uid="totals",
+    ),
+    changed(
+        "another function under the same name",
+        _COUNTS,
+        "SELECT room, max(v) AS n FROM orders GROUP BY room",
+        "operator 'totals': the aggregate 'max(orders.v)': it is max, was count: give it another name",
+        uid="totals",
+    ),
+    changed(
+        "other rows under the same uid",
+        "SELECT id FROM orders ORDER BY v LIMIT 3",
+        "SELECT id, room FROM orders ORDER BY v LIMIT 3",
+        "operator 'totals': the type of state",
+        "the rows that a view holds lack a column",
+        uid="totals",
+    ),
+    pinned(
+        "a uid without an operator",
+        "SELECT room FROM orders WHERE v > 1",
+        "uid 'totals' is for the last operator with state, and there is none, or several",
+        "leave uid out",
+    ),
+    pinned(
+        "a uid of several operators",
+        "SELECT a.id FROM orders a LEFT JOIN orders b ON a.room = b.room AND a.v < b.v",
+        "uid 'totals' is for one operator, and an outer join with a condition beside equal values is several",
+        "have a view with the join's equal values alone",
+    ),
     *(refused(text) for text in QUERIES.split("\n## ")[1:]),
     given(
         "a table with a name that is no name",
@@ -481,5 +611,29 @@ MISTAKES = [
         "SELECT id FROM orders",
         {"orders": "orders", "Orders": "orders"},
         "sql() was given 'orders' and 'Orders', which are the same name in SQL",
+    ),
+    mistake(
+        "state that is kept for no duration",
+        "declaration",
+        lambda s: sl.sql("SELECT id FROM orders", state_ttl="a day", orders=table(s, "orders")),
+        "sql(): state_ttl is 'a day', expected a duration",
+    ),
+    mistake(
+        "a time to live of a table that is not there",
+        "declaration",
+        lambda s: sl.sql("SELECT id FROM orders", state_ttl={"customers": "1d"}, orders=table(s, "orders")),
+        "sql(): state_ttl is of 'customers', which is no table of the query",
+        "it was given orders",
+    ),
+    mistake(
+        "a right join as of a time",
+        "declaration",
+        lambda s: sl.sql(
+            "SELECT * FROM o RIGHT JOIN orders FOR SYSTEM_TIME AS OF o.at AS r ON o.room = r.room",
+            o=table(s, "orders"),
+            orders=table(s, "orders").watermark("at"),
+        ),
+        "FOR SYSTEM_TIME AS OF a column needs JOIN or LEFT JOIN before the table",
+        "line 1, column 35",
     ),
 ]

@@ -78,6 +78,9 @@ MISTAKES = [
     wrong("a sink into a format", "CREATE SINK s USING ‸parquet OPTIONS (path 'x');", "expected one of console, delta, files"),
     wrong("a sink with columns", "CREATE SINK s ‸(id BIGINT) USING files;", "a sink has no list of columns"),
     wrong("options as Flink writes them", "CREATE SINK s USING files ‸WITH ('path' = 'x');", "expected OPTIONS, found WITH"),
+    wrong("a view's option that is not there", "CREATE VIEW v OPTIONS (‸name 'x') AS SELECT 1;", "view 'v' has no option 'name'", "uid"),
+    wrong("a former uid without a uid", "CREATE VIEW ‸v OPTIONS (was 'x') AS SELECT 1;", "view 'v' has 'was', and no 'uid'"),
+    wrong("an upgrade from what is no text", "EXPLAIN UPGRADE ‸old TO 'new.sql';", "expected the path of the old file", "found 'old'"),
     wrong("an option twice", "CREATE SINK s USING files OPTIONS (path 'x', ‸PATH 'y');", "the option 'PATH' stands here twice"),
     wrong("an option without a value", "CREATE SINK s USING files OPTIONS (path‸);", "expected the value of 'path', found ')'"),
     wrong("options without a comma", "CREATE SINK s USING files OPTIONS (path 'x' ‸format 'json');", "or ',' before the next one", "found 'format'"),
@@ -98,6 +101,7 @@ MISTAKES = [
     wrong("a trigger that is none", "SET trigger = ‸'often';", "trigger is 'often', expected a duration"),
     wrong("an order by what is no column", "CREATE STREAM s (id INT, at TIMESTAMP, PRIMARY KEY (id)) USING files\nOPTIONS (path 'x', order_by ‸'att');", "'order_by' is no column of it: did you mean 'at'?"),
     # -- settings
+    wrong("a time to live that is none", "SET state_ttl = ‸'ever';", "state_ttl is 'ever', expected a duration"),
     wrong("a setting that is not there", "SET ‸paralelism = 4;", "there is no setting 'paralelism': did you mean 'parallelism'?"),
     wrong("a setting of checkpoints that is not there", "SET ‸checkpoint.interval = '1s';", "there is no setting 'checkpoint.interval'"),
     wrong("a setting without its sign", "SET parallelism ‸4;", "expected '=' after parallelism, found '4'"),

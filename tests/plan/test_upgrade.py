@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,9 @@ class Op:
     was: str = ""
     key_schema: str = "`k` string"
     parallelism: int = 1
+    group: str = ""
+    changed_by: Sequence[str] = ()
+    computed_of: Sequence[str] = ()
     declared: dict[str, State] = field(init=False)
     states: list[StateInfo] = field(init=False)
     aggregated: Aggregated | None = field(init=False)

@@ -14,6 +14,7 @@ from strandline.core.ids import Epoch
 from strandline.core.keygroups import partition_of
 from strandline.format.manifest import OperatorInfo
 from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.runtime.operators.views.near import Near
 from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.runtime.program import Program, state_infos
 from strandline.runtime.task.task import EpochTimes
@@ -21,6 +22,9 @@ from strandline.types.datatypes import parse_schema
 from tests.runtime.bench import MAX_PARALLELISM, Bench, program
 from tests.runtime.rescaling import Job
 from tests.views.operators import COLUMNS, KEY, ROWS, Bag, Operator, bag, rows_batch
+from tests.views.test_asof import as_of
+from tests.views.test_near import LEFT_ROWS, Watched, near_joining
+from tests.views.test_near import RIGHT_ROWS as NEAR_ROWS
 from tests.views.test_operators import RIGHT_ROWS, halves, joining
 from tests.views.test_totals import COUNTED, NUMBERS, SUMS, added, totals
 
@@ -49,7 +53,7 @@ class Partitions(Job):
             partitions=[],
         )  # fmt: skip
 
-    def epoch_of(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def epoch_of(self, rows: list[tuple[Any, ...]], times: EpochTimes) -> list[tuple[Any, ...]]:
         """Process an epoch; return the output of all partitions."""
         self.epoch += 1
         batch = rows_batch(
@@ -60,7 +64,7 @@ class Partitions(Job):
         for index, opened in enumerate(self.opened):
             mine = [partition_of(group, MAX_PARALLELISM, self.parallelism) == index for group in groups]
             given = [batch.filter(pa.array(mine, pa.bool_()))]
-            for output in opened.partition.run(Epoch(self.epoch), EpochTimes(), given):
+            for output in opened.partition.run(Epoch(self.epoch), times, given):
                 found += [tuple(row.values()) for row in output.to_pylist()]
             opened.partition.commit()
         return found
@@ -90,6 +94,15 @@ def epochs(which: str, rng: random.Random) -> list[list[tuple[Any, ...]]]:
                 found.append([(key, *row, n) for key, row, n in changes(rng, ROWS, left)])
             case "results":
                 found.append([(key, *rng.choice(ROWS), 1) for key in rng.sample(KEYS, 12)])
+            case "near" | "asof":
+                lefts, rights = (
+                    [(key, *rng.choice(rows), len(found) * 5 + rng.randrange(12)) for key in rng.sample(KEYS, 12)]
+                    for rows in (LEFT_ROWS, NEAR_ROWS)
+                )
+                gone = (False,) * (which == "asof")
+                found.append([
+                    *((row, None, row[0]) for row in lefts), *((None, (*row, *gone), row[0]) for row in rights)
+                ])  # fmt: skip
             case _:
                 found.append([added(*change) for change in changes(rng, NUMBERS, left)])
     return found
@@ -100,6 +113,10 @@ def operator(which: str, kind: str, root: Path) -> Operator:
     match which:
         case "join":
             return joining("full", KEY_TYPE, kind, root)
+        case "near":
+            return near_joining("full", Near(-2, 9), True, KEY_TYPE, kind, root)
+        case "asof":
+            return as_of("left", (0, 0), False, False, KEY_TYPE, kind, root)
         case "rows":
             process: Any = Collecting(parse_schema(key), parse_schema(COLUMNS))
             return Operator(kind, root, process, KEY_TYPE, f"{COLUMNS}, {WEIGHT} bigint", f"{key}, {COLUMNS}")
@@ -109,7 +126,7 @@ def operator(which: str, kind: str, root: Path) -> Operator:
     return totals(kind, root, KEY_TYPE, SUMS, COUNTED)
 
 
-@pytest.mark.parametrize("which", ["join", "rows", "results", "totals"])
+@pytest.mark.parametrize("which", ["join", "rows", "results", "totals", "near", "asof"])
 def test_key_groups_move_between_partitions(tmp_path: Path, which: str) -> None:
     rng = random.Random(which)
     bench: Bench = operator(which, "rocksdb", tmp_path / "bench")
@@ -119,7 +136,11 @@ def test_key_groups_move_between_partitions(tmp_path: Path, which: str) -> None:
     for number, rows in enumerate(epochs(which, rng)):
         if number % 2 == 0:
             job.start(*moves[number // 2])
-        found, wanted = job.epoch_of(rows), bench.epoch_of([rows])
+        times = EpochTimes()
+        if isinstance(bench, Watched):
+            times = EpochTimes(number * 5, 0, number * 5 - 5)
+            bench.watermark_us, bench.fired_us = times.watermark_us, times.fired_us
+        found, wanted = job.epoch_of(rows, times), bench.epoch_of([rows])
         assert bag(found) == bag(wanted)
         assert any(row[-1] for row in found)
         if number % 2 == 1:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from strandline.cli.liveline import showing_progress
-from strandline.cli.orders import Drop, Restore, drops, restores, split
+from strandline.cli.orders import Drop, FromNow, Restore, by_job, restores, split
 from strandline.cli.output import say
 from strandline.cli.sqlfiles import SUFFIX, run_file
 from strandline.core.errors import StrandlineError
@@ -53,6 +53,7 @@ def run(
         ),
     ] = "",
     drop: Drop = None,
+    from_now: FromNow = None,
     reopen: Annotated[
         bool, typer.Option("--reopen", help="Go on with a job that was drained: event time begins anew.")
     ] = False,
@@ -68,13 +69,14 @@ def run(
     standard error it says when a job starts, works and ends; between, a terminal has a line that shows what each job
     does, anything else a line a minute.
 
-    --restore, --claim, --again, --drop and --reopen may also stand directly behind PROGRAM; a `--` behind them ends
-    them. They go before what the program itself gives to Job.start().
+    --restore, --claim, --again, --drop, --from-now and --reopen may also stand directly behind PROGRAM; a `--` behind
+    them ends them. They go before what the program itself gives to Job.start().
     """
     ours, flags, own_args = split(args or [])
     claim, reopen = claim or "--claim" in flags, reopen or "--reopen" in flags
     to_restore = restores([*(restore or []), *ours["--restore"]])
-    to_drop = drops([*(drop or []), *ours["--drop"]])
+    to_drop = by_job([*(drop or []), *ours["--drop"]])
+    begin = by_job([*(from_now or []), *ours["--from-now"]])
     if claim and not to_restore:
         raise typer.BadParameter("--claim is said of a savepoint that --restore names")
     again = next(reversed(ours["--again"]), again)
@@ -88,7 +90,7 @@ def run(
     prepare(program, own_args)
     with _signals(terminate, signal.SIGTERM), showing_progress(quiet=quiet):
         try:
-            code = _ordered_outcome(program, to_restore, to_drop, claim=claim, again=again, reopen=reopen)
+            code = _ordered_outcome(program, to_restore, to_drop, begin, claim=claim, again=again, reopen=reopen)
         except KeyboardInterrupt as interrupt:
             code = 128 + (interrupt.args[0] if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
@@ -115,14 +117,21 @@ def prepare(program: Path, args: list[str]) -> None:
 
 
 def _ordered_outcome(
-    program: Path, restore: dict[str, str], drop: dict[str, list[str]], *, claim: bool, again: str, reopen: bool
+    program: Path,
+    restore: dict[str, str],
+    drop: dict[str, list[str]],
+    from_now: dict[str, list[str]],
+    *,
+    claim: bool,
+    again: str,
+    reopen: bool,
 ) -> int:
     """Run the program with the options for its jobs. If a job that an option names never starts, it is an error."""
-    if not (restore or drop or reopen):
+    if not (restore or drop or from_now or reopen):
         return outcome(program)
     from strandline.spark.job.program_jobs import StartOverrides, intercept_jobs
 
-    overrides = StartOverrides(restore, drop, claim=claim, again=again, reopen=reopen)
+    overrides = StartOverrides(restore, drop, claim=claim, again=again, reopen=reopen, from_now=from_now)
     with intercept_jobs(overrides):
         code = outcome(program)
     for job in overrides.unused if not code else ():

@@ -1,4 +1,4 @@
-"""Options of the command line for a program's jobs: the snapshot that each restores, and the state that it may drop."""
+"""Options of the command line for a program's jobs: the snapshot that each restores, and the state that it may lose."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ Drop = Annotated[
         "that may be lost; repeated.",
     ),
 ]
+FromNow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from-now",
+        metavar="[JOB=]UID",
+        show_default=False,
+        help="An aggregation of a view whose new aggregates may begin empty: of groups that are stored, they have the "
+        "rows from now on alone; repeated.",
+    ),
+]
 
 _NAMED = re.compile(r"([^=/:]+)=(.+)")
 
@@ -50,12 +60,12 @@ def restores(options: Sequence[str] | None) -> dict[str, str]:
     return snapshots
 
 
-def drops(options: Sequence[str] | None) -> dict[str, list[str]]:
-    """Return the names that each job may drop; "" stands for an option without a job's name."""
-    dropped: dict[str, list[str]] = {}
+def by_job(options: Sequence[str] | None) -> dict[str, list[str]]:
+    """Return the names that an option gives for each job; "" stands for an option without a job's name."""
+    names: dict[str, list[str]] = {}
     for job, name in map(_split_job, options or ()):
-        dropped.setdefault(job, []).append(name)
-    return dropped
+        names.setdefault(job, []).append(name)
+    return names
 
 
 def _split_job(option: str) -> tuple[str, str]:
@@ -66,9 +76,9 @@ def _split_job(option: str) -> tuple[str, str]:
 def split(args: Sequence[str]) -> tuple[dict[str, list[str]], set[str], list[str]]:
     """Split a program's arguments into our options with their values, our flags, and the program's own arguments.
 
-    Ours are --restore, --claim, --again, --drop and --reopen directly behind the program; `--` ends them.
+    Ours are --restore, --claim, --again, --drop, --from-now and --reopen directly behind the program; `--` ends them.
     """
-    ours: dict[str, list[str]] = {"--restore": [], "--drop": [], "--again": []}
+    ours: dict[str, list[str]] = {"--restore": [], "--drop": [], "--from-now": [], "--again": []}
     flags: set[str] = set()
     rest = list(args)
     while rest:

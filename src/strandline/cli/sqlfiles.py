@@ -11,10 +11,16 @@ def run_file(path: Path) -> None:
     """Run the job of an SQL file to its end. Raise ConfigurationError for a wrong one, often before Spark starts."""
     from strandline.spark.sqlfile.build import Build, make_sinks, start_session
     from strandline.spark.sqlfile.program import Program
-    from strandline.spark.sqlfile.statements import Explain
+    from strandline.spark.sqlfile.statements import Explain, ExplainUpgrade
 
     program, others = Program.read(path)
     for statement, script in others:
+        if isinstance(statement, ExplainUpgrade):
+            raise script.error(
+                "EXPLAIN UPGRADE is for the shell",
+                statement.old.at,
+                hint=f"write strandline explain {path} --upgrade …",
+            )
         if not isinstance(statement, Explain):
             raise script.error(
                 "a query alone shows its rows only in the shell",
@@ -27,5 +33,6 @@ def run_file(path: Path) -> None:
     build = Build(program, spark)
     job = build.job(settings, sinks)
     for statement, script in others:
+        assert isinstance(statement, Explain)
         print(build.explain(statement.query, script, "query"))
     job.start(spark).await_termination()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from strandline.cli.lineediting import line_editing
+from strandline.cli.orders import Drop, FromNow, by_job
 from strandline.cli.output import Table, say
+from strandline.cli.stores import AsJson
 from strandline.core.errors import StrandlineError
 
 if TYPE_CHECKING:
     from strandline.spark.sqlfile.build import Build
     from strandline.spark.sqlfile.preview import Preview
-    from strandline.spark.sqlfile.statements import Insert, Name, Option, Query, Statement
+    from strandline.spark.sqlfile.program import Program
+    from strandline.spark.sqlfile.statements import ExplainUpgrade, Insert, Name, Option, Query, Statement
     from strandline.spark.sqlfile.text import Script
 
 ROWS = 100
@@ -24,13 +28,16 @@ ROWS = 100
 _PROMPT, _CONTINUED = "sql> ", "  -> "
 _KEYWORDS = (
     "CREATE STREAM TABLE VIEW SINK PRIMARY KEY WATERMARK FOR DELAY USING OPTIONS AS INSERT INTO CHANGES UPSERTS OF SET "
-    "EXPLAIN SELECT DISTINCT FROM JOIN LEFT RIGHT FULL ON WHERE GROUP BY HAVING ORDER LIMIT UNION ALL WITH CASE WHEN "
+    "EXPLAIN UPGRADE TO RESTORE "
+    "SELECT DISTINCT FROM JOIN LEFT RIGHT FULL ON WHERE GROUP BY HAVING ORDER LIMIT UNION ALL WITH CASE WHEN "
     "THEN ELSE END CAST AND OR NOT NULL IN BETWEEN LIKE exit help"
 )
 _HELP = """\
 Statements end with a semicolon: CREATE STREAM, TABLE, VIEW and SINK, SET, and
   SELECT …;              a preview: the rows of the query over the first rows that its sources have now
   EXPLAIN view;          what would keep the view up to date
+  EXPLAIN UPGRADE 'old.sql' [TO 'new.sql'] [RESTORE 'snapshot'];
+                         what becomes of the state of old.sql in new.sql, or in what is declared here
   INSERT INTO sink …;    checked; the job of a file is started by: strandline run FILE.SQL
 `exit` or Ctrl-D ends the shell."""
 
@@ -72,10 +79,37 @@ def explain(
     program: Annotated[
         Path, typer.Argument(metavar="FILE.SQL", exists=True, dir_okay=False, readable=True, help="The SQL file.")
     ],
+    upgrade: Annotated[
+        Path | None,
+        typer.Option(
+            "--upgrade",
+            metavar="OLD.SQL",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            show_default=False,
+            help="Show instead what becomes of the state of the file as it was before.",
+        ),
+    ] = None,
+    restore: Annotated[
+        str,
+        typer.Option(
+            "--restore",
+            metavar="URL",
+            show_default=False,
+            help="Show what becomes of the state in a snapshot: a savepoint, a checkpoint or a job's folder.",
+        ),
+    ] = "",
+    drop: Drop = None,
+    from_now: FromNow = None,
+    json: AsJson = False,
 ) -> None:
-    """Show what keeps each view of an SQL file up to date.
+    """Show what keeps each view of an SQL file up to date, or what an upgrade makes of it.
 
-    That is each operator, what its state holds, and whether the rows of the view only come or change.
+    That is each operator, what its state holds, and whether the rows of the view only come or change. With --upgrade or
+    --restore, it is what becomes of each operator when the job of the old file goes on with this one: kept, extended
+    (other aggregates of the same groups), rebuilt (computed anew from rows that are kept), new, refused or lost.
+    Nothing starts, and nothing is written. Exit code 1 if the job cannot go on.
     """
     from strandline.cli.driver import prepare
     from strandline.spark.base.session import check_java
@@ -84,6 +118,13 @@ def explain(
     from strandline.spark.sqlfile.statements import CreateView, Query
 
     read, _ = Program.read(program)
+    if upgrade is not None or restore:
+        shell = Shell()
+        try:
+            fits = shell.explain_upgrade((read, str(program)), upgrade, restore, drop or (), from_now or (), json=json)
+        finally:
+            shell.close()
+        raise typer.Exit(0 if fits else 1)
     check_java()
     prepare(program, [])
     build = Build(read, start_session(read, read.settings(str(program))))
@@ -133,6 +174,32 @@ class Shell:
         for statement in parse(script):
             self._execute(statement, script)
 
+    def explain_upgrade(
+        self,
+        new: tuple[Program, str],
+        old: Path | None,
+        restore: str,
+        drop: Sequence[str] = (),
+        from_now: Sequence[str] = (),
+        *,
+        json: bool = False,
+    ) -> bool:
+        """Print what becomes of the state of an old file, or of a snapshot; return whether a job can go on.
+
+        `new` is the new program, with the name of its file.
+        """
+        from strandline.cli.viewupgrades import print_changes, stored_operators
+        from strandline.spark.sqlfile.program import Program
+        from strandline.spark.sqlfile.upgrading import Version, compare_versions
+
+        before = Program.read(old)[0] if old is not None else None
+        stored = stored_operators(restore) if restore else None
+        self._built()
+        was = None if before is None else Version.of(before, str(old), self._spark)
+        now = Version.of(*new, self._spark, stored or ())
+        names, begin = ([*by_job(each).get("", ())] for each in (drop, from_now))
+        return print_changes(*compare_versions(was, now, stored, names, begin), json=json)
+
     def words(self) -> list[str]:
         """Return what the input can be completed with."""
         from strandline.spark.sqlfile.settings import SETTINGS
@@ -176,10 +243,15 @@ class Shell:
             CreateStream,
             CreateView,
             Explain,
+            ExplainUpgrade,
             Insert,
             Select,
             Set,
         )
+
+        if isinstance(statement, ExplainUpgrade):
+            self._explain_upgrade(statement, script)
+            return
 
         if isinstance(statement, Insert):
             self._check_insert(statement, script)
@@ -205,6 +277,18 @@ class Shell:
             except StrandlineError:
                 self._program.put_back(statement.name.text, before)
                 raise
+
+    def _explain_upgrade(self, statement: ExplainUpgrade, script: Script) -> None:
+        """Print what becomes of the state of an old file in a new one, or in what is declared here."""
+        from strandline.spark.sqlfile.program import Program
+
+        for option in filter(None, (statement.old, statement.new)):
+            if not Path(str(option.text)).is_file():
+                raise script.error(f"there is no file '{option.text}'", option.at, hint="give the path of an SQL file")
+        new = self._program, script.name
+        if statement.new is not None:
+            new = Program.read(Path(statement.new.text))[0], statement.new.text
+        self.explain_upgrade(new, Path(statement.old.text), statement.restore)
 
     def _describe(self, name: Name, script: Script) -> None:
         """Build a view; say which columns it has, and whether its rows change."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.driver import outcome, prepare
-from strandline.cli.orders import Drop, Restore, drops, restores
+from strandline.cli.orders import Drop, FromNow, Restore, by_job, restores
 from strandline.cli.output import Table, print_json, say
 from strandline.cli.stores import AsJson
 from strandline.core.errors import ConfigurationError
@@ -20,7 +20,14 @@ from strandline.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from strandline.spark.job.checking import JobCollector, SnapshotCheck
 
-_STYLES = {"refused": "red", "dropped": "yellow", "migrated": "cyan", "renamed": "cyan", "new": "green"}
+_STYLES = {
+    "refused": "red",
+    "dropped": "yellow",
+    "extended": "cyan",
+    "migrated": "cyan",
+    "renamed": "cyan",
+    "new": "green",
+}
 
 
 def check_upgrade(
@@ -32,6 +39,7 @@ def check_upgrade(
     ] = None,
     restore: Restore = None,
     drop: Drop = None,
+    from_now: FromNow = None,
     reopen: Annotated[
         bool, typer.Option("--reopen", help="Of a job that was drained, as if it were started with --reopen.")
     ] = False,
@@ -47,7 +55,7 @@ def check_upgrade(
     """
     if not restore:
         raise typer.BadParameter("say with --restore which snapshot")
-    to_restore, to_drop = restores(restore), drops(drop)
+    to_restore, to_drop = restores(restore), by_job(drop)
     prepare(program, args or [])
     from strandline.spark.job.checking import JobCollector
 
@@ -57,7 +65,7 @@ def check_upgrade(
         code = run_until_job(program, collector)
     if code:
         raise typer.Exit(code)
-    checks = check_all(program, collector, to_restore, to_drop, reopen=reopen)
+    checks = check_all(program, collector, to_restore, to_drop, by_job(from_now), reopen=reopen)
     for check in checks:
         if json:
             print_json(as_data(check))
@@ -83,6 +91,7 @@ def check_all(
     collector: JobCollector,
     restore: Mapping[str, str],
     drop: Mapping[str, Sequence[str]],
+    from_now: Mapping[str, Sequence[str]],
     *,
     reopen: bool = False,
 ) -> list[SnapshotCheck]:
@@ -92,8 +101,8 @@ def check_all(
     from strandline.spark.job.program_jobs import ONLY, check_named
 
     names = sorted(collector.jobs)
-    check_named({*restore, *drop}, set(names))
-    unknown = sorted({*restore, *drop} - {ONLY, *names})
+    check_named({*restore, *drop, *from_now}, set(names))
+    unknown = sorted({*restore, *drop, *from_now} - {ONLY, *names})
     if unknown or not names:
         raise ConfigurationError(
             f"{program}: the program makes no job{f' {unknown[0]!r}' if unknown else ''}",
@@ -104,7 +113,10 @@ def check_all(
         if url := restore.get(name) or restore.get(ONLY):
             options = collector.options.get(name, StartOptions())
             dropped = {*options.drop, *drop.get(name, ()), *drop.get(ONLY, ())}
-            checks.append(check_job(collector.jobs[name], url, dropped, reopen=reopen or options.reopen))
+            begin = {*options.from_now, *from_now.get(name, ()), *from_now.get(ONLY, ())}
+            checks.append(
+                check_job(collector.jobs[name], url, dropped, reopen=reopen or options.reopen, from_now=begin)
+            )
     return checks
 
 
@@ -114,10 +126,11 @@ def as_data(check: SnapshotCheck) -> dict[str, Any]:
         "job": check.job,
         "snapshot": check.url,
         "fits": not check.refusals,
-        "changes": check.upgrade.to_rows(),
+        "changes": [{**row, "name": check.names.get(row["operator"], "")} for row in check.upgrade.to_rows()],
         "notes": list(check.notes),
         "refusals": list(check.refusals),
         "drop": list(check.upgrade.drop),
+        "from_now": list(check.upgrade.from_now),
         "unused": list(check.upgrade.unused),
         "hint": check.upgrade.hint,
     }
@@ -127,11 +140,12 @@ def _print(check: SnapshotCheck) -> None:
     from rich.text import Text
 
     print(f"job {check.job}, from {check.url}")
-    output = Table("operator", "state or aggregate", "what becomes of it", "was", "details")
+    output = Table("operator", "name", "state or aggregate", "what becomes of it", "was", "details")
     for change in check.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
         name = f"{change.aggregate} (aggregate)" if change.aggregate else change.state or "-"
-        output.add(change.uid, name, action, change.was, "; ".join(change.details))
+        what = check.names.get(change.uid, "") if not (change.state or change.aggregate) else ""
+        output.add(change.uid, what, name, action, change.was, "; ".join(change.details))
     output.print()
     for name in check.upgrade.unused:
         say(f"--drop {name}: the snapshot has nothing of that name")
@@ -148,5 +162,8 @@ def _print(check: SnapshotCheck) -> None:
     if check.upgrade.drop:
         missing = " ".join(f"--drop {quote(name)}" for name in check.upgrade.drop)
         say(f"next step: to go on without what is gone, add {missing}")
+    if check.upgrade.from_now:
+        begin = " ".join(f"--from-now {uid}" for uid in check.upgrade.from_now)
+        say(f"next step: to have new aggregates of views count from now on, add {begin}")
     if check.regroup:
         say(f"next step: {check.regroup}")

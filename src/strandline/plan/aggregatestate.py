@@ -20,6 +20,7 @@ from strandline.types.datatypes import ArrayType, DataType, StructType, parse_ty
 from strandline.types.hints import Hints
 
 BEGINS_EMPTY = "begins empty in what is stored"
+FROM_NOW = "of groups that are stored, it has the rows from now on alone"
 _VALUES_ONLY = "_valid"
 _OPTION_NAMES = ("uid", "name", "parallelism", "max_parallelism", "on_error")
 """Keywords that agg() reserves for options: a result with such a name is passed in a dict."""
@@ -36,6 +37,8 @@ class AggregateChanges:
     """Code for aggregates that are new and not marked with .added()."""
     to_drop: list[str] = field(default_factory=list)
     """Aggregates that `drop` must name, too."""
+    needs_from_now: bool = False
+    """Whether all that is new could begin empty in the groups of a view, and must be said to."""
     renamed: dict[str, str] = field(default_factory=dict)
     """By column of the accumulator: its name in the snapshot, if that differs or two columns continue from it."""
     fill: dict[str, Any] = field(default_factory=dict)
@@ -65,23 +68,36 @@ class AggregateChanges:
 
 
 def plan_aggregates(
-    uids: tuple[str, str], before: StateInfo, now: StateInfo, of: Aggregated, drop: Collection[str]
+    uids: tuple[str, str],
+    before: StateInfo,
+    now: StateInfo,
+    of: Aggregated,
+    drop: Collection[str],
+    *,
+    from_now: bool = False,
 ) -> AggregateChanges:
     """Return how the aggregates of the state `before` change in `now`. Both are the first state of their operator.
 
-    `uids` are the operator's in the program and in the snapshot; `drop` names results whose state is discarded.
+    `uids` are the operator's in the program and in the snapshot; `drop` names results whose state is discarded;
+    `from_now` says that new ones of a view may begin empty.
     """
-    return _Planner(uids, before, now, of, drop).plan()
+    return _Planner(uids, before, now, of, drop, from_now).plan()
 
 
 class _Planner:
     def __init__(
-        self, uids: tuple[str, str], before: StateInfo, now: StateInfo, of: Aggregated, drop: Collection[str]
+        self,
+        uids: tuple[str, str],
+        before: StateInfo,
+        now: StateInfo,
+        of: Aggregated,
+        drop: Collection[str],
+        from_now: bool,
     ) -> None:
         self._uid, self._stored_uid = uids
         self._stored = dict(before.aggregates or {})
         self._of = of
-        self._drop = drop
+        self._drop, self._from_now = drop, from_now
         self._types_before, self._types = _columns_of(before), _columns_of(now)
         self._sources: dict[str, str] = {}
         """By column: the stored column that it continues from."""
@@ -100,7 +116,8 @@ class _Planner:
             else:
                 self._continue(name, info, was, before)
         for name in new:
-            self._begin(name, self._of.infos[name])
+            begin = self._begin_in_view if self._of.texts else self._begin
+            begin(name, self._of.infos[name])
         for name in left:
             self._drop_or_refuse(name)
         result = self._result
@@ -116,7 +133,7 @@ class _Planner:
         why = f"drop names '{self._stored_uid}.{was}', and the program has it" if was in self._drop else ""
         why = why or self._difference(info, before) or self._claim(name, info.columns, before.columns)
         if why:
-            self._refuse(name, f"the aggregate '{name}': {why}", renamed)
+            self._refuse(name, f"the aggregate '{self._of.texts.get(name, name)}': {why}", renamed)
         else:
             self._record(name, "renamed" if renamed else "kept", renamed)
 
@@ -156,16 +173,38 @@ class _Planner:
             why = "is new: of windows and keys in the snapshot it would have only what comes from now on"
             self._refuse(name, f"the aggregate '{name}' {why}")
 
+    def _begin_in_view(self, name: str, info: AggregateInfo) -> None:
+        """Record a new aggregate of a view, whose columns have the names of stored ones that mean the same."""
+        sources = {column: was for column in info.columns if (was := self._stored_as(column))}
+        self._sources.update(sources)
+        what = f"the aggregate '{self._of.texts[name]}' is new"
+        if len(sources) == len(info.columns):
+            self._record(name, "new", "", "all that it needs is in the state: nothing is missing")
+        elif self._of.is_changed:
+            self._refuse(name, f"{what}, and rows may be taken back that came before it: it must be computed anew")
+        elif sources and info.function == "avg":
+            self._refuse(name, f"{what}: it would divide the sum of what comes from now on by the number of all rows")
+        elif self._from_now:
+            self._record(name, "new", "", FROM_NOW)
+        else:
+            self._result.needs_from_now = True
+            self._refuse(name, f"{what}: of groups that are stored, it would have the rows from now on alone")
+
+    def _stored_as(self, column: str) -> str:
+        """Return the stored column with the values of a view's column, or an empty text."""
+        names = (column, self._of.same.get(column, ""))
+        return next((name for name in names if self._types_before.get(name) == self._types[column]), "")
+
     def _drop_or_refuse(self, name: str) -> None:
-        """Record an aggregate that the program does not have."""
-        if name in self._drop:
+        """Record an aggregate that the program does not have. A view's query says by itself that it is gone."""
+        if name in self._drop or self._of.texts:
             self._record(name, "dropped")
         else:
             self._result.to_drop.append(name)
             self._refuse(name, f"the aggregate '{name}' is not declared any more")
 
     def _record(self, name: str, action: Action, was: str = "", *details: str) -> None:
-        self._result.changes.append(Change(self._uid, "", action, was, details, name))
+        self._result.changes.append(Change(self._uid, "", action, was, details, self._of.texts.get(name, name)))
 
     def _refuse(self, name: str, why: str, was: str = "") -> None:
         self._result.refusals.append(why)

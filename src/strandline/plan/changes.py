@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Action = Literal["kept", "migrated", "renamed", "new", "dropped", "refused"]
+Action = Literal["kept", "extended", "migrated", "renamed", "new", "dropped", "refused"]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.program import line_of_program
 from strandline.plan.aggregates import AccumulatorColumn
 from strandline.plan.columns import Columns
+from strandline.runtime.builtin import Aggregated, BuiltinOperator
 from strandline.runtime.rowlayout import TIME, RowLayout
 from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
 from strandline.runtime.task.outputs import raw_ddl
@@ -245,6 +246,11 @@ class OperatorNode(Node):
     uid: str = ""
     was: str = ""
     """Its former uid, if the program declares one."""
+    group: str = ""
+    """Of a view's operator: the uid that its meaning gives; of an aggregation, the beginning that is that of all of the
+    same groups of rows."""
+    is_changed: bool = False
+    """Whether rows that it has read may be taken back, so that it must have read all of them."""
     name: str = ""
     keys: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
@@ -263,6 +269,11 @@ class OperatorNode(Node):
     """Whether each row of the main output has the key that its function was called for."""
     line: str = field(default_factory=line_of_program, kw_only=True)
     """The line of the program that made it."""
+
+    @property
+    def aggregated(self) -> Aggregated | None:
+        """Its aggregates, or None for an operator without any."""
+        return self.process.own_aggregated if isinstance(self.process, BuiltinOperator) else None
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -306,6 +317,14 @@ def with_ancestors(*nodes: Node) -> Iterator[Node]:
 
     for node in nodes:
         yield from visit(node)
+
+
+def operators_above(*nodes: Node) -> set[OperatorNode]:
+    """Return the operators whose rows reach these nodes without another one in between."""
+    operators: set[OperatorNode] = set()
+    for node in nodes:
+        operators |= {node} if isinstance(node, OperatorNode) else operators_above(*node.parents)
+    return operators
 
 
 def sources_of(node: Node) -> list[SourceNode]:

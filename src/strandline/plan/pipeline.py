@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -24,13 +25,16 @@ from strandline.plan.graph import (
     SourceNode,
     UnionNode,
     WatermarkNode,
+    operators_above,
     sources_of,
     with_ancestors,
 )
+from strandline.plan.matching import match_operators
 from strandline.plan.operators import branches_above, movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
 from strandline.runtime.builtin import Aggregated, BuiltinOperator
+from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
@@ -64,6 +68,22 @@ class Operator:
         return self.node.was
 
     @property
+    def group(self) -> str:
+        """The beginning of the uids of aggregations of the same groups, if it is one of a view."""
+        return self.node.group
+
+    @property
+    def changed_by(self) -> frozenset[str]:
+        """The uids of the operators whose rows it reads, if these may be taken back."""
+        return frozenset(each.uid for each in operators_above(*self.node.parents) if self.node.is_changed)
+
+    @property
+    def computed_of(self) -> frozenset[str]:
+        """The uids of the operators that hold the rows of which its results are computed, if that is all it needs."""
+        above = operators_above(*self.node.parents) if isinstance(self.node.process, Comparing) else ()
+        return frozenset(each.uid for each in above if isinstance(each.process, Collecting))
+
+    @property
     def declared(self) -> Mapping[str, State]:
         """The declarations of its states, by name."""
         return declared_states(self.node.process)
@@ -71,8 +91,7 @@ class Operator:
     @property
     def aggregated(self) -> Aggregated | None:
         """Its aggregates, or None for an operator without any."""
-        process = self.node.process
-        return process.own_aggregated if isinstance(process, BuiltinOperator) else None
+        return self.node.aggregated
 
     @property
     def key_schema(self) -> str:
@@ -98,7 +117,7 @@ class Operator:
         return Program(
             uid=node.uid,
             name=node.name,
-            process=pickle_process(node.process, node.uid),
+            process=pickle_process(self._process, node.uid),
             key_columns=list(node.keys),
             input_schema=node.input_schema,
             output_schema=node.output_schema,
@@ -115,6 +134,15 @@ class Operator:
             max_parallelism=self.max_parallelism,
             **run,
         )
+
+    @property
+    def _process(self) -> Any:
+        process = self.node.process
+        if self.migration.replays:
+            assert isinstance(process, BuiltinOperator)
+            process = copy(process)
+            process.own_replays = True
+        return process
 
 
 class Pipeline:
@@ -142,11 +170,11 @@ class Pipeline:
 
     def settle(self, parallelism: Parallelism, stored: Sequence[OperatorInfo] = ()) -> list[Operator]:
         """Return every operator with its parallelism and its max_parallelism: explicit, stored or by default."""
-        by_uid = {info.uid: info for info in stored}
+        matches = match_operators(self.operators, stored)
         common = parallelism.common(stored)
         settled = []
         for node in self.operators:
-            known = by_uid.get(node.uid) or by_uid.get(node.was)
+            known = matches.get(node.uid)
             explicit = parallelism.explicit(node)
             number = explicit or parallelism.job or (known.parallelism if known else common)
             # Leave room for the job's parallelism, and for the largest that it may have later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType, structs
@@ -16,30 +16,28 @@ from strandline.format.names import StatePath, everything_in, find_named, name_i
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
-from strandline.runtime.builtin import Aggregated
+from strandline.plan.matching import Matchable, match_operators
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type, quoted
 from strandline.types.evolution import DroppedField, TypeMismatch, evolve, fields_of, validate_hints
 from strandline.types.hints import Hints
 
 
-class Upgradable(Protocol):
+class Upgradable(Matchable, Protocol):
     """An operator of the program, as an upgrade needs it."""
 
-    @property
-    def uid(self) -> str: ...
-    @property
-    def was(self) -> str: ...
     @property
     def key_schema(self) -> str: ...
     @property
     def parallelism(self) -> int: ...
     @property
+    def changed_by(self) -> Collection[str]: ...
+    @property
+    def computed_of(self) -> Collection[str]: ...
+    @property
     def states(self) -> Sequence[StateInfo]: ...
     @property
     def declared(self) -> Mapping[str, State]: ...
-    @property
-    def aggregated(self) -> Aggregated | None: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class Migration:
     """By state of the program: its name in the snapshot, if that differs."""
     dropped: Sequence[str] = ()
     """States of the snapshot that are discarded."""
+    replays: bool = False
+    """Whether the operator gives all that it holds in its first epoch."""
 
     def infos(self, declared: Sequence[StateInfo]) -> list[StateInfo]:
         """Return declared states for a manifest, with all schemas that their stored values may have."""
@@ -84,6 +84,10 @@ class Upgrade:
     """By uid: code for new aggregates that lets them begin empty."""
     to_rename: tuple[str, ...] = ()
     """Code that declares a new field as a former one with another name."""
+    from_now: tuple[str, ...] = ()
+    """Uids of aggregations of views that `from_now` lacks, for their new aggregates to begin empty."""
+    to_begin: tuple[str, ...] = ()
+    """Uids of new operators that would have to read what kept ones have given."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
@@ -93,6 +97,13 @@ class Upgrade:
         """Advice on the program's code, as the beginning of a sentence; empty if there is none."""
         additions = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
         hints = [f"to have what is new begin empty, write {', and '.join(additions)}"] if additions else []
+        if self.from_now:
+            hints.append(
+                f"to have what is new in a view count from now on, write from_now={json.dumps(self.from_now)}; to have "
+                "it right, compute the view anew, from the beginning of its sources or from history"
+            )
+        if self.to_begin:
+            hints.append("have a view that is new in a job of its own, which reads its sources from their beginning")
         if self.to_rename:
             hints.append(
                 f"if a field has another name now, write {', and '.join(self.to_rename)} in the state's declaration "
@@ -115,23 +126,32 @@ class Upgrade:
 
 
 def plan_upgrade(
-    stored: Sequence[OperatorInfo], operators: Sequence[Upgradable], drop: Collection[str] = ()
+    stored: Sequence[OperatorInfo],
+    operators: Sequence[Upgradable],
+    drop: Collection[str] = (),
+    from_now: Collection[str] = (),
 ) -> Upgrade:
     """Return how each stored operator and state changes. Refusals are part of the result and raise nothing.
 
     Operators match by uid, or by former uid; states and aggregates by name, or by former name. `drop` names what may be
     lost: an operator as "uid", a state as "uid.state", a field of its type as "uid.state.field", an aggregate as
-    "uid.result", all as in the snapshot. It cannot name anything that the program has.
+    "uid.result", all as in the snapshot. It cannot name anything that the program has. `from_now` has the uids of
+    aggregations of views whose new aggregates begin empty in the groups that are stored.
     """
-    planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop))
+    planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop), frozenset(from_now))
     return planner.plan()
 
 
 class _Planner:
     def __init__(
-        self, stored: Mapping[str, OperatorInfo], operators: Sequence[Upgradable], drop: frozenset[str]
+        self,
+        stored: Mapping[str, OperatorInfo],
+        operators: Sequence[Upgradable],
+        drop: frozenset[str],
+        from_now: frozenset[str],
     ) -> None:
         self._stored = stored
+        self._from_now = from_now
         self._operators = operators
         aggregates = [
             StatePath(uid, name)
@@ -153,6 +173,8 @@ class _Planner:
         self._migrations: dict[str, Migration] = {}
         self._to_add: dict[str, tuple[str, ...]] = {}
         self._to_rename: list[str] = []
+        self._needs_from_now: list[str] = []
+        self._to_begin: list[str] = []
         for name in sorted(drop):
             self._add_dropped(name)
 
@@ -168,13 +190,16 @@ class _Planner:
             self._drop.add(match)
 
     def plan(self) -> Upgrade:
+        without = {named.uid for named in self._drop if not named.state}
+        matches = self._matches = match_operators(self._operators, [*self._stored.values()], without)
         for operator in self._operators:
-            info = self._stored.get(operator.uid) or self._stored.get(operator.was)
-            self._plan_operator(operator, info)
+            self._plan_operator(operator, matches.get(operator.uid))
         continued = {migration.stored.uid for migration in self._migrations.values() if migration.stored}
         for uid, info in self._stored.items():
             if uid not in continued:
                 self._plan_missing_operator(info)
+        for uid in {uid for each in self._operators if self._is_computed(each) for uid in each.computed_of}:
+            self._migrations[uid] = replace(self._migrations[uid], replays=True)
         return Upgrade(
             changes=tuple(self._changes),
             refusals=tuple(self._refusals),
@@ -183,25 +208,37 @@ class _Planner:
             migrations=self._migrations,
             to_add=self._to_add,
             to_rename=tuple(self._to_rename),
+            from_now=tuple(self._needs_from_now),
+            to_begin=tuple(self._to_begin),
         )
 
     def _plan_operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
         uid = operator.uid
         if info is None:
-            self._changes.append(Change(uid, "", "new"))
+            is_computed = self._is_computed(operator)
+            details = ("it is computed of rows that are kept",) if is_computed else ()
+            self._changes.append(Change(uid, "", "new", "", details))
             self._changes += [Change(uid, state.name, "new") for state in operator.states]
             self._migrations[uid] = Migration()
+            if kept := sorted(each for each in operator.changed_by if each in self._matches):
+                self._refuse(
+                    uid, "", f"it is new, and rows that '{kept[0]}' gave before may be taken back: it has not read them"
+                )
+                self._to_begin.append(uid)
             return
         is_other = operator.parallelism != info.parallelism
         details = (f"parallelism {operator.parallelism}, was {info.parallelism}",) if is_other else ()
         if info.uid == uid:
             self._changes.append(Change(uid, "", "kept", "", details))
         else:
-            self._changes.append(Change(uid, "", "renamed", info.uid, details))
+            is_renamed = info.uid == operator.was or not uid.startswith(operator.group)
+            self._changes.append(Change(uid, "", "renamed" if is_renamed else "extended", info.uid, details))
         if StatePath(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
         if operator.key_schema != info.key_schema:
-            self._refuse(uid, "", f"its key is {operator.key_schema}, was {info.key_schema}")
+            # Users do not know the column of a view's key.
+            keys = [each.removeprefix("`__strandline_key` ") for each in (operator.key_schema, info.key_schema)]
+            self._refuse(uid, "", f"its key is {keys[0]}, was {keys[1]}")
         stored = {state.name: state for state in info.states}
         schemas: dict[str, Schemas] = {}
         was: dict[str, str] = {}
@@ -222,6 +259,10 @@ class _Planner:
                 self._refuse(uid, state.name, f"drop names '{name_in(self._names, named)}', and the program has it")
                 continue
             hints = None if merges or declared is None else declared.hints
+            if hints is not None and operator.group:
+                # A view would take back the rows with the column, and has those without.
+                columns = fields_of(parse_type(state.value_type))
+                hints = replace(hints, refused=dict.fromkeys(columns, "the rows that a view holds lack a column"))
             state_schemas = self._plan_state((uid, info.uid), before, state, hints, aggregates)
             if state_schemas != Schemas():
                 schemas[state.name] = state_schemas
@@ -229,6 +270,11 @@ class _Planner:
         self._migrations[uid] = Migration(info, schemas, was, dropped)
         if aggregates is not None:
             self._changes += aggregates.changes
+
+    def _is_computed(self, operator: Upgradable) -> bool:
+        """Whether an operator is new, and its results can be computed of rows that are kept."""
+        rows = operator.computed_of
+        return bool(rows) and operator.uid not in self._matches and all(uid in self._matches for uid in rows)
 
     def _plan_aggregates(self, operator: Upgradable, info: OperatorInfo) -> AggregateChanges | None:
         """Return the changes of the aggregates of an operator that has stored ones, or None."""
@@ -240,11 +286,14 @@ class _Planner:
         if before is None or before.kind != now.kind:
             return None
         dropped = {named.state for named in self._drop if named.uid == info.uid and named.state and not named.field}
-        changes = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
+        begins = operator.uid in self._from_now
+        changes = plan_aggregates((operator.uid, info.uid), before, now, of, dropped, from_now=begins)
         self._refusals += [f"operator '{operator.uid}': {why}" for why in changes.refusals]
         self._missing += [name_in(self._names, StatePath(info.uid, name)) for name in changes.to_drop]
         if changes.to_add:
             self._to_add[operator.uid] = tuple(changes.to_add)
+        if changes.needs_from_now:
+            self._needs_from_now.append(operator.uid)
         return changes
 
     def _plan_state(
@@ -349,6 +398,10 @@ class _Planner:
         if StatePath(info.uid) in self._drop or not info.states:
             self._changes.append(Change(info.uid, "", "dropped"))
             return
+        for each in self._operators:
+            if self._is_computed(each) and info.uid.startswith(each.group.rpartition("-")[0] + "-"):
+                self._changes.append(Change(info.uid, "", "dropped", "", (f"'{each.uid}' computes results anew",)))
+                return
         self._missing.append(name_in(self._names, StatePath(info.uid)))
         uids = ", ".join(sorted(operator.uid for operator in self._operators)) or "none"
         reason = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"

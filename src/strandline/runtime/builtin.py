@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,6 +27,12 @@ class Aggregated:
     """By result: what it was called before."""
     added: Collection[str]
     """Results that may begin empty where there is state without them."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Of a view: by result, the aggregate as its query has it. Equal columns then have equal names."""
+    same: Mapping[str, str] = field(default_factory=dict)
+    """By column: another one that has the same values."""
+    is_changed: bool = False
+    """Whether rows may be taken back, also those that came before an aggregate did."""
 
 
 class BuiltinOperator:
@@ -40,6 +46,8 @@ class BuiltinOperator:
     """How it cuts time, as far as its state depends on it: of its first state."""
     own_aggregated: Aggregated | None = None
     """Of what its states hold accumulators, if they do."""
+    own_replays: bool = False
+    """Whether it gives all that it holds in its first epoch: what computes something of that is new."""
     own_metrics: Mapping[str, int] = MappingProxyType({})
     """Figures for people to look at, since this process began."""
     own_step: str = ""

@@ -27,6 +27,8 @@ class Table:
     epochs: Sequence[Sequence[Row]]
     key: str = ""
     """If rows are versions of the rows of this key, of which each ends with whether it deletes the row: its column."""
+    delay: str = ""
+    """If the table has a watermark on its column `at`: how far behind the newest row."""
 
     @property
     def stored(self) -> str:
@@ -100,12 +102,17 @@ class Compared:
             stream = sl.files_source(
                 self.root / name, schema=schema, format="parquet", name=name, max_files_per_epoch=1, spark=self.spark
             )
-            self.sources[name] = sl.table(stream, key=table.key, deleted=GONE) if table.key else stream
+            stream = stream.watermark("at", table.delay) if table.delay else stream
+            order_by = "at" if table.delay else None
+            made = sl.table(stream, key=table.key, order_by=order_by, deleted=GONE) if table.key else stream
+            self.sources[name] = made
         return self.sources[name]
 
-    def add(self, query: str) -> sl.View:
+    def add(self, query: str, **options: Any) -> sl.View:
         """Make a query a view."""
-        view = sl.sql(query, **{name: self.stream(name) for name in self.tables if re.search(rf"\b{name}\b", query)})
+        view = sl.sql(
+            query, **options, **{name: self.stream(name) for name in self.tables if re.search(rf"\b{name}\b", query)}
+        )
         self.views[query] = view
         return view
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,6 +126,13 @@ class VectorValueHandle(Handle):
             stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
         places = self._find(keys)
         self._table.put(places, self._finished(keys, places, stored))
+
+    def chunks(self, codec: KeyCodec, size: int) -> Iterator[tuple[BatchKeys, pa.Array]]:
+        """Yield all keys that have a value, with the values, so many at a time."""
+        stored = self._table.stored()
+        while chunk := list(itertools.islice(stored, size)):
+            keys, values = zip(*chunk, strict=True)
+            yield BatchKeys.decoded([*keys], codec), self._codec.decode_arrow([*values])
 
     def _check_keys(self, keys: Any) -> None:
         if not isinstance(keys, BatchKeys):

@@ -183,6 +183,14 @@ class VectorTable(StateTable[list[Writes]]):
         self._slots.before[at] = None
         self._has_written = False
 
+    def stored(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all keys that have a value, with what they have in this epoch."""
+        index, keys = self._slots.index, self._slots.keys[: self._slots.count].tolist()
+        values = self._slots.values[: self._slots.count].tolist()
+        yield from ((key, value) for key, value in zip(keys, values, strict=True) if value is not None)
+        if not self._holds_all:
+            yield from ((key, value) for key, value in self._backend.scan(self.name) if key not in index)
+
     def changed(self) -> Iterator[Entry]:
         return Writes.of(self._slots, self._written_now()).entries()
 

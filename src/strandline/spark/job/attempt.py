@@ -72,6 +72,8 @@ class StartOptions:
     """The name under which to restore a snapshot that was restored before."""
     reopen: bool = False
     """Whether a drained job may continue, with a restart of event time."""
+    from_now: tuple[str, ...] = ()
+    """Uids of aggregations of views whose new aggregates may begin empty."""
 
 
 @dataclass(frozen=True)

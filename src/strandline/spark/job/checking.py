@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -34,18 +34,23 @@ class SnapshotCheck:
     """Further facts about watermarks and about the start."""
     refusals: tuple[str, ...]
     """The reasons why the job cannot continue; empty if it can."""
+    names: Mapping[str, str]
+    """The names of the program's operators, by uid: of a view's, what they do."""
     regroup: str
     """The step to take first if the program has another max_parallelism than the snapshot; else ""."""
 
 
-def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: bool = False) -> SnapshotCheck:
+def check_upgrade(
+    job: Job, url: str, drop: Collection[str] = (), *, reopen: bool = False, from_now: Collection[str] = ()
+) -> SnapshotCheck:
     """Return what a start of the job with a snapshot would do with each stored operator and state.
 
     Runs all checks that a start makes before any change. Raises the errors of `open_snapshot` if the snapshot cannot be
     restored at all, and ConfigurationError for a checkpoint that a rollback has made void.
     """
     spark = job._plan.sources.session
-    blueprint = job._blueprint(spark, StartOptions(url, drop=tuple(drop), reopen=reopen), store=_store_of(job))
+    options = StartOptions(url, drop=tuple(drop), reopen=reopen, from_now=tuple(from_now))
+    blueprint = job._blueprint(spark, options, store=_store_of(job))
     preparation = Preparation(blueprint, frozenset(), CheckpointId(0), None)
     origin, notes = preparation.decide(), []
     if not origin.is_new:
@@ -67,10 +72,18 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: boo
             refusals.append(f"{error.message}: {error.hint}" if error.hint else error.message)
     operators = pipeline.settle(parallelism_of(job.settings, spark), manifest.operators)
     sinks = {name: sink for name, sink, _ in job._plan.sinks}
-    upgrade, _ = differences(manifest, operators, sinks, job._plan.sources.names, drop, fork=origin.is_fork)
+    upgrade, _ = differences(
+        manifest, operators, sinks, job._plan.sources.names, drop, fork=origin.is_fork, from_now=from_now
+    )
     notes += watermark_changes(manifest, pipeline.watermarks)
     return SnapshotCheck(
-        job.name, origin.url, upgrade, tuple(notes), tuple(refusals), to_regroup(upgrade, operators, origin.url)
+        job.name,
+        origin.url,
+        upgrade,
+        tuple(notes),
+        tuple(refusals),
+        {each.uid: each.node.name for each in operators},
+        to_regroup(upgrade, operators, origin.url),
     )
 
 

@@ -25,13 +25,15 @@ def check_compatible(
     *,
     url: str = "SNAPSHOT",
     fork: bool = False,
+    from_now: Collection[str] = (),
 ) -> Upgrade:
     """Return the upgrade of the stored state; raise IncompatibleStateError with all differences that prevent it.
 
     `drop` names what may be lost: operators as "uid", states as "uid.state", fields as "uid.state.field", aggregates as
-    "uid.result". `url` is the snapshot's, and `fork` says that the job begins a new life with it.
+    "uid.result". `url` is the snapshot's, and `fork` says that the job begins a new life with it. `from_now` has the
+    uids of aggregations of views whose new aggregates may begin empty.
     """
-    upgrade, refusals = differences(manifest, operators, sinks, sources, drop, fork=fork)
+    upgrade, refusals = differences(manifest, operators, sinks, sources, drop, fork=fork, from_now=from_now)
     if refusals:
         read = _compare_sources(manifest, sources)
         regroup = to_regroup(upgrade, operators, url)
@@ -55,11 +57,12 @@ def differences(
     drop: Collection[str] = (),
     *,
     fork: bool = False,
+    from_now: Collection[str] = (),
 ) -> tuple[Upgrade, list[str]]:
     """Return the upgrade of the stored state, and the differences that prevent it; see `check_compatible`."""
     # Staged rows belong to the job that took the snapshot: a fork neither shows nor loses them.
     lost = {} if fork else lost_sinks(manifest, sinks)
-    upgrade = plan_upgrade(manifest.operators, operators, _drop_of_states(manifest, drop, lost))
+    upgrade = plan_upgrade(manifest.operators, operators, _drop_of_states(manifest, drop, lost), from_now)
     refusals = list(upgrade.refusals)
     for operator in operators:
         stored = upgrade.migrations[operator.uid].stored

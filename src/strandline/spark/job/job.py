@@ -101,6 +101,7 @@ class Job:
         drop: Sequence[str] = (),
         again: str = "",
         reopen: bool = False,
+        from_now: Sequence[str] = (),
     ) -> Run:
         """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
 
@@ -115,12 +116,17 @@ class Job:
         `drop` names stored operators, as "uid", states, as "uid.state", fields of their types, as "uid.state.field",
         and results of `agg()`, as "uid.result", that the program does not have any more and that may be lost.
 
+        `from_now` names aggregations of views, by their uids, whose new aggregates may begin empty: of groups that are
+        stored, they then have the rows from now on alone.
+
         A drained job is refused, because every event would be late. With `reopen`, it continues with its state, and
         event time restarts with the next events: a window that was cut short is output again, with its new events only.
 
         Errors in the program and its environment are raised here, before any change.
         """
-        options = intercept_start(self, StartOptions(str(restore or ""), claim, tuple(drop), again, reopen))
+        options = intercept_start(
+            self, StartOptions(str(restore or ""), claim, tuple(drop), again, reopen, tuple(from_now))
+        )
         if not isinstance(options, StartOptions):
             return options
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):

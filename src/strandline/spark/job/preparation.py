@@ -199,7 +199,7 @@ class Preparation:
             return operators, None
         upgrade = check_compatible(
             manifest, operators, self.sinks, self.blueprint.plan.sources.names, self.blueprint.options.drop,
-            url=origin.url, fork=origin.is_fork,
+            url=origin.url, fork=origin.is_fork, from_now=self.blueprint.options.from_now,
         )  # fmt: skip
         return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
 

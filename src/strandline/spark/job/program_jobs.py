@@ -80,13 +80,14 @@ class StartOverrides:
         claim: bool = False,
         again: str = "",
         reopen: bool = False,
+        from_now: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`restore` and `drop` are by job name or ONLY; the other options are for all jobs that restore a snapshot.
+        """`restore`, `drop`, `from_now` are by job name or ONLY; the others are for all jobs that restore a snapshot.
 
         `reopen` is for all jobs.
         """
         self._restore = restore
-        self._drop = drop
+        self._drop, self._from_now = drop, from_now or {}
         self._claim = claim
         self._again = again
         self._reopen = reopen
@@ -96,7 +97,7 @@ class StartOverrides:
     @property
     def unused(self) -> list[str]:
         """The names that have options and whose jobs were never started."""
-        names = {*self._restore, *self._drop}
+        names = {*self._restore, *self._drop, *self._from_now}
         return sorted(name for name in names if name not in self._started and not (name == ONLY and self._started))
 
     def add(self, job: NamedJob) -> None:
@@ -106,15 +107,21 @@ class StartOverrides:
     def start(self, job: NamedJob, options: StartOptions) -> StartOptions:
         """Return the options with which to start a job. Raises ConfigurationError if they name none of several jobs."""
         self._names.add(job.name)
-        check_named({*self._restore, *self._drop}, self._names)
+        check_named({*self._restore, *self._drop, *self._from_now}, self._names)
         self._started.add(job.name)
         url = self._restore.get(job.name) or self._restore.get(ONLY)
-        drop = [*options.drop, *self._drop.get(job.name, ()), *self._drop.get(ONLY, ())]
-        options = replace(options, drop=tuple(dict.fromkeys(drop)), reopen=options.reopen or self._reopen)
+        drop = _with(options.drop, self._drop, job.name)
+        from_now = _with(options.from_now, self._from_now, job.name)
+        options = replace(options, drop=drop, reopen=options.reopen or self._reopen, from_now=from_now)
         return options if url is None else replace(options, url=url, claim=self._claim, again=self._again)
 
     def bootstrap(self, job: NamedJob) -> None:
         """Let the job run its bootstrap."""
+
+
+def _with(names: Sequence[str], more: Mapping[str, Sequence[str]], job: str) -> tuple[str, ...]:
+    """Return the program's own names, and those of the command line for a job."""
+    return tuple(dict.fromkeys([*names, *more.get(job, ()), *more.get(ONLY, ())]))
 
 
 def check_named(names: set[str], jobs: set[str]) -> None:

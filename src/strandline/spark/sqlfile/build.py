@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField
 
+from strandline.api.uids import uid as make_uid
 from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.spark.base.quiet import suppress_error_logs
 from strandline.spark.base.session import session
@@ -30,7 +31,7 @@ from strandline.spark.views.names import nearest
 from strandline.spark.views.places import refuse_query
 from strandline.spark.views.rewriting import Rewriting
 from strandline.spark.views.tables import Table, table
-from strandline.spark.views.view import View, sql
+from strandline.spark.views.view import View, view_of
 
 Relation = Stream | Table | View | DataFrame
 _PLACE = re.compile(r"\n  line (\d+), column (\d+):\n")
@@ -141,13 +142,15 @@ class Build:
         """Return the relation that a query names, if it is a name alone."""
         return self.relation(*self._program.relations_in(query, script)) if query.relation else None
 
-    def _computed(self, query: Query, script: Script, name: str, reads: Sequence[str]) -> View | DataFrame:
+    def _computed(
+        self, query: Query, script: Script, name: str, reads: Sequence[str], uid: str = ""
+    ) -> View | DataFrame:
         """Return the result of a query: without a stream among what it reads, rows that do not change."""
         relations = {each: self.relation(each) for each in reads}
         inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
         with located(self._program, script, query.at, query):
             if inputs:
-                return sql(query.sql, uid=name, emit=query.emit, **inputs)
+                return view_of(query.sql, name, query.emit, inputs, uid=uid, state_ttl=self._program.state_ttl)
             return run_query(self._spark, query, reads)[0]
 
     def _source(self, name: str) -> Stream:
@@ -165,7 +168,10 @@ class Build:
     def _make(self, entry: Entry) -> Relation:
         declaration, script = entry.declaration, entry.script
         if isinstance(declaration, CreateView):
-            result = self._computed(declaration.query, script, declaration.name.text, entry.reads)
+            uid = str(entry.arguments.get("uid", ""))
+            if was := entry.arguments.get("was"):
+                uid = make_uid(uid, was=was)
+            result = self._computed(declaration.query, script, declaration.name.text, entry.reads, uid)
             return self._register(result, declaration.name.text) if isinstance(result, DataFrame) else result
         if isinstance(declaration, CreateStream):
             rows = self._source(declaration.name.text)

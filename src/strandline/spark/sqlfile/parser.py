@@ -14,6 +14,7 @@ from strandline.spark.sqlfile.statements import (
     CreateView,
     Emit,
     Explain,
+    ExplainUpgrade,
     Form,
     Insert,
     Name,
@@ -79,8 +80,9 @@ class _Parser(ColumnParser):
         if not _NAME.fullmatch(name.text):
             self.fail(f"{name.text!r} cannot be a name here, expected letters, digits and '_'", name.at)
         if kind.word == "VIEW":
+            options = self._options()
             self.expect("AS", f"after the view's name, as in: CREATE VIEW {name.text} AS SELECT …")
-            return CreateView(name, self._query())
+            return CreateView(name, self._query(), options)
         if kind.word == "SINK":
             if self.peek().text == "(":
                 self.fail("a sink has no list of columns: they are those of the query", hint="leave it out")
@@ -97,6 +99,9 @@ class _Parser(ColumnParser):
         if token.word.lower() not in known:
             self.fail(f"expected one of {', '.join(known)}, found {text_of(token)}{nearest(token.text, known)}")
         self.next += 1
+        return Using(Name(token.word.lower(), token.start), self._options())
+
+    def _options(self) -> list[Option]:
         options: list[Option] = []
         if self.peek().word == "WITH":
             self.fail("expected OPTIONS, found WITH", hint="write OPTIONS (name 'value', …)")
@@ -110,7 +115,7 @@ class _Parser(ColumnParser):
                 if not self.accept_sign(","):
                     break
             self.expect_sign(")", "after the options, or ',' before the next one")
-        return Using(Name(token.word.lower(), token.start), options)
+        return options
 
     def _option_name(self) -> Name:
         first = self.peek()
@@ -167,8 +172,21 @@ class _Parser(ColumnParser):
         at = self.peek().start
         return Set(Option(name.text, self._value(f"the value of '{name.text}'"), name.at, at))
 
-    def _explain(self) -> Explain:
+    def _explain(self) -> Explain | ExplainUpgrade:
+        if self.peek().word == "UPGRADE" and self.peek(1).kind != "end":
+            self.next += 1
+            old = self._path("the path of the old file, as in: EXPLAIN UPGRADE 'old.sql' TO 'new.sql'")
+            new = self._path("the path of the new file") if self.accept("TO") else None
+            restore = self._path("the path or url of a snapshot").text if self.accept("RESTORE") else ""
+            return ExplainUpgrade(old, new, restore)
         return Explain(self._view_or_query())
+
+    def _path(self, what: str) -> Name:
+        token = self.peek()
+        if token.kind != "text":
+            self.fail(f"expected {what}, found {text_of(token)}", hint="write it in quotes")
+        self.next += 1
+        return Name(token.value, token.start)
 
     def _view_or_query(self) -> Query:
         """Take the name of a view, or a query."""

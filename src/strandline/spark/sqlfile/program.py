@@ -24,6 +24,7 @@ from strandline.spark.sqlfile.statements import (
     CreateView,
     Declaration,
     Explain,
+    ExplainUpgrade,
     Insert,
     Name,
     Option,
@@ -42,6 +43,7 @@ _SINK_PARAMETERS = {
     name: Parameters.of(make, without=("name",), spark=sparkoptions.FILES if name == "files" else ())
     for name, make in SINKS.items()
 }
+_OF_VIEWS = Parameters({"uid": str, "was": str}, ())
 _RESERVED = {*signature(sql).parameters}
 """Parameters of `sl.sql`, which gets tables by name."""
 DEAD_LETTERS = "_dead_letters"
@@ -69,16 +71,16 @@ class Program:
         self._entries: dict[str, Entry] = {}
 
     @staticmethod
-    def read(path: Path) -> tuple[Program, list[tuple[Explain | Select, Script]]]:
+    def read(path: Path) -> tuple[Program, list[tuple[Explain | ExplainUpgrade | Select, Script]]]:
         """Return the program of a file, and its statements that declare nothing."""
-        program, others = Program(), list[tuple[Explain | Select, Script]]()
+        program, others = Program(), list[tuple[Explain | ExplainUpgrade | Select, Script]]()
         try:
             script = Script(path.read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path} is no text in UTF-8: {error.reason}") from None
         for statement in parse(script):
             program.add(statement, script)
-            if isinstance(statement, Explain | Select):
+            if isinstance(statement, Explain | ExplainUpgrade | Select):
                 others.append((statement, script))
         return program, others
 
@@ -101,7 +103,7 @@ class Program:
                     hint="write one query with UNION ALL, or create a sink for each",
                 )  # fmt: skip
             self.inserts.append((statement, script))
-        else:
+        elif not isinstance(statement, ExplainUpgrade):
             self.relations_in(statement.query, script)
 
     @property
@@ -127,6 +129,11 @@ class Program:
     def settings(self, script_name: str) -> JobSettings:
         """Return what SET statements say; the job's name is by default that of the file."""
         return job_settings(self._settings, script_name, self.secrets)
+
+    @property
+    def state_ttl(self) -> str | None:
+        """The time to live of the state of views."""
+        return self.settings("program.sql").state_ttl
 
     def relations(self) -> list[str]:
         """Return the names of what queries can read."""
@@ -193,7 +200,11 @@ class Program:
             ]
             if circle := next((each for each in others if self._reads(each, name.text)), None):
                 raise script.error(f"view '{name.text}' would read itself: '{circle}' reads it", declaration.query.at)
-            entry = Entry(declaration, script, reads=tuple(others))
+            what = f"view '{name.text}'"
+            arguments = _OF_VIEWS.arguments(script, what, name.at, declaration.options, self.secrets)
+            if "was" in arguments and "uid" not in arguments:
+                raise script.error(f"{what} has 'was', and no 'uid'", name.at, hint="write OPTIONS (uid '…', was '…')")
+            entry = Entry(declaration, script, arguments, tuple(others))
         else:
             entry = Entry(declaration, script, self._arguments(declaration, script))
         self._entries[name.text.lower()] = entry

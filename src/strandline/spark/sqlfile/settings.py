@@ -14,14 +14,16 @@ from strandline.core.settings import Settings, parse_duration_ms
 from strandline.spark.sqlfile.options import Parameters, Secrets, as_text
 from strandline.spark.sqlfile.statements import Option
 from strandline.spark.sqlfile.text import Script
+from strandline.spark.views.hints import duration_ms
 from strandline.spark.views.names import nearest
 
 _OF_JOB = {"name": str, "trigger": str, "drain": bool}
+_OF_VIEWS = {"state_ttl": str}
 _OF_SPARK = "spark."
 _CHECKPOINTS = {"directory": "checkpoints", "every": "10s"}
 """The checkpoints of a program that sets none."""
 _GROUPS = {
-    "": Parameters({**_OF_JOB, **Parameters.of(Settings).hints}, ()),
+    "": Parameters({**_OF_JOB, **_OF_VIEWS, **Parameters.of(Settings).hints}, ()),
     "checkpoints": Parameters.of(Checkpoints, without=("changelog", "continuous")),
     "checkpoints.changelog": Parameters.of(Changelog),
     "checkpoints.continuous": Parameters.of(Continuous),
@@ -29,11 +31,15 @@ _GROUPS = {
 }
 
 
-def _check_of_job(name: str = "job", trigger: str | None = None, drain: bool = False, **settings: Any) -> None:
+def _check_of_job(
+    name: str = "job", trigger: str | None = None, drain: bool = False, state_ttl: str | None = None, **settings: Any
+) -> None:
     """Raise ConfigurationError for a wrong value of one of the settings without a prefix."""
     check_job_name(name)
     if trigger is not None and trigger != "available-now":
         parse_duration_ms(trigger, "trigger")
+    if state_ttl is not None:
+        duration_ms(state_ttl, "state_ttl")
     Settings(**settings)
 
 
@@ -56,6 +62,8 @@ class JobSettings:
     name: str
     arguments: dict[str, Any]
     spark: dict[str, str]
+    state_ttl: str | None = None
+    """The time to live of the state of all views."""
 
 
 def job_settings(settings: Iterable[tuple[Script, Option]], script_name: str, secrets: Secrets) -> JobSettings:
@@ -79,6 +87,7 @@ def job_settings(settings: Iterable[tuple[Script, Option]], script_name: str, se
             before = values[group].get(name)
             values[group][name] = {**before, **each} if isinstance(before, dict) else each
     of_job = {name: values[""].pop(name) for name in _OF_JOB if name in values[""]}
+    state_ttl = values[""].pop("state_ttl", None)
     limits = {
         name: kind(**values[f"checkpoints.{name}"])
         for name, kind in (("changelog", Changelog), ("continuous", Continuous))
@@ -90,7 +99,7 @@ def job_settings(settings: Iterable[tuple[Script, Option]], script_name: str, se
         "restart": Restart(**values["restart"]),
         "settings": Settings(**values[""]),
     }
-    return JobSettings(of_job.get("name", Path(script_name).stem), arguments, spark)
+    return JobSettings(of_job.get("name", Path(script_name).stem), arguments, spark, state_ttl)
 
 
 def check_setting(script: Script, option: Option) -> None:

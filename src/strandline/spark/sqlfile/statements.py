@@ -98,6 +98,8 @@ class CreateView:
 
     name: Name
     query: Query
+    options: Sequence[Option] = ()
+    """`uid` names the last operator of the query for life, and `was` is its former uid."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,17 @@ class Explain:
 
 
 @dataclass(frozen=True)
+class ExplainUpgrade:
+    """EXPLAIN UPGRADE: what becomes of the state of an old file in a new one; for the shell."""
+
+    old: Name
+    new: Name | None = None
+    """None for the declarations of the shell."""
+    restore: str = ""
+    """The URL of a snapshot, whose state it is then."""
+
+
+@dataclass(frozen=True)
 class Select:
     """A query alone: a preview of its rows."""
 
@@ -139,4 +152,4 @@ class Select:
 
 
 Declaration = CreateStream | CreateTable | CreateView | CreateSink
-Statement = Declaration | Insert | Set | Explain | Select
+Statement = Declaration | Insert | Set | Explain | ExplainUpgrade | Select

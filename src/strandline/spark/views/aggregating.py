@@ -12,9 +12,9 @@ from strandline.runtime.rowlayout import ROWS
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, columns_of, hash_of, names_of, parts_of, struct_of
+from strandline.spark.views.operators import Operators, hash_of, kept_for, names_of, parts_of, struct_of
 from strandline.spark.views.recomputed import computed_anew
-from strandline.spark.views.relations import Part, Relation, Rows
+from strandline.spark.views.relations import FOR_EVER, Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
 from strandline.spark.views.windows import closed_windows
 from strandline.types.datatypes import Field, StructType
@@ -24,6 +24,7 @@ def aggregate(ops: Operators, plan: Plan, child: Relation) -> Relation:
     """Return the results of an aggregation."""
     known = child.columns.keys()
     child, groups = _with_columns(ops, child, ops.catalyst.items(plan.groupingExpressions()))
+    groups.sort(key=lambda each: child.columns[id_of(each)])
     results = ops.catalyst.items(plan.aggregateExpressions())
     same = {id_of(of): id_of(each) for each in results if kind_of(of := unaliased(each)) == "AttributeReference"}
     # What is no column of the query is a constant.
@@ -50,7 +51,7 @@ def _with_columns(ops: Operators, child: Relation, groups: Sequence[Expression])
         child = child.then(
             lambda rows: catalyst.project([*before, *columns, *carried], rows),
             output,
-            f"constants[{', '.join(meanings.values())}]",
+            "",
             meanings,
             unique=child.unique,
         )
@@ -62,7 +63,8 @@ def _summed(
 ) -> Relation | None:
     """Return the results of an aggregation of sums; None if it needs more."""
     catalyst = ops.catalyst
-    distinct = _distinct(ops, child, groups, results)
+    with ops.pinning(""):
+        distinct = _distinct(ops, child, groups, results)
     if distinct is not None:
         child, results = distinct
     sums = SumPlanner(ops, child.columns, appends=child.appends).plan(results)
@@ -70,7 +72,8 @@ def _summed(
         return None
     names = [each.name for each in sums.addends]
     by = ", ".join(child.columns[id_of(key)] for key in groups)
-    meaning = short(f"totals[{len(groups)}: {by}; {', '.join(sorted(names))}]({child.meaning})")
+    groups_meaning = short(f"groups[{len(groups)}: {by}]({child.rows})")
+    meaning = short(f"{', '.join(sorted(names))} of {groups_meaning}")
 
     def make() -> tuple[Node, Part]:
         pairs = ((KEY, key_of(catalyst, groups)), *((each.name, each.value) for each in sums.addends))
@@ -86,29 +89,33 @@ def _summed(
         parts = {each.name: each.part for each in sums.addends}
         partial = PartialNode(Columns(types), node, (KEY,), Cut(), parts)
         fields = [each.field for each in sums.addends]
-        process = Totals(key, fields, [each.counted for each in sums.addends[1:]], is_whole=not groups)
+        aggregated = sums.aggregated(appends=child.appends)
+        process = Totals(key, fields, [each.counted for each in sums.addends[1:]], aggregated, is_whole=not groups)
         result = StructType((*key.fields, *(Field(each.name, each.kind) for each in sums.addends[1:])))
-        uid = f"totals-{hash_of(f'{by} {child.meaning}')[:6]}-{hash_of(meaning)[:6]}"
+        group = f"totals-{hash_of(groups_meaning)[:6]}"
+        uid = f"{group}-{hash_of(meaning)[:6]}"
         what = f"aggregate by {names_of(groups)}" if groups else "aggregate of all rows"
-        operator = ops.operator(Keyed(partial, (KEY,)), uid, process, result, what)
-        bound = f"as many groups as there are different {names_of(groups)}" if groups else "one group"
-        return operator, Part(uid, what, f"a few numbers for each group: {bound}", "")
+        operator = ops.operator(Keyed(partial, (KEY,)), uid, process, result, what, group=group)
+        many = f"as many groups as there are different {names_of(groups)}" if groups else "one group"
+        bound = FOR_EVER if groups else "one group"
+        return operator, Part(operator.uid, what, f"a few numbers for each group: {many}", "", bound=bound)
 
     node, part = ops.once(meaning, make, child)
+    part = kept_for(node, part, child.ttl_ms if groups else None)
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, catalyst.new_id())
     stored, step = sums.finish(ops, key, groups)
     output = catalyst.items(plan.output())
-    text = ", ".join(ops.meanings.of(each, child.columns) for each in results)
     appends = child.appends and not sums.columns and bool(groups)
     return Relation(
         node,
         (KEY, *stored),
         (key, *stored.values()),
         tuple(output),
-        columns_of(output, short(f"{text}@{meaning}")),
-        short(f"{text}@{meaning}"),
+        ops.results_of(output, results, child, groups_meaning),
+        groups_meaning,
         steps=(step,),
         appends=appends,
+        ttl_ms=child.ttl_ms,
         leaves=child.leaves,
         parts=parts_of(child, part=part, appends=appends),
     )

@@ -25,11 +25,10 @@ def without_asof(catalyst: Catalyst, plan: Plan) -> Plan:
     left, right = plan.left(), plan.right()
     match = plan.asOfCondition()
     kind = kind_of(match)
-    left_keys, right_keys = _keys(catalyst, plan)
+    left_keys, right_keys = keys_of(catalyst, plan)
     right = catalyst.filter(reduce(catalyst.both, map(catalyst.not_null, (match.right(), *right_keys))), right)
-    for condition in _conditions(catalyst, plan):
-        if _reads_only(condition, plan.right()):
-            right = catalyst.filter(condition, right)
+    for condition in right_conditions(catalyst, plan):
+        right = catalyst.filter(condition, right)
     numbers = range(len(left_keys))
     # Of equal times, the right row comes first if it is a match.
     sides = ("1", "0") if _IS_EXACT[kind] else ("0", "1")
@@ -68,7 +67,7 @@ def _side(
     return catalyst.project([catalyst.alias(value, name) for name, value in pairs], rows)
 
 
-def _keys(catalyst: Catalyst, plan: Plan) -> tuple[list[Expression], list[Expression]]:
+def keys_of(catalyst: Catalyst, plan: Plan) -> tuple[list[Expression], list[Expression]]:
     left_keys, right_keys = [], []
     for condition in _conditions(catalyst, plan):
         if _reads_only(condition, plan.right()):
@@ -88,6 +87,11 @@ def _keys(catalyst: Catalyst, plan: Plan) -> tuple[list[Expression], list[Expres
         left_keys.append(sides[0])
         right_keys.append(sides[1])
     return left_keys, right_keys
+
+
+def right_conditions(catalyst: Catalyst, plan: Plan) -> list[Expression]:
+    """Return the conditions on right rows alone."""
+    return [each for each in _conditions(catalyst, plan) if _reads_only(each, plan.right())]
 
 
 def _conditions(catalyst: Catalyst, plan: Plan) -> list[Expression]:

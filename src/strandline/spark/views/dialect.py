@@ -5,13 +5,16 @@ What a rewriting does not touch is Spark's to parse: nothing is understood here 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.groupwindows import GroupWindows
+from strandline.spark.views.hints import take_hints
 from strandline.spark.views.rewriting import Edits, Piece, Rewriting
 from strandline.spark.views.structure import Query, Span
 from strandline.spark.views.tablewindows import TableWindows
+from strandline.spark.views.temporal import rewrite_versions
 
 _STARTS = frozenset({"SELECT", "FROM", "VALUES", "TABLE", "MAP", "REDUCE"})
 _STATEMENTS = frozenset({"INSERT", "DELETE", "MERGE", "UPDATE"})
@@ -24,13 +27,20 @@ _AFTER_COLUMN = frozenset(
 """What follows a column named stream, and not the word STREAM."""
 
 
-def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
-    """Return a query as Spark parses it. `columns` are those of its tables. Raise ConfigurationError."""
+def rewritten(
+    text: str, columns: Iterable[str] = (), times: Mapping[str, tuple[str, bool]] = MappingProxyType({})
+) -> Rewriting:
+    """Return a query as Spark parses it. Raise ConfigurationError.
+
+    `columns` are those of its tables; `times` are the columns of tables that FOR SYSTEM_TIME AS OF is about: see
+    `rewrite_versions`.
+    """
     query, edits = Query(text), Edits(text)
     _check_query(query, edits)
+    take_hints(query, edits)
     if "stream" not in {name.lower() for name in columns}:
         _drop_stream(query, edits)
-    _refuse_versions(query, edits)
+    _versions(query, edits, times)
     _match_conditions(query, edits)
     _distinct_on(query, edits)
     GroupWindows(query, edits).rewrite()
@@ -70,7 +80,7 @@ def _drop_stream(query: Query, edits: Edits) -> None:
             edits.replace(token.start, after.start)
 
 
-def _refuse_versions(query: Query, edits: Edits) -> None:
+def _versions(query: Query, edits: Edits, times: Mapping[str, tuple[str, bool]]) -> None:
     """FOR SYSTEM_TIME AS OF o.at: Spark has it for times that are not columns."""
     for at, token in enumerate(query.tokens):
         if not query.words(at, "FOR", "SYSTEM_TIME", "AS", "OF"):
@@ -83,11 +93,13 @@ def _refuse_versions(query: Query, edits: Edits) -> None:
                 token.start,
                 "leave it out: a join is kept up to date with the newest rows; or join as of a column with ASOF JOIN",
             )
-        if time.kind in ("word", "name") and after != "text" and query.text_of(at + 5) != "(":
+        is_column = time.kind in ("word", "name") and after != "text" and query.text_of(at + 5) != "("
+        if is_column and not rewrite_versions(query, edits, at, times):
             raise edits.refused(
                 "FOR SYSTEM_TIME AS OF a column: the table does not say since when each of its rows is valid",
                 token.start,
-                "name that column: o LEFT ASOF JOIN r MATCH_CONDITION (o.at >= r.at) ON o.currency = r.currency",
+                'its stream needs watermark("at"), and sl.table order_by="at"; '
+                "or name the column: o LEFT ASOF JOIN r MATCH_CONDITION (o.at >= r.at) ON o.currency = r.currency",
             )
 
 

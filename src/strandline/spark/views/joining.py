@@ -12,7 +12,17 @@ from strandline.runtime.operators.views.joins import PAIRED, How, Joining
 from strandline.spark.views.catalyst import Attribute, Expression, id_of, kind_of
 from strandline.spark.views.keys import KEY, join_key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, parts_of, struct_of
+from strandline.spark.views.nearjoins import near_join, ttl_join
+from strandline.spark.views.operators import (
+    Operators,
+    columns_of,
+    hash_of,
+    kept_for,
+    leaves_of,
+    parts_of,
+    struct_of,
+    ttl_of,
+)
 from strandline.spark.views.relations import Part, Relation, unlike
 from strandline.spark.views.unions import united
 from strandline.types.datatypes import BooleanType, Field, StructType
@@ -37,9 +47,18 @@ def any_join(
     if kind not in _HOWS:
         raise ConfigurationError(f"the query has a join that Spark calls {kind}: it cannot be kept up to date")
     how = _HOWS[kind]
+    for bounded_join in (near_join, ttl_join):
+        joined = bounded_join(ops, how, left, left_keys, right, right_keys, rest, exists)
+        if joined is not None:
+            return joined
     if rest is None or how == "inner":
         joined = join(ops, how, left, left_keys, right, right_keys, exists)
         return joined if rest is None else ops.filtered(joined, rest)
+    if ops.pin:
+        raise ConfigurationError(
+            f"uid '{ops.pin}' is for one operator, and an outer join with a condition beside equal values is several",
+            hint="leave uid out, or have a view with the join's equal values alone",
+        )
     # The rows that have a partner are those of the pairs: all others are those without.
     pairs = ops.filtered(join(ops, "inner", left, left_keys, right, right_keys), rest)
     if how in ("semi", "anti", "existence"):
@@ -76,7 +95,8 @@ def join(
         ", ".join(ops.meanings.of(key, rows.columns) for key in keys)
         for rows, keys in ((left, left_keys), (right, right_keys))
     ]
-    meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
+    held = right.meaning if is_paired else right.rows
+    meaning = short(f"join {how} {null_safe}[{texts[0]}|{texts[1]}]({left.meaning}|{held})")
     output = [*left.output, *(right.output if is_paired else ()), *([exists] if exists is not None else [])]
 
     def make() -> tuple[Node, tuple[str, ...], Part]:
@@ -109,10 +129,11 @@ def join(
         process = Joining(how, kinds[0], kinds[1], result)
         operator = ops.operator(pairs, f"join-{hash_of(meaning)}", process, result, f"{how} join")
         by = f"equal {texts[0]}" if left_keys else "no key: one partition does all of it"
-        part = Part(operator.uid, f"{how} join by {by}", "the rows of both sides, as long as they are there", "")
+        part = Part(operator.uid, f"{how} join by {by}", "the rows of both sides", "")
         return operator, tuple(name for at, name in enumerate(names) if at not in unread), part
 
     node, names, part = ops.once(meaning, make, left, right)
+    part = kept_for(node, part, ttl_of(left, right))
     appends = left.appends and right.appends and how in ("inner", "semi")
     return Relation(
         node,
@@ -124,6 +145,7 @@ def join(
         appends=appends,
         unique=_unique_pairs(how, left, left_keys, right, right_keys),
         is_netted=True,
+        ttl_ms=ttl_of(left, right),
         leaves=leaves_of(left, right),
         parts=parts_of(left, right, part=part, appends=appends),
     )

@@ -7,8 +7,9 @@ window functions and limits become operators with state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from strandline.core.errors import ConfigurationError
 from strandline.spark.views.aggregating import aggregate
 from strandline.spark.views.asof import without_asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of, unaliased
@@ -19,7 +20,9 @@ from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError
 from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
-from strandline.spark.views.relations import Relation, Static
+from strandline.spark.views.relations import Relation, Static, named
+from strandline.spark.views.temporal import as_of_join
+from strandline.spark.views.times import TimeReader
 from strandline.spark.views.unions import united
 
 Lowered = Relation | Static
@@ -46,12 +49,20 @@ class Planner:
     operators: Operators
     tables: Mapping[int, Callable[[Sequence[Attribute]], Relation]]
     """By the id of the RDD that stands for it: the relation of a table, under these columns of the plan."""
+    uid: str = ""
+    """The uid of the last operator with state, if the user gives one."""
+    ttls: Mapping[int, int] = field(default_factory=dict)
+    """By id of a table's column: the time to live of state of its rows, in milliseconds."""
+    ttl_ms: int | None = None
+    """That of all other tables."""
 
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
+        self._times = TimeReader(self._catalyst)
 
     def relation(self, plan: Plan, analysed: Plan) -> Relation:
         """Return the relation of a query's plan; `analysed` is the plan before Spark's optimizer."""
+        uid = self.uid
         while kind_of(analysed) == "Project":
             analysed = analysed.child()
         # The optimizer leaves out a LIMIT of more rows than there can be.
@@ -63,7 +74,13 @@ class Planner:
                 analysed,
             )
         # Here, a column may come twice: SELECT a, a.
-        return replace(self._relation(plan), output=tuple(self._catalyst.items(plan.output())))
+        result = replace(self._relation(plan), output=tuple(self._catalyst.items(plan.output())))
+        if uid and not self.operators.is_pinned:
+            raise ConfigurationError(
+                f"uid '{uid}' is for the last operator with state, and there is none, or several",
+                hint="leave uid out; or have a view of its own for the part of the query that keeps state",
+            )
+        return result
 
     def _relation(self, plan: Plan) -> Relation:
         return self._as_relation(self._lower(plan))
@@ -77,9 +94,9 @@ class Planner:
             leaves = self._catalyst.items(plan.collectLeaves())
             return Static(plan, self._meanings.of_table(plan), all(kind_of(leaf) in _LITERAL for leaf in leaves))
         if kind == "LogicalRDD":
-            return self.tables[plan.rdd().id()](self._catalyst.items(plan.output()))
+            return self._table(plan)
         if kind == "AsOfJoin":
-            return self._lower(without_asof(self._catalyst, plan))
+            return self._as_of(plan)
         if kind in _PASSED_ON:
             return self._lower(plan.child())
         if kind in _LIMITS:
@@ -92,24 +109,44 @@ class Planner:
             return self._linear(kind, plan, self._relation(plan.child()))
         match kind:
             case "Join":
-                return self._join(plan, *(self._lower(child) for child in self._catalyst.items(plan.children())))
+                sides = self._catalyst.items(plan.children())
+                if all(map(self._reads_streams, sides)):
+                    return self._with_uid(sides, lambda left, right: self._join(plan, left, right))
+                return self._join(plan, *map(self._lower, sides))
             case "Union":
+                self.uid = ""
                 output = self._catalyst.items(plan.output())
                 children = self._catalyst.items(plan.children())
                 parts = [(self._relation(child), self._catalyst.items(child.output())) for child in children]
                 return united(self.operators, parts, output)
             case "Aggregate":
                 self._check_deterministic(plan)
-                return aggregate(self.operators, plan, self._relation(plan.child()))
+                return self._with_uid([plan.child()], lambda child: aggregate(self.operators, plan, child))
             case "Window":
                 self._check_deterministic(plan)
-                child = self._relation(plan.child())
-                return top_window(self.operators, plan, child) or window(self.operators, plan, child)
+                return self._with_uid(
+                    [plan.child()],
+                    lambda child: top_window(self.operators, plan, child) or window(self.operators, plan, child),
+                )
             case "Sample":
                 hint = "filter by a hash: WHERE abs(hash(id)) % 10 = 0"
                 raise _refused("TABLESAMPLE", "each epoch would draw other rows", hint, plan)
         what = _WRITTEN.get(kind, f"a step that Spark calls {kind}")
         raise _refused(what, "it cannot be kept up to date", "write the query without it", plan)
+
+    def _with_uid(self, inputs: Sequence[Plan], make: Callable[..., Relation]) -> Relation:
+        """Return what `make` makes of the relations of plans: an operator, which gets the user's uid."""
+        uid, self.uid = self.uid, ""
+        relations = [self._relation(each) for each in inputs]
+        with self.operators.pinning(uid):
+            result = make(*relations)
+        return named(result, uid) if uid else result
+
+    def _table(self, plan: Plan) -> Relation:
+        columns = self._catalyst.items(plan.output())
+        relation = self.tables[plan.rdd().id()](columns)
+        ttl_ms = next((self.ttls[id_of(each)] for each in columns if id_of(each) in self.ttls), self.ttl_ms)
+        return relation if ttl_ms is None else replace(relation, ttl_ms=ttl_ms)
 
     def _reads_streams(self, plan: Plan) -> bool:
         """Whether a plan, or a subquery in it, reads a stream."""
@@ -124,11 +161,11 @@ class Planner:
         self._check_deterministic(plan)
         catalyst, carried = self._catalyst, self.operators.carried(child)
         output = catalyst.items(plan.output())
-        text = f"{kind}[{self._meanings.of_all(plan, child.columns)}]"
-        unique = child.unique
+        text, clause, unique, times = "", "", child.unique, child.times
         match kind:
             case "Project":
                 expressions = catalyst.items(plan.projectList())
+                times = self._times.projected(expressions, times) if times else times
                 columns = {id_of(each): self._meanings.of(each, child.columns) for each in expressions}
                 same: dict[int, int] = {}
                 for each in expressions:
@@ -140,20 +177,32 @@ class Planner:
                 def step(rows: Plan) -> Plan:
                     return catalyst.project([*expressions, *carried], rows)
             case "Expand":
-                unique, columns = None, _new(output, {}, f"{text}({child.meaning})")
+                copies = [catalyst.items(each) for each in catalyst.items(plan.projections())]
+                columns = {
+                    id_of(each): short(f"copies {[self._meanings.of(row[at], child.columns) for row in copies]}")
+                    for at, each in enumerate(output)
+                }
+                unique, text = None, f"{len(copies)} copies"
+                times = self._times.expanded(copies, output, times) if times else times
 
                 def step(rows: Plan) -> Plan:
-                    lists = catalyst.items(plan.projections())
-                    projections = [catalyst.seq([*catalyst.items(each), *carried]) for each in lists]
+                    projections = [catalyst.seq([*each, *carried]) for each in copies]
                     return catalyst.expand(projections, [*output, *carried], rows)
             case _:
-                columns = _new(output, child.columns, f"{text}({child.meaning})")
-                unique = None if kind == "Generate" else unique
+                text = self._meanings.of_all(plan, child.columns)
+                if kind == "Generate":
+                    # Its other arguments are the columns that are read behind it.
+                    text, unique = f"{self._meanings.of(plan.generator(), child.columns)} {plan.outer()}", None
+                    clause = plan.generator().sql()
+                elif kind == "Filter":
+                    clause = f"WHERE {plan.condition().sql()}"
+                text = f"{kind}[{text}]"
+                columns = _new(output, child.columns, f"{text}({child.rows})")
 
                 def step(rows: Plan) -> Plan:
                     return catalyst.with_children(plan, [rows])
 
-        return child.then(step, output, text, columns, unique=unique)
+        return child.then(step, output, text, columns, unique=unique, times=times, clause=clause)
 
     def _check_deterministic(self, plan: Plan) -> None:
         catalyst = self._catalyst
@@ -174,6 +223,7 @@ class Planner:
 
     def _with_subqueries(self, plan: Plan) -> Relation:
         """Return a node's rows, in which scalar subqueries are columns of a join with their results."""
+        self.uid = ""
         if kind_of(plan) == "Aggregate":
             above, below = self._catalyst.split(plan)
             if self._catalyst.has_subquery(below):
@@ -238,8 +288,20 @@ class Planner:
             sides = [changes, table.plan] if is_left else [table.plan, changes]
             return catalyst.project([*output, *carried], catalyst.with_children(plan, sides))
 
-        new = _new(output, rows.columns, f"{text}({rows.meaning})")
-        return rows.then(step, output, text, new, unique=rows.unique if how in _KEEPS_ROWS else None)
+        new = _new(output, rows.columns, f"{text}({rows.rows})")
+        unique, clause = rows.unique if how in _KEEPS_ROWS else None, f"{how} join with a table of Spark"
+        return rows.then(step, output, text, new, unique=unique, clause=clause)
+
+    def _as_of(self, plan: Plan) -> Lowered:
+        """Return an ASOF join: bounded by watermarks if both sides have one, else as a window function."""
+        left, right = self._lower(plan.left()), self._lower(plan.right())
+        if isinstance(left, Relation) and isinstance(right, Relation):
+            joined = as_of_join(self.operators, plan, left, right)
+            if joined is not None:
+                return joined
+        rows = self._lower(without_asof(self._catalyst, plan))
+        unique = left.unique if isinstance(left, Relation) else None
+        return replace(rows, unique=unique) if isinstance(rows, Relation) else rows
 
     # -- limits
 
@@ -265,7 +327,7 @@ class Planner:
             inner = inner.child()
         if kind_of(inner) == "Sort":
             order = self._catalyst.items(inner.order())
-            rows = self._first(self._relation(inner.child()), order, start, end)
+            rows = self._with_uid([inner.child()], lambda child: self._first(child, order, start, end))
             for projection in reversed(projections):
                 rows = self._linear("Project", projection, rows)
             return rows
@@ -278,7 +340,7 @@ class Planner:
                 "add ORDER BY; if any row will do, aggregate with any_value()",
                 limited,
             )
-        return self._first(self._relation(plan), [], start, end)
+        return self._with_uid([plan], lambda child: self._first(child, [], start, end))
 
     def _first(self, child: Relation, order: Sequence[Expression], start: int, end: int | None) -> Relation:
         """Return the rows from one place in an order up to another."""
@@ -293,7 +355,6 @@ class Planner:
         unnumbered = rows.then(
             lambda changes: catalyst.project([*child.output, *carried], changes),
             child.output,
-            "first",
             unique=child.unique,
         )
         return replace(unnumbered, columns=child.columns)
@@ -301,7 +362,8 @@ class Planner:
 
 def _new(output: Sequence[Attribute], known: Mapping[int, str], meaning: str) -> dict[int, str]:
     """Say what new columns mean, by their places."""
-    return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(output) if id_of(each) not in known}
+    new = [each for each in output if id_of(each) not in known]
+    return {id_of(each): short(f"{at}@{meaning}") for at, each in enumerate(new)}
 
 
 def _has_sure_parts(catalyst: Catalyst, expression: Expression) -> bool:

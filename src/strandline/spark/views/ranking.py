@@ -13,11 +13,12 @@ from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import (
     Operators,
     hash_of,
+    kept_for,
     names_of,
     parts_of,
     struct_of,
 )
-from strandline.spark.views.relations import Part, Relation, Rows, unlike
+from strandline.spark.views.relations import FOR_EVER, Part, Relation, Rows, unlike
 
 _NUMBERINGS: dict[str, Numbering] = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 
@@ -83,9 +84,12 @@ def top(
         what = f"{first}{by_key} in order of {names_of(order)}"
         operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, what)
         kept = "these rows" if is_bounded else "all rows, as one may move up"
-        return operator, (*unlike_names[: len(child.output)], result.names[-1]), Part(uid, what, kept, "")
+        bound = FOR_EVER if keys or not is_bounded else "their number"
+        part = Part(operator.uid, what, kept, "", bound=bound)
+        return operator, (*unlike_names[: len(child.output)], result.names[-1]), part
 
     node, names, part = ops.once(meaning, make, child)
+    part = kept_for(node, part, child.ttl_ms if keys else None)
     columns = {**child.columns, id_of(number): short(f"number@{meaning}")}
     unique = child.unique
     if unique is None and numbering == "row_number" and all(kind_of(key) == "AttributeReference" for key in keys):
@@ -93,7 +97,7 @@ def top(
         unique = frozenset({*numbered, *map(id_of, keys)})
     first = Relation(
         node, names, (*child.output, number), (*child.output, number), columns, meaning, appends=False, unique=unique,
-        is_netted=True, leaves=child.leaves, parts=parts_of(child, part=part, appends=False),
+        is_netted=True, ttl_ms=child.ttl_ms, leaves=child.leaves, parts=parts_of(child, part=part, appends=False),
     )  # fmt: skip
     if count != 1:
         return first

@@ -10,7 +10,7 @@ from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, columns_of, hash_of, names_of, parts_of, struct_of
+from strandline.spark.views.operators import Operators, columns_of, hash_of, kept_for, names_of, parts_of, struct_of
 from strandline.spark.views.relations import Part, Relation, Static, once
 from strandline.types.datatypes import StructType
 
@@ -127,17 +127,19 @@ def _recomputed(
     def collect() -> tuple[Node, tuple[str, ...], Part]:
         node, names = ops.rows(child, child.output, key_of(catalyst, keys), seeded=seeded)
         rows, key = struct_of(node, names), struct_of(node, [KEY])
-        uid = f"rows-{hash_of(collected)}"
+        uid, what_rows = f"rows-{hash_of(collected)}", f"rows by {names_of(keys)}" if keys else "all rows"
         process = Collecting(key, rows)
         result = StructType((*key.fields, *rows.fields))
-        operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, "rows")
+        operator = ops.operator(Keyed(node, (KEY,)), uid, process, result, "rows", suffix="-rows")
         return (
             operator,
             names,
-            Part(uid, f"rows by {names_of(keys)}" if keys else "all rows", "all rows, as long as they are there", ""),
+            Part(operator.uid, what_rows, "all rows", ""),
         )
 
     node, names, part = ops.once(collected, collect, child)
+    ttl_ms = child.ttl_ms if keys else None
+    part = kept_for(node, part, ttl_ms)
     key_id = catalyst.new_id()
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, key_id)
     rows = Relation(
@@ -148,27 +150,34 @@ def _recomputed(
         columns_of([*child.output, *output], meaning),
         short(f"computed({meaning})"),
         steps=(lambda plan: fragment(plan, key),),
+        ttl_ms=ttl_ms,
         leaves=child.leaves,
         parts=parts_of(child, part=part, appends=False),
     )
-    return _compared(ops, rows, [key], meaning, what)
+    return _compared(ops, rows, [key], meaning, what, f"results-{hash_of(collected)[:6]}")
 
 
 def _compared(
-    ops: Operators, rows: Relation, key: Sequence[Attribute], meaning: str, what: str = "a table"
+    ops: Operators,
+    rows: Relation,
+    key: Sequence[Attribute],
+    meaning: str,
+    what: str = "a table",
+    beginning: str = "results",
 ) -> Relation:
     """Return the changes of rows of which each epoch gives all that a key has now."""
 
     def make() -> tuple[Node, tuple[str, ...], Part]:
         by = key[0] if key else key_of(ops.catalyst, [])
         node, names = ops.rows(rows, rows.output, by)
-        uid = f"results-{hash_of(meaning)}"
+        uid = f"{beginning}-{hash_of(meaning)[:6]}"
         kind = struct_of(node, names)
         process = Comparing(struct_of(node, [KEY]), kind)
         operator = ops.operator(Keyed(node, (KEY,)), uid, process, kind, what)
-        return operator, names, Part(uid, what, "the last results of each key", "")
+        return operator, names, Part(operator.uid, what, "the last results of each key", "")
 
     node, names, part = ops.once(short(f"results {meaning}"), make, rows)
+    part = kept_for(node, part, rows.ttl_ms)
     return Relation(
         node,
         names[: len(rows.output)],
@@ -178,6 +187,7 @@ def _compared(
         meaning,
         appends=False,
         is_netted=True,
+        ttl_ms=rows.ttl_ms,
         leaves=rows.leaves,
         parts=parts_of(rows, part=part, appends=False),
     )

@@ -7,7 +7,8 @@ nodes of Spark's plan, with one column more, the weight. So what they compute is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pyspark.sql import DataFrame
 
@@ -16,8 +17,10 @@ from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.streams.frames import FrameStep, unchecked_step
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
 from strandline.spark.views.meaning import short
+from strandline.spark.views.times import Times
 
 Linear = Callable[[Plan], Plan]
+FOR_EVER = "kept for ever"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Part:
     """What its state holds."""
     gives: str
     """What it gives: rows that stay, or changes."""
+    reads: tuple[str, ...] = ()
+    """What its rows are made of: tables, conditions, and what the operators before it do."""
+    bound: str = FOR_EVER
+    """What bounds the state."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,8 @@ class Relation:
     """The columns behind the steps."""
     columns: Mapping[int, str]
     """What each column means, by Spark's id."""
-    meaning: str
-    """What the rows mean: the same text is the same rows, in each process."""
+    rows: str
+    """What the rows mean, whichever columns are taken of them: the same text is the same rows, in each process."""
     steps: tuple[Linear, ...] = ()
     above: Relation | None = None
     """The relation without the last step."""
@@ -58,12 +65,23 @@ class Relation:
     """Whether no row of the node is added and taken back in one epoch."""
     hidden: tuple[Attribute, ...] = ()
     """The hidden columns of a stream with a watermark; as the weights, they are in the rows of each step."""
+    times: Times = field(default_factory=dict)
+    """The columns of event time, if the rows have hidden columns."""
+    ttl_ms: int | None = None
+    """After how long without changes state of these rows may be forgotten, if it may."""
     weighted: bool = True
     """Whether the node has the column WEIGHT; else each row is added."""
     leaves: frozenset[tuple[str, Node]] = frozenset()
     """The tables that it reads: their names, and the nodes that they stand for."""
     parts: tuple[Part, ...] = ()
     """What keeps state above, in the order of the rows."""
+    clauses: tuple[str, ...] = ()
+    """The steps that leave out rows or make several of one, for people."""
+
+    @cached_property
+    def meaning(self) -> str:
+        """The meaning of the rows with their columns."""
+        return short(f"[{', '.join(self.columns[id_of(each)] for each in self.output)}]({self.rows})")
 
     @property
     def is_net(self) -> bool:
@@ -77,12 +95,17 @@ class Relation:
         self,
         step: Linear,
         output: Sequence[Attribute],
-        meaning: str,
+        meaning: str = "",
         columns: Mapping[int, str] | None = None,
         *,
         unique: frozenset[int] | None = None,
+        times: Times | None = None,
+        clause: str = "",
     ) -> Relation:
-        """Return the relation with one step more."""
+        """Return the relation with one step more.
+
+        Without a `meaning`, it gives one row for each; without `times`, columns of event time stay what they are.
+        """
         ids = {id_of(attribute) for attribute in output}
         if unique is not None and not unique <= ids:
             unique = None
@@ -91,9 +114,11 @@ class Relation:
             steps=(*self.steps, step),
             output=once(output),
             columns={**self.columns, **(columns or {})},
-            meaning=short(f"{meaning}({self.meaning})"),
+            rows=short(f"{meaning}({self.rows})") if meaning else self.rows,
             unique=unique,
+            times=self.times if times is None else times,
             above=self,
+            clauses=(*self.clauses, clause) if clause else self.clauses,
         )
 
 
@@ -156,6 +181,12 @@ class Rows:
 def weight_id(catalyst: Catalyst) -> object:
     """Return Spark's id of the column WEIGHT, the same in all plans of a JVM: a view may read another one."""
     return catalyst.id_for(WEIGHT)
+
+
+def named(rows: Relation, uid: str) -> Relation:
+    """Return what an operator with the user's uid gives: its rows and columns mean the same for its life."""
+    meanings = {id_of(each): f"{at} {each.name()}@uid {uid}" for at, each in enumerate(rows.output)}
+    return replace(rows, rows=f"uid {uid}", columns={**rows.columns, **meanings})
 
 
 def once(columns: Iterable[Attribute]) -> tuple[Attribute, ...]:

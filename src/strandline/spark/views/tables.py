@@ -9,16 +9,21 @@ from pyspark.sql.types import StructType as Schema
 
 from strandline.core.errors import ConfigurationError
 from strandline.ends.arguments import check_columns
-from strandline.plan.graph import Keyed, Node
+from strandline.plan.graph import Keyed, Node, WatermarkNode
+from strandline.plan.operators import movers_above
 from strandline.runtime.operators.views.versions import Versions
+from strandline.spark.streams.frames import unchecked_step
 from strandline.spark.streams.stream import Stream
 from strandline.spark.views.catalyst import Attribute, id_of
 from strandline.spark.views.keys import KEY, key_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, hash_of, parts_of, struct_of
 from strandline.spark.views.relations import Part, Relation, Rows
+from strandline.spark.views.times import WHOLE
 
 _DELETED = "__strandline_deleted"
+GONE = "__strandline_gone"
+"""The hidden column of versions that only end the one before."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,26 @@ class Table:
     def schema(self) -> Schema:
         """The Spark schema of the rows."""
         return Schema([each for each in self.stream.schema.fields if each.name != self.deleted])
+
+    @property
+    def time(self) -> str | None:
+        """The column that says since when a version is valid, and that has a watermark."""
+        return self.order_by if self.order_by is not None and self.order_by == watermarked(self.stream._node) else None
+
+    def versions(self, ops: Operators, name: str, columns: Sequence[Attribute]) -> Relation:
+        """Return the relation of all versions, under these columns of a plan."""
+        node, hidden = self.stream._node, ops.hidden_of(self.stream._node.columns.hidden)
+        if self.deleted is not None:
+            deleted = self.deleted
+            node = unchecked_step(node, lambda df: df.withColumnRenamed(deleted, GONE))
+            hidden = (*hidden, ops.catalyst.attribute("boolean", GONE, ops.catalyst.id_for(GONE)))
+        names = tuple(each.name() for each in columns)
+        return Relation(
+            node, names, tuple(columns), tuple(columns), {id_of(each): f"{name}.{each.name()}" for each in columns},
+            short(f"versions of {name}, deleted by {self.deleted}"), weighted=False, hidden=hidden,
+            times={(id_of(each), WHOLE): 0 for each in columns if each.name() == self.time},
+            leaves=frozenset({(name, self.stream._node)}),
+        )  # fmt: skip
 
     def relation(self, ops: Operators, name: str, columns: Sequence[Attribute]) -> Relation:
         """Return the relation of the newest versions, under these columns of a plan."""
@@ -61,7 +86,8 @@ class Table:
             uid = f"table-{name}-{hash_of(meaning)[:6]}"
             operator = ops.operator(keyed, uid, Versions(struct_of(step, [KEY]), kind, at), kind, f"table {name}")
             what = f"table {name} by {', '.join(self.key)}"
-            return operator, tuple(kind.names), Part(uid, what, "the newest version of each key", "")
+            part = Part(operator.uid, what, "the newest version of each key", "", bound="deletions alone")
+            return operator, tuple(kind.names), part
 
         operator, kept_names, part = ops.once(meaning, make, rows)
         return Relation(
@@ -77,6 +103,12 @@ class Table:
             leaves=rows.leaves,
             parts=parts_of(part=part, appends=False),
         )
+
+
+def watermarked(node: Node) -> str | None:
+    """Return the column of a stream that its watermark is of."""
+    mover = movers_above(node)
+    return mover.spec.column if isinstance(mover, WatermarkNode) else None
 
 
 def table(

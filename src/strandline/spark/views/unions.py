@@ -8,7 +8,7 @@ from strandline.plan.graph import Node
 from strandline.plan.unions import union
 from strandline.spark.views.catalyst import Attribute, Expression
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import ONE, Operators, columns_of, leaves_of, parts_of
+from strandline.spark.views.operators import ONE, Operators, columns_of, leaves_of, parts_of, ttl_of
 from strandline.spark.views.relations import Relation, Rows, once, unlike
 
 
@@ -39,6 +39,7 @@ def united(
         columns_of(output, meaning),
         meaning,
         appends=all(rows.appends for rows, _ in parts),
+        ttl_ms=ttl_of(*(rows for rows, _ in parts)),
         leaves=leaves_of(*(rows for rows, _ in parts)),
         parts=parts_of(*(rows for rows, _ in parts)),
     )

@@ -12,6 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.settings import Duration
+from strandline.plan.checks import check_uid
 from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, sources_of
 from strandline.runtime.operators.views.bags import WEIGHT
@@ -22,15 +24,20 @@ from strandline.spark.sinks.databases import DatabaseSink
 from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
-from strandline.spark.views.catalyst import Attribute, Catalyst, id_of
+from strandline.spark.views.catalyst import Attribute, Catalyst, Plan, id_of
 from strandline.spark.views.dialect import rewritten
+from strandline.spark.views.hints import duration_ms, take_hints, ttls_of_columns
 from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.names import check_names
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
-from strandline.spark.views.tables import Table
+from strandline.spark.views.rewriting import Edits
+from strandline.spark.views.structure import Query
+from strandline.spark.views.tables import Table, watermarked
+from strandline.spark.views.temporal import VERSIONS
+from strandline.spark.views.times import WHOLE, of_ids
 
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
@@ -141,7 +148,7 @@ class View:
         """Return what keeps the view up to date: operators, what they hold, and what the view gives."""
         lines = [f"{self._what}: {self._gives}"]
         for part in self._relation.parts:
-            lines += [f"  {part.uid}  {part.what}", f"    keeps {part.keeps}; gives {part.gives}"]
+            lines += [f"  {part.uid}  {part.what}", f"    keeps {part.keeps}: {part.bound}; gives {part.gives}"]
         return "\n".join(lines)
 
     @property
@@ -181,21 +188,46 @@ class View:
 
 
 def sql(
-    query: str, *, uid: str = "", emit: Literal["final", "changes"] = "final", **tables: Stream | Table | View
+    query: str,
+    *,
+    uid: str = "",
+    emit: Literal["final", "changes"] = "final",
+    state_ttl: Duration | Mapping[str, Duration] | None = None,
+    **tables: Stream | Table | View,
 ) -> View:
     """Return the result of a query of Spark's SQL over streams, kept up to date.
 
     `tables` are the streams, tables (`sl.table`) and views that the query reads, by the names that it has for them;
     others are those of the Spark session, and are taken as they are. After each epoch, the changes so far add up to
-    what `spark.sql(query)` answers over all rows read so far. `uid` names the view in messages.
+    what `spark.sql(query)` answers over all rows read so far.
 
     Aggregates of windows of event time, `GROUP BY window(at, '1 hour'), …` with watermark("at") on the stream, come
     once, when the watermark closes their window, and their state is gone then; later rows are late. With
     `emit="changes"`, they come with each epoch, and are replaced, as those of other groups.
 
+    Operators are found in checkpoints by what they mean. `uid` names the view, and the last operator with state of its
+    query: that goes on with its state also if the query means something else, as far as the types of the state fit.
+    `state_ttl` is after how long without changes the state of a key may be forgotten, or by table, that of its rows:
+    what was given stays, and the promise holds for what is younger.
+
     >>> totals = sql("SELECT shop, sum(amount) AS total FROM orders GROUP BY shop", orders=orders)
     >>> Job("totals", sinks=[totals.to(sinks.postgres(dsn, "totals", key="shop"))])
     """
+    if uid:
+        check_uid("sql()", uid)
+    return view_of(query, uid, emit, tables, uid=uid, state_ttl=state_ttl)
+
+
+def view_of(
+    query: str,
+    name: str,
+    emit: Literal["final", "changes"],
+    tables: Mapping[str, Stream | Table | View],
+    *,
+    uid: str = "",
+    state_ttl: Duration | Mapping[str, Duration] | None = None,
+) -> View:
+    """Return the view of `sql()`, with a name for messages."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigurationError(
             f"sql() was given {query!r:.100}, expected the text of a query", hint='write sql("SELECT …", orders=orders)'
@@ -213,7 +245,11 @@ def sql(
     source = sources[0]
     if not isinstance(source, FrameSource):
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
-    rewriting = rewritten(query, (column for table in tables.values() for column in table.schema.names))
+    columns = (column for table in tables.values() for column in table.schema.names)
+    times = {name: (time, isinstance(table, Table)) for name, table in tables.items() if (time := _time_of(table))}
+    rewriting = rewritten(query, columns, times)
+    ttl_ms, ttls = _ttls(state_ttl, tables)
+    hints = take_hints(Query(query), Edits(query))
     session = clone_session(source.df.sparkSession)
     session.conf.set(asof.ENABLED, "true")
     catalyst = Catalyst(session)
@@ -223,6 +259,9 @@ def sql(
         for name, table in tables.items():
             leaf = _register(session, name, table.schema)
             leaves[leaf] = partial(_leaf, operators, name, table)
+            if isinstance(table, Table) and name in times:
+                versions = _register(session, f"{VERSIONS}{name}", table.schema)
+                leaves[versions] = partial(table.versions, operators, name)
         try:
             df, plan = catalyst.optimized(rewriting.text)
         except PySparkException as error:
@@ -235,10 +274,12 @@ def sql(
                     *present,
                 )
             operators.meanings.tables.update(catalyst.names_of_rdds(df))
-            relation = Planner(operators, leaves).relation(plan, catalyst.plan_of(df))
+            analysed = catalyst.plan_of(df)
+            of_columns = ttls_of_columns(catalyst, analysed, ttls, hints, rewriting)
+            relation = Planner(operators, leaves, uid, of_columns, ttl_ms).relation(plan, analysed)
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
-    return View(query, relation, df.schema, catalyst, uid)
+    return View(query, relation, df.schema, catalyst, name)
 
 
 def _checked(name: str, table: Any) -> Node:
@@ -252,6 +293,29 @@ def _checked(name: str, table: Any) -> Node:
         f"sql(): {name} is a {type(table).__name__}, expected a Stream, a Table or a View",
         hint="begin a stream with sl.stream(df); a table of Spark is read by the name that the session has for it",
     )
+
+
+def _ttls(
+    state_ttl: Duration | Mapping[str, Duration] | None, tables: Mapping[str, Any]
+) -> tuple[int | None, dict[str, int]]:
+    """Return the time to live of all tables' rows, and those of some tables, by their names in lower case."""
+    if state_ttl is None:
+        return None, {}
+    if not isinstance(state_ttl, Mapping):
+        return duration_ms(state_ttl, "sql(): state_ttl"), {}
+    if unknown := [name for name in state_ttl if name not in tables]:
+        raise ConfigurationError(
+            f"sql(): state_ttl is of '{unknown[0]}', which is no table of the query",
+            hint=f"it was given {', '.join(tables)}",
+        )
+    return None, {name.lower(): duration_ms(ttl, f"sql(): state_ttl of '{name}'") for name, ttl in state_ttl.items()}
+
+
+def _time_of(table: Stream | Table | View) -> str | None:
+    """Return the column that says since when a row of a table is valid, if it has a watermark."""
+    if isinstance(table, Table):
+        return table.time
+    return watermarked(table._node) if isinstance(table, Stream) else None
 
 
 def _register(session: SparkSession, name: str, schema: StructType) -> int:
@@ -269,10 +333,11 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
         return table.relation(ops, name, columns)
     if isinstance(table, Stream):
         meanings: Mapping[int, str] = {id_of(each): f"{name}.{each.name()}" for each in columns}
-        hidden = ops.hidden_of(table._node.columns.hidden)
+        hidden, time = ops.hidden_of(table._node.columns.hidden), watermarked(table._node)
         return Relation(
             table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
             weighted=False, leaves=frozenset({(name, table._node)}), hidden=hidden,
+            times={(id_of(each), WHOLE): 0 for each in columns if each.name() == time},
         )  # fmt: skip
     catalyst, inner = ops.catalyst, table._relation
     pairs = list(zip(columns, inner.output, strict=True))
@@ -280,9 +345,12 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
     renamed = [catalyst.alias(its, each.name(), each.exprId(), each.metadata()) for each, its in pairs]
     ids = {id_of(its): id_of(each) for each, its in pairs}
     unique = None if inner.unique is None else frozenset(ids[each] for each in inner.unique)
-    return inner.then(
-        lambda rows: catalyst.project([*renamed, *ops.carried(inner)], rows), columns, "view", meanings, unique=unique
-    )
+    times = of_ids(inner.times, ids)
+
+    def step(rows: Plan) -> Plan:
+        return catalyst.project([*renamed, *ops.carried(inner)], rows)
+
+    return inner.then(step, columns, "", meanings, unique=unique, times=times)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -11,13 +11,15 @@ from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, T
 from strandline.plan.aggregation import aggregate_on
 from strandline.plan.graph import Keyed, Node, WatermarkNode
 from strandline.plan.operators import movers_above
+from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, names_of, parts_of
+from strandline.spark.views.operators import Operators, hash_of, leaves_of, names_of, parts_of
 from strandline.spark.views.relations import Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
+from strandline.spark.views.times import TimeReader
 
 _TIME_WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
 _MERGES: dict[str, Any] = {"sum": agg.sum, "min": agg.min, "max": agg.max}
@@ -58,17 +60,25 @@ def closed_windows(
         return None
     by = ", ".join(rows.columns[id_of(key)] for key in keys)
     names = sorted(each.name for each in sums.addends)
-    meaning = short(f"windows {cut.kind}[{by}; {', '.join(names)}]({rows.meaning})")
+    groups_meaning = short(f"windows {cut.kind}[{by}]({rows.rows})")
+    meaning = short(f"{', '.join(names)} of {groups_meaning}")
 
     def make() -> tuple[Node, Part]:
         pairs = ((KEY, key_of(catalyst, keys)), *((each.name, each.value) for each in sums.addends))
         node = Rows(catalyst, rows, pairs, is_weighted=False, is_timed=True).node()
-        uid = f"windows-{hash_of(f'{cut.kind} {by} {rows.meaning}')[:6]}-{hash_of(meaning)[:6]}"
+        group = f"windows-{hash_of(groups_meaning)[:6]}"
+        uid = f"{group}-{hash_of(meaning)[:6]}"
         what = f"{_name_of(cut.kind)} by {names_of(keys)}" if keys else f"{_name_of(cut.kind)} of all rows"
         functions = {each.name: _MERGES[each.merge](each.name) for each in sums.addends}
-        operator = aggregate_on(Keyed(node, (KEY,)), cut.kind, Rules(), functions, uid, what, None, None)
+        operator = aggregate_on(Keyed(node, (KEY,)), cut.kind, Rules(), functions, ops.uid(uid), what, None, None)
         ops.unlisted(operator)
-        return operator, Part(uid, what, "sums and counts of each open window: gone when it is closed", "")
+        assert isinstance(operator.process, BuiltinOperator)
+        assert operator.aggregated is not None
+        stored = {name: info.columns[0] for name, info in operator.aggregated.infos.items()}
+        operator.process.own_aggregated = sums.aggregated(appends=True, stored=stored)
+        bound = "gone when the watermark closes it"
+        part = Part(operator.uid, what, "sums and counts of each open window", "", bound=bound)
+        return replace(operator, group=group), part
 
     node, part = ops.once(meaning, make, rows)
     key, start, end = (
@@ -77,18 +87,25 @@ def closed_windows(
     )
     bounds = catalyst.struct([("start", start), ("end", end)])
     window = catalyst.alias(bounds, cut.window.name(), cut.window.exprId(), cut.window.metadata())
-    stored, step = sums.finish(ops, key, keys, window)
+    hidden = ops.hidden_of(node.columns.hidden)
+    stored, step = sums.finish(ops, key, keys, window, hidden=hidden)
     output = catalyst.items(plan.output())
-    text = ", ".join(ops.meanings.of(each, child.columns) for each in results)
+    # A window's rows come when the watermark passes its end.
+    times = {(id_of(cut.window), 1): 0}
+    if not isinstance(cut.kind, Session):
+        times = {(id_of(cut.window), 0): cut.kind.size_us - 1, (id_of(cut.window), 1): -1}
     return Relation(
         node,
         (KEY, WINDOW_START, WINDOW_END, *stored),
         (key, start, end, *stored.values()),
         tuple(output),
-        columns_of(output, short(f"{text}@{meaning}")),
-        short(f"{text}@{meaning}"),
+        ops.results_of(output, results, child, groups_meaning),
+        groups_meaning,
         steps=(step,),
         appends=True,
+        hidden=hidden,
+        ttl_ms=child.ttl_ms,
+        times=TimeReader(catalyst).projected(results, times),
         weighted=False,
         leaves=leaves_of(rows),
         parts=parts_of(rows, part=part),
@@ -138,14 +155,12 @@ def _renamed(ops: Operators, plan: Plan, rows: Relation) -> Relation:
     ]
     aliases = [catalyst.alias(each, to.name(), to.exprId(), to.metadata()) for each, to in pairs]
     carried = ops.carried(rows)
-    renamed = rows.then(
+    return rows.then(
         lambda changes: catalyst.project([*aliases, *carried], changes),
         [to for _, to in pairs],
-        "renamed",
+        "",
         {id_of(to): rows.columns[id_of(each)] for each, to in pairs},
     )
-    # They mean what they meant.
-    return replace(renamed, meaning=rows.meaning)
 
 
 def _kind_of(ops: Operators, plan: Plan, window: Attribute, time: Attribute) -> Tumbling | Sliding | Session | None:

@@ -73,6 +73,10 @@ class Bag:
         mask = chosen[self.of_key]
         return self if mask.all() else self.take(np.flatnonzero(mask))
 
+    def there(self) -> Bag:
+        """Return the entries that are there, without those that are only taken back."""
+        return self if not len(self) or self.counts.min() > 0 else self.take(np.flatnonzero(self.counts > 0))
+
     def counted(self, counts: Numbers) -> Bag:
         """Return the entries with other counts."""
         return Bag(self.of_key, self.rows, counts)

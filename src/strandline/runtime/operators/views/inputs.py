@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from strandline.api.states import TTL, Value
 from strandline.runtime.operators.views.bags import WEIGHT, Bag, Numbers, RowType
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
 from strandline.runtime.state.scope import Scope
@@ -19,6 +21,23 @@ class EpochOperator(ColumnarProcess):
 
     def __init__(self) -> None:
         self._batches: list[InputRows] = []
+        self.is_shared = False
+        """Whether a view has it already."""
+        self.ttl_ms: int | None = None
+        """After how long without changes the state of a key is forgotten, by the clock; None: never.
+
+        Then it may be told to take back what it has forgotten: it does not.
+        """
+
+    def keep_for(self, ttl_ms: int | None) -> None:
+        """Set `ttl_ms`."""
+        self.ttl_ms = ttl_ms
+        ttl = None if ttl_ms is None else TTL(dt.timedelta(milliseconds=ttl_ms))
+        self.own_states = {name: Value(state.value_type, ttl=ttl) for name, state in self.own_states.items()}
+
+    def _written(self, changed: Numbers, keys: int) -> Numbers:
+        """Return which keys to write: with a TTL all that an epoch touches, since what is above did so, too."""
+        return changed if self.ttl_ms is None else np.arange(keys)
 
     def on_rows(self, rows: InputRows, scope: Scope) -> None:
         """Keep a batch until the end of the epoch."""
@@ -29,15 +48,20 @@ class EpochOperator(ColumnarProcess):
 
     def on_end(self, scope: Scope) -> Iterator[TimedRows]:
         """Yield the changes of the result."""
+        if (rows := self._take()) is not None:
+            changes = self.changes(*rows, scope)
+            if changes is not None and changes.num_rows:
+                yield changes, None
+
+    def _take(self) -> tuple[BatchKeys, Numbers, list[pa.Array]] | None:
+        """Return the epoch's rows, and forget them: the distinct keys, the number of each row's key, the columns."""
         batches, self._batches = self._batches, []
         if not batches:
-            return
+            return None
         keys, of_row = _all_keys(batches).unique()
         columns = [pa.concat_arrays(parts) for parts in zip(*[batch.columns for batch in batches], strict=True)]
         self.source_rows += len(of_row)
-        changes = self.changes(keys, of_row, columns, scope)
-        if changes is not None and changes.num_rows:
-            yield changes, None
+        return keys, of_row, columns
 
     def changes(
         self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope

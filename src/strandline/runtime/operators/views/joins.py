@@ -83,7 +83,10 @@ class Joining(EpochOperator):
         after = before.plus(added)
         if len(added) and added.counts.min() < 0:
             after = after.summed(kind)
-        changed = np.unique(added.of_key)
+            if self.ttl_ms is not None:
+                after = after.there()
+                added = before.negated().plus(after).summed(kind)
+        changed = np.unique(added.of_key if self.ttl_ms is None else of_row[at])
         if len(changed):
             values = to_state(after, count, f"operator '{scope.uid}', the {name} rows")
             state.put_many(keys.take(changed), values.take(pa.array(changed)))

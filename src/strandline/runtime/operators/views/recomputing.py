@@ -6,19 +6,22 @@ key anew, and `Comparing` gives those that differ from what it gave before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from strandline.api.states import Value
+from strandline.format.keys import KeyCodec
 from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType, from_state, to_state
 from strandline.runtime.operators.views.inputs import EpochOperator, change_rows, changed_rows, output
-from strandline.runtime.state.columnar import BatchKeys
+from strandline.runtime.state.columnar import BatchKeys, TimedRows
 from strandline.runtime.state.scope import Scope
 from strandline.types.datatypes import StructType
 
 ROWS = "rows"
+_CHUNK = 1024
+"""The keys that are given at once of those that no row has."""
 
 
 class _Bags(EpochOperator):
@@ -33,22 +36,52 @@ class _Bags(EpochOperator):
 class Collecting(_Bags):
     """Rows of each key. It gives all rows of a key that changed, or if none are left one row of nulls with weight 0.
 
-    A key without rows also gives that when a row of weight 0 comes.
+    A key without rows also gives that when a row of weight 0 comes. With `own_replays`, it gives the rows of all keys
+    in its first epoch: `Comparing` takes them as often as they come.
     """
+
+    def __init__(self, keys: StructType, columns: StructType) -> None:
+        super().__init__(keys, columns)
+        self._key_types = [each.type for each in keys.fields]
+        self._touched: set[bytes] = set()
+        """In an epoch that gives all keys: those that its rows have."""
+
+    def on_fired(self, scope: Scope) -> Iterator[TimedRows]:
+        return super().on_end(scope)
+
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        yield from super().on_end(scope)
+        if not self.own_replays:
+            return
+        for keys, values in vars(self)[ROWS].chunks(KeyCodec(self._key_types), _CHUNK):
+            is_other = np.fromiter((key not in self._touched for key in keys.encoded), bool, len(keys))
+            bag = from_state(values, self._kind).of_keys(is_other)
+            indices, signs = bag.repeated()
+            columns = [*keys.take(bag.of_key[indices]).columns, *bag.rows.take(pa.array(indices)).flatten()]
+            yield output([*self._keys, *self._kind.columns.names, WEIGHT], columns, signs), None
+
+    def commit(self) -> None:
+        self.own_replays = False
+        self._touched.clear()
+
+    def forget(self) -> None:
+        super().forget()
+        self._touched.clear()
 
     def changes(
         self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
     ) -> pa.RecordBatch | None:
         kind, state, count = self._kind, vars(self)[ROWS], len(keys)
+        self._touched.update(keys.encoded if self.own_replays else ())
         added = changed_rows(kind, of_row, columns[len(self._keys) : -1], columns[-1])
         before = from_state(state.get_many(keys), kind)
         after = before.plus(added)
         if len(added) and added.counts.min() < 0:
-            after = after.summed(kind)
+            after = after.summed(kind) if self.ttl_ms is None else after.summed(kind).there()
         is_changed = np.zeros(count, bool)
         is_changed[added.of_key] = True
         had, has = (np.bincount(bag.of_key, minlength=count) > 0 for bag in (before, after))
-        changed = np.flatnonzero(is_changed)
+        changed = self._written(np.flatnonzero(is_changed), count)
         if len(changed):
             values = to_state(after, count, f"operator '{scope.uid}'")
             state.put_many(keys.take(changed), values.take(pa.array(changed)))
@@ -71,7 +104,7 @@ class Comparing(_Bags):
         kind, state, count = self._kind, vars(self)[ROWS], len(keys)
         now = changed_rows(kind, of_row, columns[len(self._keys) : -1], columns[-1])
         difference = from_state(state.get_many(keys), kind).negated().plus(now).summed(kind)
-        changed = np.unique(difference.of_key)
+        changed = self._written(np.unique(difference.of_key), count)
         if not len(changed):
             return None
         values = to_state(now, count, f"operator '{scope.uid}'")

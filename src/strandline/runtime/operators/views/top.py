@@ -64,12 +64,12 @@ class Top(EpochOperator):
         before = from_state(state.get_many(keys), kind)
         after = before.plus(added)
         if added.counts.min() < 0:
-            after = after.summed(kind)
+            after = after.summed(kind) if self.ttl_ms is None else after.summed(kind).there()
         # State is in order, so that rows that are equal in it keep their places.
         after, numbers = self._numbered(after)
         is_first = np.ones(len(after), bool) if self._count is None else numbers <= self._count
         kept = after.take(np.flatnonzero(is_first)) if self._appends else after
-        changed = np.unique(added.of_key)
+        changed = self._written(np.unique(added.of_key), count)
         values = to_state(kept, count, f"operator '{scope.uid}'")
         state.put_many(keys.take(changed), values.take(pa.array(changed)))
         before, numbers_before = self._numbered(before)

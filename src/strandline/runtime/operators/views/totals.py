@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.core.errors import CorruptionError
+from strandline.runtime.builtin import Aggregated
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
 from strandline.runtime.operators.aggregates.grouping import Groups, valid_rows
 from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType
@@ -33,12 +34,19 @@ class Totals(EpochOperator):
     """
 
     def __init__(
-        self, keys: StructType, fields: Sequence[FieldSpec], counted: Sequence[str], *, is_whole: bool = False
+        self,
+        keys: StructType,
+        fields: Sequence[FieldSpec],
+        counted: Sequence[str],
+        aggregated: Aggregated | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
         super().__init__()
         self._keys = keys.names
         self._fields, self._counted, self._is_whole = list(fields), list(counted), is_whole
         self._columns = ", ".join(f"{field.name}: {field.ddl}" for field in fields)
+        self.own_aggregated = aggregated
         self.own_states = {TOTALS: Value(f"struct<{self._columns}>")}
 
     def open(self) -> None:
@@ -60,13 +68,13 @@ class Totals(EpochOperator):
         ]
         after = self._accumulators.merge(both, Groups(np.append(known, of_row), count))
         rows = after[0].to_numpy(zero_copy_only=False)
-        if rows.min() < 0:
+        if rows.min() < 0 and self.ttl_ms is None:
             raise CorruptionError(f"operator '{scope.uid}': more rows of a key were taken back than it has")
         values = pa.StructArray.from_arrays(after, fields=self._accumulators.arrow_fields)
         is_changed = np.ones(count, bool)
         bits = [self._kind.comparable(each.take(pa.array(known))) for each in (stored, values)]
         is_changed[known] = ~_equal(bits[0], bits[1], len(known))
-        changed = np.flatnonzero(is_changed)
+        changed = self._written(np.flatnonzero(is_changed), count)
         if not len(changed):
             return None
         has = np.ones(count, bool) if self._is_whole else rows > 0

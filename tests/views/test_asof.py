@@ -1,0 +1,99 @@
+"""As-of joins against plain Python: each row with the version that was valid at its time, and state that ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from strandline.core.times import END_US
+from strandline.runtime.operators.views.asof import AsOfJoining
+from strandline.types.datatypes import parse_schema
+from tests.soak import BACKENDS, examples
+from tests.views.operators import KEY, KEY_TYPES, Bag, Life, cut, exact
+from tests.views.test_near import LEFT_ROWS, LEFTS, RIGHT_ROWS, RIGHTS, Arrival, Watched, arrivals
+
+
+def as_of(
+    how: Any, lags: tuple[int, int], final: bool, is_strict: bool, key_type: str, kind: str, root: Path
+) -> Watched:
+    left = f"struct<{KEY}: {key_type}, n: bigint, s: string, at: bigint>"
+    right = f"struct<{KEY}: {key_type}, m: bigint, y: double, at: bigint, gone: boolean>"
+    key, lefts, rights, both = map(parse_schema, (f"{KEY} {key_type}", LEFTS, RIGHTS, f"{LEFTS}, {RIGHTS}"))
+    process = AsOfJoining(key, how, lefts, rights, both, lags, final=final, is_strict=is_strict)
+    return Watched(kind, root, process, key_type, f"left {left}, right {right}", f"{LEFTS}, {RIGHTS}")
+
+
+def answer(how: str, is_strict: bool, left: Arrival, versions: list[tuple[Arrival, bool]]) -> list[str]:
+    key, row, at = left
+    newest: tuple[int, Any, bool] | None = None
+    for (its_key, version, since), gone in versions:
+        if at is None or since is None or exact(its_key) != exact(key) or since > at - is_strict:
+            continue
+        if newest is None or newest[0] <= since:
+            newest = since, version, gone
+    if newest is None or newest[2]:
+        return [exact((*row, None, None))] if how == "left" else []
+    return [exact((*row, *newest[1]))]
+
+
+@pytest.mark.parametrize("final", [True, False], ids=["final", "changes"])
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("kind", BACKENDS)
+@examples(60, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_as_of_joins(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, how: str, final: bool, data: st.DataObject
+) -> None:
+    key_type, keys = KEY_TYPES[data.draw(st.sampled_from(sorted(KEY_TYPES)))]
+    lags, is_strict = data.draw(st.sampled_from([(0, 0), (3, 0), (0, 4)])), data.draw(st.booleans())
+    bench = as_of(how, lags, final, is_strict, key_type, kind, tmp_path_factory.mktemp("asof"))
+    life = Life(data, bench)
+    waiting: list[Arrival] = []
+    versions: list[tuple[Arrival, bool]] = []
+    fixed: Bag = Counter()
+    watermark: int | None = None
+
+    def settle() -> None:
+        """Answer the rows that the watermark has passed, for good."""
+        for left in [*waiting]:
+            if left[2] is None or (watermark is not None and left[2] + lags[1] < watermark):
+                waiting.remove(left)
+                fixed.update(answer(how, is_strict, left, versions))
+
+    for _ in range(data.draw(st.integers(1, 6))):
+        bench.fired_us = watermark
+        if data.draw(st.integers(0, 3)):
+            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 9))
+        bench.watermark_us = watermark
+        settle()
+        lefts = data.draw(arrivals(keys, LEFT_ROWS, watermark or 0))
+        rights = [(each, data.draw(st.booleans())) for each in data.draw(arrivals(keys, RIGHT_ROWS, watermark or 0))]
+        pairs: list[Any] = [((key, *row, at), None, key) for key, row, at in lefts]
+        pairs += [(None, (key, *row, at, gone), key) for (key, row, at), gone in rights]
+        # Of equal times, the version that comes last counts.
+        given = life.epoch(cut(data.draw, pairs))
+        firsts = [None if watermark is None else watermark - lag for lag in lags]
+        on_time = [each for each in lefts if each[2] is None or firsts[0] is None or each[2] >= firsts[0]]
+        late = [each for each, _ in rights if each[2] is not None and firsts[1] is not None and each[2] < firsts[1]]
+        assert bench.late_rows == len(lefts) - len(on_time) + len(late)
+        waiting += on_time
+        versions += rights
+        settle()
+        now = fixed if final else fixed + Counter(x for each in waiting for x in answer(how, is_strict, each, versions))
+        assert life.given == now
+        assert {row[-1] for row in given} <= ({1} if final else {1, -1})
+    bench.fired_us, bench.watermark_us = watermark, END_US
+    life.epoch([])
+    watermark = END_US
+    settle()
+    assert life.given == fixed
+    if kind == "rocksdb":
+        # The newest version of each key is there, and nothing else.
+        newest = {exact(key) for (key, _, at), _ in versions if at is not None}
+        assert len(bench.left()) == len(newest)
+    bench.close()
